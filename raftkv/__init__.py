@@ -1,0 +1,1 @@
+"""raftkv: an embeddable, Raft-replicated key-value module."""

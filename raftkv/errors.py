@@ -1,0 +1,257 @@
+"""Every exception that a user of raftkv can catch, in one tree.
+
+The tree is split by what the caller may do next, not by where the error arose:
+
+    RaftkvError
+    |-- NotApplied            nothing happened and nothing will: safe to try again
+    |   |-- Overloaded            the outbox is full; wait, then retry
+    |   |-- NoLeader              no leader is known, or a leader lost its office before it accepted
+    |   |-- TooLarge              the command exceeds a limit; make it smaller
+    |   |-- Stopped               this node is stopping or was never started
+    |   `-- ReadTimeout           a read was not confirmed in time (reads change nothing)
+    |-- OutcomeUnknown        the command may or may not have been applied: ask `node.outcome`
+    |   `-- Timeout               the deadline passed while the command was on its way
+    |-- Refused               a verdict of the replicated state machine, the same on every node
+    |   |-- SessionExpired        the exactly-once session is gone; open a new one
+    |   |-- OutcomeExpired        the answer to this sequence number is no longer kept
+    |   |-- SequenceTooFar        the sequence number lies beyond the session's window
+    |   |-- PluginFault           a plugin raised an unexpected exception; its command was undone
+    |   |-- UnknownPlugin         the command names a plugin that the cluster does not run
+    |   |-- UnknownCommand        the plugin does not know this command
+    |   |-- InvalidSetting        a replicated setting was refused by its own check
+    |   |-- StaleIncarnation      the command was written by an earlier life of its node
+    |   `-- (each plugin's own)
+    |-- NodeFault             this node stopped itself; its data needs an operator
+    |   |-- DamagedLog            the write-ahead log is damaged beyond a torn tail
+    |   |-- DamagedSnapshot       a snapshot file does not match its checksums
+    |   |-- DiskFailed            a write or fsync failed, or the disk is full
+    |   |-- Diverged              this node's log or state contradicts what was committed
+    |   |-- WrongDataDirectory    the directory belongs to another node
+    |   |-- WrongCluster          the directory or the peer belongs to another cluster
+    |   |-- DirectoryLocked       another process uses the directory
+    |   |-- WipedNode             this name is a member under another data directory
+    |   `-- MissingPlugin         the cluster runs a plugin that this node lacks
+    `-- ConfigError           the configuration is wrong; nothing was started
+        `-- AddressInUse          the address to listen on is taken
+
+`NotApplied` may be retried at once with a new call. `OutcomeUnknown` must not be retried blindly.
+`Refused` will be refused again. `NodeFault` ends the node: nothing is retried, nothing was lost
+that had been acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class RaftkvError(Exception):
+    """The root. `code` is a stable short name for logs, metrics and the network door."""
+
+    code: ClassVar[str] = "error"
+
+
+class NotApplied(RaftkvError):
+    """Nothing was changed and nothing will be: the call may be made again."""
+
+    code = "not_applied"
+
+
+class Overloaded(NotApplied):
+    """The node's bounded outbox is full. Wait for earlier calls to finish, then retry."""
+
+    code = "overloaded"
+
+
+class NoLeader(NotApplied):
+    """No leader could take the call. Retry; if it lasts, the cluster has lost its quorum."""
+
+    code = "no_leader"
+
+
+class TooLarge(NotApplied):
+    """The command exceeds a configured limit, which the message names."""
+
+    code = "too_large"
+
+
+class Stopped(NotApplied):
+    """The node is stopping, has stopped, or was not started."""
+
+    code = "stopped"
+
+
+class ReadTimeout(NotApplied):
+    """A read could not be confirmed before its deadline; nothing was changed."""
+
+    code = "read_timeout"
+
+
+class OutcomeUnknown(RaftkvError):
+    """The command may have been applied. `session` and `seq` name it for `node.outcome`."""
+
+    code = "outcome_unknown"
+
+    def __init__(self, message: str, *, session: int = 0, seq: int = 0) -> None:
+        super().__init__(message)
+        self.session = session
+        self.seq = seq
+
+
+class Timeout(OutcomeUnknown):
+    """The deadline passed while the command was on its way; it may still be applied."""
+
+    code = "timeout"
+
+
+class Refused(RaftkvError):
+    """A verdict of the replicated state machine: every node decided the same.
+
+    Subclasses declare a unique `code`. Their arguments must be plain values that msgpack can
+    carry (str, int, bytes, bool, None, lists and dicts of these), because the exactly-once table
+    keeps refusals: `type(r)(*r.args)` must rebuild the refusal.
+    """
+
+    code = "refused"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+
+
+class SessionExpired(Refused):
+    """The session is unknown: it ended with its node's incarnation or expired."""
+
+    code = "session_expired"
+
+
+class OutcomeExpired(Refused):
+    """The sequence number lies below the session's floor: its answer is no longer kept."""
+
+    code = "outcome_expired"
+
+
+class SequenceTooFar(Refused):
+    """The sequence number lies beyond the session's window of unanswered commands."""
+
+    code = "sequence_too_far"
+
+
+class PluginFault(Refused):
+    """A plugin's `apply` raised an exception that is not a `Refused`; the command was undone."""
+
+    code = "plugin_fault"
+
+
+class UnknownPlugin(Refused):
+    """The command names a plugin that this cluster does not run."""
+
+    code = "unknown_plugin"
+
+
+class UnknownCommand(Refused):
+    """The plugin could not decode the command: unknown tag, or fields of the wrong type."""
+
+    code = "unknown_command"
+
+
+class InvalidSetting(Refused):
+    """The setting does not exist, or its own check refused the value."""
+
+    code = "invalid_setting"
+
+
+class StaleIncarnation(Refused):
+    """The command belongs to an earlier life of its node, which the cluster has ended."""
+
+    code = "stale_incarnation"
+
+
+class NodeFault(RaftkvError):
+    """The node stopped itself rather than risk wrong answers. Not to be retried."""
+
+    code = "node_fault"
+
+
+class DamagedLog(NodeFault):
+    """The write-ahead log is damaged in a place that a crash cannot explain."""
+
+    code = "damaged_log"
+
+    def __init__(self, file: str, offset: int, reason: str) -> None:
+        super().__init__(
+            f"{file} is damaged at byte {offset}: {reason}. This is not the torn tail of a crash, "
+            f"so the node stops. Keep a copy of the directory for inspection, then start the node "
+            f"with an empty data directory so that it joins the cluster as a new node."
+        )
+        self.file = file
+        self.offset = offset
+        self.reason = reason
+
+
+class DamagedSnapshot(NodeFault):
+    """A snapshot file does not match its checksums."""
+
+    code = "damaged_snapshot"
+
+    def __init__(self, file: str, offset: int, reason: str) -> None:
+        super().__init__(
+            f"{file} is damaged at byte {offset}: {reason}. Keep a copy of the directory for "
+            f"inspection, then start the node with an empty data directory so that it joins the "
+            f"cluster as a new node."
+        )
+        self.file = file
+        self.offset = offset
+        self.reason = reason
+
+
+class DiskFailed(NodeFault):
+    """A write or fsync failed (full disk, I/O error). What waited for it was not acknowledged."""
+
+    code = "disk_failed"
+
+
+class Diverged(NodeFault):
+    """This node's log or state contradicts what the cluster has committed."""
+
+    code = "diverged"
+
+
+class WrongDataDirectory(NodeFault):
+    """The data directory was made by a node of another name."""
+
+    code = "wrong_data_directory"
+
+
+class WrongCluster(NodeFault):
+    """The data directory, or the peer that answered, belongs to another cluster."""
+
+    code = "wrong_cluster"
+
+
+class DirectoryLocked(NodeFault):
+    """Another process holds the lock of the data directory."""
+
+    code = "directory_locked"
+
+
+class WipedNode(NodeFault):
+    """The cluster knows this node's name under another data directory."""
+
+    code = "wiped_node"
+
+
+class MissingPlugin(NodeFault):
+    """The replicated state contains a plugin, or a version of it, that this node lacks."""
+
+    code = "missing_plugin"
+
+
+class ConfigError(RaftkvError):
+    """The configuration is wrong. The message names the key and what it should be."""
+
+    code = "config_error"
+
+
+class AddressInUse(ConfigError):
+    """The address to listen on is already taken by another process."""
+
+    code = "address_in_use"

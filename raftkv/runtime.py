@@ -1,0 +1,309 @@
+"""The only door to time, chance, files, streams and threads.
+
+Everything below `raftkv/` that must wait, draw a random number, touch a disk or speak to another
+process does it through a `Runtime`. The real one is asyncio (on uvloop where it is installed) and
+the operating system; the simulated world (`raftkv.testing`) brings another with a virtual clock,
+an in-memory network and a disk that forgets what was not synced. A test of imports keeps `time`,
+`random`, `socket`, `threading` and file access out of every other module of the engine.
+
+Rules of this file: no policy. A method does one thing and reports errors as `OSError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Literal, Protocol
+
+__all__ = [
+    "File",
+    "Files",
+    "Listener",
+    "Lock",
+    "OsFiles",
+    "OsRuntime",
+    "Runtime",
+    "Timer",
+]
+
+
+class File(Protocol):
+    """An open file without any buffering of ours."""
+
+    def write(self, data: bytes) -> None:
+        """Append all of `data` (mode a, w), or raise OSError."""
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Up to `count` bytes from `offset`; fewer only at the end of the file."""
+
+    def truncate(self, size: int) -> None: ...
+
+    def datasync(self) -> None:
+        """Return once the content is on stable storage, or raise OSError."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """An exclusive lock that the operating system releases with the process."""
+
+    def release(self) -> None: ...
+
+
+class Files(Protocol):
+    """A file system. Paths are strings; directories must exist before files are opened in them."""
+
+    def makedirs(self, path: str) -> None:
+        """Create the directory and its parents, durably; no error if it exists."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in the directory, sorted."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def open(self, path: str, mode: Literal["r", "a", "w"]) -> File:
+        """r: read; a: create or append; w: create or truncate. a and w may also be read."""
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None:
+        """Make creations, renames and removals inside the directory durable."""
+
+    def lock(self, path: str) -> Lock:
+        """Take an exclusive lock on a file (created); raises BlockingIOError when it is held."""
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Listener(Protocol):
+    @property
+    def port(self) -> int: ...
+
+    def close(self) -> None:
+        """Stop accepting. Connections that were accepted stay."""
+
+
+ProtocolFactory = Callable[[], asyncio.Protocol]
+
+
+class Runtime(Protocol):
+    """What a node may ask of the world. All methods are called on the node's event loop."""
+
+    files: Files
+    rng: random.Random
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970; may jump."""
+
+    def token(self, count: int) -> bytes:
+        """`count` unpredictable bytes."""
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None: ...
+
+    def call_later(
+        self, delay_s: float, callback: Callable[..., object], *args: Any
+    ) -> Timer: ...
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]: ...
+
+    def future(self) -> asyncio.Future[Any]: ...
+
+    def offload(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run blocking work in the node's single worker thread, in the order of the calls."""
+
+    def offload_bulk(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """The same in a second thread, for work that may take long and nobody waits for."""
+
+    async def sleep(self, delay_s: float) -> None: ...
+
+    async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener: ...
+
+    async def connect(
+        self, factory: ProtocolFactory, host: str, port: int
+    ) -> asyncio.Transport: ...
+
+    def close(self) -> None:
+        """Release the worker thread. The last call."""
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def pread(self, offset: int, count: int) -> bytes:
+        parts = []
+        while count > 0:
+            part = os.pread(self._fd, count, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def datasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsLock:
+    """flock(2) on a file that stays."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsFiles:
+    """The real file system."""
+
+    _FLAGS: ClassVar[dict[str, int]] = {
+        "r": os.O_RDONLY,
+        "a": os.O_RDWR | os.O_CREAT | os.O_APPEND,
+        "w": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+    }
+
+    def makedirs(self, path: str) -> None:
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for directory in reversed(missing):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            self.sync_dir(os.path.dirname(directory))
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def open(self, path: str, mode: Literal["r", "a", "w"]) -> OsFile:
+        return OsFile(path, self._FLAGS[mode])
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> OsLock:
+        return OsLock(path)
+
+
+class _OsListener:
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        self._port: int = server.sockets[0].getsockname()[1]
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class OsRuntime:
+    """The real world: the running event loop and the operating system."""
+
+    def __init__(self) -> None:
+        self.files: Files = OsFiles()
+        self.rng = random.Random(secrets.randbits(64))
+        self._loop = asyncio.get_running_loop()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="raftkv-disk")
+        self._bulk = ThreadPoolExecutor(1, thread_name_prefix="raftkv-bulk")
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def token(self, count: int) -> bytes:
+        return secrets.token_bytes(count)
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon(callback, *args)
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return self._loop.call_later(delay_s, callback, *args)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = self._loop.create_task(coroutine, name=name)
+        # The loop keeps only weak references to tasks; ours must outlive their last `await`.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def future(self) -> asyncio.Future[Any]:
+        return self._loop.create_future()
+
+    def offload(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return self._loop.run_in_executor(self._worker, function, *args)
+
+    def offload_bulk(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return self._loop.run_in_executor(self._bulk, function, *args)
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+
+    async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener:
+        return _OsListener(await self._loop.create_server(factory, host, port, backlog=1024))
+
+    async def connect(self, factory: ProtocolFactory, host: str, port: int) -> asyncio.Transport:
+        transport, _ = await self._loop.create_connection(factory, host, port)
+        return transport
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=False)
+        self._bulk.shutdown(wait=False)
