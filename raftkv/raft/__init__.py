@@ -1,0 +1,1 @@
+"""Consensus: PySyncObj made durable, safe and fast. Knows bytes, not commands."""
