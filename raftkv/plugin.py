@@ -1,0 +1,290 @@
+"""The contract a plugin fulfils; docs/plugin-contract.md explains it and works it out five times.
+
+A plugin has a pure half (tables, commands, `apply`, hooks, invariants), which runs on every node
+once per log entry, and a node's half (a typed API and a `Service`), which runs on the event loop
+and changes state by proposing commands only. One plugin object may serve several nodes of one
+process, so it holds no state: what belongs to the cluster stands in tables, what belongs to a node
+in its API object and its service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from .errors import Refused
+from .state import (
+    ABSENT,
+    Absent,
+    Change,
+    Context,
+    Member,
+    MemberChange,
+    Setting,
+    SettingChange,
+    Table,
+    TableSpec,
+    TableView,
+    View,
+)
+
+if TYPE_CHECKING:
+    import typer
+
+    from .runtime import Runtime
+
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "Change",
+    "Consistency",
+    "Context",
+    "Host",
+    "Member",
+    "MemberChange",
+    "Metric",
+    "Outcome",
+    "Plugin",
+    "Request",
+    "Response",
+    "Route",
+    "Rpc",
+    "Service",
+    "Setting",
+    "SettingChange",
+    "Table",
+    "TableSpec",
+    "TableView",
+    "View",
+]
+
+ApiT = TypeVar("ApiT")
+T = TypeVar("T")
+
+#: How fresh a read must be; "local" reads this node's copy at once, which may be stale.
+Consistency = Literal["linearizable", "local"]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a command whose caller did not hear.
+
+    `result` is the result of an applied one, the `Refused` of a refused one. "not_applied": it
+    never will be. "expired": the answer is no longer kept.
+    """
+
+    verdict: Literal["applied", "refused", "not_applied", "expired"]
+    result: Any = None
+
+
+class Rpc(Protocol):
+    """Calls between nodes. Method names are scoped to the plugin; a call decides nothing."""
+
+    def register(self, method: str, handler: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Answer calls of `method`: the handler gets the caller's name and the payload."""
+
+    async def call(self, node: str, method: str, payload: bytes, timeout_s: float) -> bytes:
+        """Call a node by member name, at most once.
+
+        Raises PeerUnreachable (never delivered), Timeout (unknown) or RemoteFailed (the handler
+        raised).
+        """
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request at the node's door, its body within `command_bytes_max`."""
+
+    params: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes
+    peer: str
+
+
+class Response(msgspec.Struct, frozen=True):
+    """`body` is encoded as JSON, bytes go as they are. A `stream` is sent instead of a body."""
+
+    body: Any = None
+    status: int = 200
+    stream: AsyncIterator[bytes] | None = None
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One route below /v1/<plugin>/. "{word}" in the path captures one segment."""
+
+    method: Literal["GET", "PUT", "POST", "DELETE"]
+    path: str
+    handler: Callable[[Request], Awaitable[Response]]
+    doc: str
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One figure of this node. Its name is prefixed with raftkv_<plugin>_."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    value: int | float
+    doc: str
+    labels: Mapping[str, str] = {}
+
+
+class Host(Protocol):
+    """A node as a plugin's API and service see it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> Literal["core", "replicant"]: ...
+
+    @property
+    def incarnation(self) -> int:
+        """Of the running session; 0 until the first NodeUp is applied."""
+
+    @property
+    def leader(self) -> str | None:
+        """As far as this node knows."""
+
+    @property
+    def is_leader(self) -> bool:
+        """True between `on_leader` and `on_follower`."""
+
+    @property
+    def options(self) -> Any:
+        """An instance of `Plugin.options`, or None."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """Clock, chance, files: never `time` or `random` directly."""
+
+    @property
+    def rpc(self) -> Rpc: ...
+
+    @property
+    def log(self) -> logging.Logger: ...
+
+    @property
+    def members(self) -> Mapping[str, Member]: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    async def propose(self, command: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
+        """Send a command of this plugin through the log; its result, once applied on this node.
+
+        Raises the Refused that `apply` raised, a NotApplied (nothing happened), or Timeout with
+        `session` and `seq` (unknown: ask `outcome`).
+        """
+
+    async def outcome(
+        self, session: int, seq: int, *, timeout_s: float | None = None
+    ) -> Outcome: ...
+
+    async def barrier(
+        self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
+    ) -> None:
+        """Return when a read of the view is as fresh as asked. Raises ReadTimeout."""
+
+    def view(self, plugin: str | None = None) -> View:
+        """The applied state: this plugin's, or that of one in `uses`. Not kept over an await."""
+
+    def now_ms(self) -> int:
+        """The log's clock, estimated forward by the monotonic clock."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a task that is cancelled when the node stops; its exceptions are logged."""
+
+    def api(self, plugin: type[Plugin[T]]) -> T:
+        """The API of a plugin in `uses`."""
+
+
+class Service:
+    """A plugin's work on one node. Every method has an empty default.
+
+    Hooks are plain and short functions on the event loop; what takes time is spawned. A hook that
+    raises is logged and counted and does not stop the node.
+    """
+
+    async def start(self) -> None:
+        """After recovery; tables are readable; register RPC methods here."""
+
+    async def stop(self) -> None:
+        """The node stops."""
+
+    def on_leader(self) -> None:
+        """This node leads, and has applied everything from before its term."""
+
+    def on_follower(self) -> None:
+        """It does no longer; also called before `stop`."""
+
+    def on_node_up(self, member: Member) -> None: ...
+
+    def on_node_down(self, member: Member) -> None:
+        """`member` is as it was, with the incarnation that has ended."""
+
+    def on_incarnation(self, incarnation: int) -> None:
+        """This node has a new incarnation: what it owned under the old one is fenced."""
+
+    def on_applied(self, index: int, changes: Sequence[Change]) -> None:
+        """Rows of own tables, or of those of `uses`, were changed by the entry `index`."""
+
+    def on_restored(self, index: int) -> None:
+        """A snapshot replaced the state: read everything anew."""
+
+    def routes(self) -> Sequence[Route]:
+        return ()
+
+    def metrics(self) -> Sequence[Metric]:
+        return ()
+
+    def status(self) -> Mapping[str, Any]:
+        """Shown under the plugin's name in the node's status."""
+        return {}
+
+
+class Plugin(Generic[ApiT]):
+    """Base class of plugins.
+
+    `version` is the highest command format that this code understands. `commands` are tagged,
+    array-like, frozen Structs, each with `Result`: the type, or union of types, that `apply` gives
+    for it. `refusals` lists the `Refused` subclasses that `apply` may raise. `uses` names the
+    plugins whose commands may be called and whose views may be read. `options` is the Struct of
+    the local configuration `[options.<name>]`, if there is one.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    commands: ClassVar[tuple[type[msgspec.Struct], ...]] = ()
+    tables: ClassVar[tuple[TableSpec, ...]] = ()
+    settings: ClassVar[tuple[Setting, ...]] = ()
+    refusals: ClassVar[tuple[type[Refused], ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[type[msgspec.Struct] | None] = None
+
+    def apply(self, command: Any, ctx: Context) -> Any:
+        """Apply one command. Pure; raising a Refused undoes everything it did."""
+        raise NotImplementedError(f"{type(self).__name__}.apply")
+
+    def on_members(self, change: MemberChange, ctx: Context) -> None:
+        """Pure hook in the entry that changed the members table; bounded work."""
+
+    def on_setting(self, change: SettingChange, ctx: Context) -> None:
+        """Pure hook in the entry that changed one of this plugin's settings."""
+
+    def invariants(self, view: View) -> Sequence[str]:
+        """What is wrong with the state, in words; empty if all is well."""
+        return ()
+
+    def open(self, host: Host) -> ApiT:
+        """The typed API on one node: what `node.plugin(Class)` returns."""
+        raise NotImplementedError(f"{type(self).__name__}.open")
+
+    def service(self, host: Host, api: ApiT) -> Service | None:
+        """The service half on one node, if there is one."""
+        return None
+
+    def cli(self) -> typer.Typer | None:
+        """The command group `raftkv <name> ...`, if there is one."""
+        return None

@@ -1,0 +1,353 @@
+"""The built-in plugin "core": members, incarnations, sessions, settings, active plugins.
+
+Every cluster runs it and every other plugin builds on it. What it decides:
+
+- A node that starts proposes `NodeUp` under a random nonce. The node gets a new incarnation and a
+  new session; its former ones end in the same entry. Proposed twice under one nonce, it answers
+  twice the same. The last OPENINGS_KEPT nonces of each node are remembered, so that a duplicate
+  which was delayed in the network cannot end the life that came after it.
+- `NodeDown` is conditional on the incarnation: a node that has come back is never hit. It raises
+  the incarnation too, so that the declared-dead node is fenced even if it never notices.
+- A plugin becomes active, or moves to a newer command format, in the entry that tells that every
+  core has it: the `NodeUp` of the last one. The active version is the lowest among the members.
+- `SettleOutcome` asks what became of a number. If its command was not seen, it never will be.
+
+Sessions are no table (see sessions.py), so this plugin hands what concerns them to the machine,
+which does it after the command has succeeded. The same goes for the hooks of the other plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
+
+from raftkv.errors import InvalidSetting, Refused, SequenceTooFar, StaleIncarnation
+
+from .contract import Context, Member, MemberChange, Setting, SettingChange, TableSpec, View
+from .refusals import Refusals
+from .sessions import ABANDONED, Sessions
+from .snapshot import encode_outcome
+from .tables import ABSENT, Table
+from .views import decode_setting
+
+__all__ = [
+    "Core",
+    "NodeDown",
+    "NodeDownResult",
+    "NodeUp",
+    "NodeUpResult",
+    "OpenSession",
+    "OpenSessionResult",
+    "OutcomeReport",
+    "SetSetting",
+    "SettleOutcome",
+]
+
+CORE: Final = "core"
+# A delayed duplicate would have to outlive this many restarts of its node to be taken for new.
+OPENINGS_KEPT: Final = 16
+# Bounds of what one NodeUp may carry into the tables.
+NAME_CHARS_MAX: Final = 255
+PLUGINS_MAX: Final = 256
+
+
+class _Command(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    pass
+
+
+class NodeUpResult(_Command, frozen=True):
+    session: int
+    incarnation: int
+
+
+class NodeDownResult(_Command, frozen=True):
+    """`incarnation` is the one that was raised: what the dead node owned carries a lower one."""
+
+    incarnation: int
+
+
+class OpenSessionResult(_Command, frozen=True):
+    session: int
+
+
+class OutcomeReport(_Command, frozen=True):
+    """`data` is the encoded result of an applied number, the encoded refusal of a refused one."""
+
+    verdict: Literal["applied", "refused", "not_applied", "expired"]
+    data: bytes = b""
+
+
+class NodeUp(_Command, frozen=True, tag="node_up"):
+    """A node starts, or comes back after it was declared dead. `plugins`: (name, version)."""
+
+    Result: ClassVar[Any] = NodeUpResult
+    nonce: int
+    name: str
+    role: Literal["core", "replicant"]
+    raft_id: str
+    peer_address: str
+    http_address: str | None
+    plugins: tuple[tuple[str, int], ...] = ()
+
+
+class NodeDown(_Command, frozen=True, tag="node_down"):
+    """The cluster declares one life of a node dead."""
+
+    Result: ClassVar[Any] = NodeDownResult
+    name: str
+    incarnation: int
+
+
+class OpenSession(_Command, frozen=True, tag="open_session"):
+    """A client without a node opens a session."""
+
+    Result: ClassVar[Any] = OpenSessionResult
+    nonce: int
+
+
+class SetSetting(_Command, frozen=True, tag="set_setting"):
+    """Set one replicated setting. `value` is msgpack; None goes back to the default."""
+
+    Result: ClassVar[Any] = None
+    plugin: str
+    key: str
+    value: bytes | None
+
+    @classmethod
+    def of(cls, plugin: str, key: str, value: Any) -> SetSetting:
+        """The command that sets `value`."""
+        return cls(plugin, key, msgspec.msgpack.encode(value))
+
+
+class SettleOutcome(_Command, frozen=True, tag="settle_outcome"):
+    """What became of (session, seq)? If it has not come yet, it never will."""
+
+    Result: ClassVar[Any] = OutcomeReport
+    session: int
+    seq: int
+
+
+class Opening(_Command, frozen=True):
+    """A remembered NodeUp."""
+
+    nonce: int
+    session: int
+
+
+class Core:
+    """See the top of the file. One object per machine: it works on that machine's sessions."""
+
+    name: ClassVar[str] = CORE
+    version: ClassVar[int] = 1
+    commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
+        NodeUp,
+        NodeDown,
+        OpenSession,
+        SetSetting,
+        SettleOutcome,
+    )
+    tables: ClassVar[tuple[TableSpec, ...]] = (
+        TableSpec("active", str, int),
+        TableSpec("formats", tuple[str, str], int),  # (member, plugin) -> version
+        TableSpec("members", str, Member),
+        TableSpec("openings", tuple[str, int], Opening),  # (member, incarnation)
+        TableSpec("settings", tuple[str, str], bytes),  # (plugin, key) -> msgpack
+    )
+    settings: ClassVar[tuple[Setting, ...]] = ()
+    refusals: ClassVar[tuple[type[Refused], ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        refusals: Refusals,
+        settings: Mapping[str, Mapping[str, Setting]],
+        after: Callable[[Callable[[], None]], None],
+        on_members: Callable[[MemberChange], None],
+        on_setting: Callable[[str, SettingChange], None],
+        on_active: Callable[[], None],
+    ) -> None:
+        """`after` queues what the machine does once the command has succeeded."""
+        self._sessions = sessions
+        self._refusals = refusals
+        self._settings = settings
+        self._after = after
+        self._members_changed = on_members
+        self._setting_changed = on_setting
+        self._active_changed = on_active
+
+    def apply(self, command: Any, ctx: Context) -> Any:
+        if isinstance(command, NodeUp):
+            return self._node_up(command, ctx)
+        if isinstance(command, NodeDown):
+            return self._node_down(command, ctx)
+        if isinstance(command, OpenSession):
+            return self._open_session(command, ctx)
+        if isinstance(command, SetSetting):
+            return self._set_setting(command, ctx)
+        assert isinstance(command, SettleOutcome)
+        return self._settle_outcome(command, ctx)
+
+    def on_members(self, change: MemberChange, ctx: Context) -> None:
+        pass
+
+    def on_setting(self, change: SettingChange, ctx: Context) -> None:
+        pass
+
+    def invariants(self, view: View) -> list[str]:
+        found = []
+        members = view.table("members")
+        for (name, incarnation), opening in view.table("openings").scan():
+            member = members.get(name)
+            if member is None or member.incarnation < incarnation:
+                found.append(f"opening of {name} #{incarnation} without such a member")
+            session = self._sessions.by_id.get(opening.session)
+            if session is not None and (session.node != name or member is None or not member.up):
+                found.append(f"session {opening.session} of {name} outlived its node")
+        return found
+
+    def _node_up(self, command: NodeUp, ctx: Context) -> NodeUpResult:
+        _require_no_session(ctx)
+        openings: Table[tuple[str, int], Opening] = ctx.table("openings")
+        for (_, incarnation), opening in openings.scan(prefix=(command.name,)):
+            if opening.nonce == command.nonce:
+                return NodeUpResult(opening.session, incarnation)
+        texts = (command.name, command.raft_id, command.peer_address, command.http_address or "")
+        if not command.name or max(map(len, texts)) > NAME_CHARS_MAX:
+            raise Refused(f"a member's name and addresses must have 1 to {NAME_CHARS_MAX} letters")
+        if len(command.plugins) > PLUGINS_MAX:
+            raise Refused(f"a node may have at most {PLUGINS_MAX} plugins")
+        members: Table[str, Member] = ctx.table("members")
+        old = members.get(command.name)
+        incarnation = 1 if old is None else old.incarnation + 1
+        new = Member(
+            name=command.name,
+            role=command.role,
+            raft_id=command.raft_id,
+            peer_address=command.peer_address,
+            http_address=command.http_address,
+            incarnation=incarnation,
+            up=True,
+            started_ms=ctx.now,
+        )
+        members.put(command.name, new)
+        session, nonce, now = ctx.serial, command.nonce, ctx.now
+        openings.put((command.name, incarnation), Opening(nonce, session))
+        if openings.count(prefix=(command.name,)) > OPENINGS_KEPT:
+            oldest = next(openings.scan(prefix=(command.name,), limit=1))
+            openings.delete(oldest[0])
+        self._after(lambda: self._sessions.open_node(session, command.name, nonce, now))
+        self._activate(command, ctx)
+        ended = old.incarnation if old is not None and old.up else None
+        self._after(lambda: self._members_changed(MemberChange(old, new, ended)))
+        return NodeUpResult(session, incarnation)
+
+    def _activate(self, command: NodeUp, ctx: Context) -> None:
+        formats: Table[tuple[str, str], int] = ctx.table("formats")
+        for key in [key for key, _ in formats.scan(prefix=(command.name,))]:
+            formats.delete(key)
+        for plugin, version in command.plugins:
+            formats.put((command.name, plugin), version)
+        active: Table[str, int] = ctx.table("active")
+        changed = False
+        for plugin in sorted({plugin for plugin, _ in command.plugins}):
+            lowest = self._lowest(plugin, ctx, formats)
+            if lowest > active.get(plugin, 0):
+                active.put(plugin, lowest)
+                changed = True
+        if changed:
+            self._after(self._active_changed)
+
+    @staticmethod
+    def _lowest(plugin: str, ctx: Context, formats: Table[tuple[str, str], int]) -> int:
+        """The lowest version among the members; 0 as long as a core lacks the plugin."""
+        lowest = 0
+        for name, member in ctx.members.items():
+            version = formats.get((name, plugin), 0)
+            if version == 0 and member.role == "core":
+                return 0
+            if version and (lowest == 0 or version < lowest):
+                lowest = version
+        return lowest
+
+    def _node_down(self, command: NodeDown, ctx: Context) -> NodeDownResult:
+        members: Table[str, Member] = ctx.table("members")
+        old = members.get(command.name)
+        if old is None:
+            raise StaleIncarnation(f"there is no member {command.name!r}")
+        if old.incarnation != command.incarnation or not old.up:
+            state = "up" if old.up else "down"
+            raise StaleIncarnation(
+                f"{command.name!r} is {state} with incarnation {old.incarnation}, "
+                f"not up with {command.incarnation}"
+            )
+        new = msgspec.structs.replace(old, up=False, incarnation=old.incarnation + 1)
+        members.put(command.name, new)
+        self._after(lambda: self._sessions.end_node(command.name))
+        self._after(lambda: self._members_changed(MemberChange(old, new, old.incarnation)))
+        return NodeDownResult(new.incarnation)
+
+    def _open_session(self, command: OpenSession, ctx: Context) -> OpenSessionResult:
+        _require_no_session(ctx)
+        known = self._sessions.client_of(command.nonce)
+        if known is not None:
+            return OpenSessionResult(known)
+        session, now = ctx.serial, ctx.now
+        self._after(lambda: self._sessions.open_client(session, command.nonce, now))
+        return OpenSessionResult(session)
+
+    def _set_setting(self, command: SetSetting, ctx: Context) -> None:
+        setting = self._settings.get(command.plugin, {}).get(command.key)
+        if setting is None:
+            raise InvalidSetting(f"there is no setting {command.plugin}.{command.key}")
+        table: Table[tuple[str, str], bytes] = ctx.table("settings")
+        key = (command.plugin, command.key)
+        stored = table.get(key)
+        old = setting.default if stored is None else decode_setting(setting, stored)
+        new = self._checked(setting, command)
+        if command.value is None:
+            table.delete(key)
+        else:
+            # Encoded anew: the same value has the same bytes, however the caller wrote it.
+            table.put(key, msgspec.msgpack.encode(new, order="deterministic"))
+        change = SettingChange(command.key, old, new)
+        self._after(lambda: self._setting_changed(command.plugin, change))
+
+    @staticmethod
+    def _checked(setting: Setting, command: SetSetting) -> Any:
+        if command.value is None:
+            return setting.default
+        try:
+            value = decode_setting(setting, command.value)
+        except (msgspec.MsgspecError, ValueError):
+            # Not in the decoder's words, which differ between its versions.
+            raise InvalidSetting(
+                f"{command.plugin}.{command.key}: the value is not of the setting's type"
+            ) from None
+        reason = None if setting.check is None else setting.check(value)
+        if reason is not None:
+            raise InvalidSetting(f"{command.plugin}.{command.key}: {reason}")
+        return value
+
+    def _settle_outcome(self, command: SettleOutcome, ctx: Context) -> OutcomeReport:
+        session = self._sessions.by_id.get(command.session)
+        if session is None or command.seq < session.floor:
+            return OutcomeReport("expired")
+        outcome = session.recall(command.seq, self._sessions.window)
+        if outcome is ABSENT:
+            self._after(lambda: self._sessions.abandon(command.session, command.seq))
+            return OutcomeReport("not_applied")
+        if isinstance(outcome, SequenceTooFar):
+            raise outcome
+        if outcome is ABANDONED:
+            return OutcomeReport("not_applied")
+        _, data = encode_outcome(outcome, self._refusals)
+        return OutcomeReport("refused" if isinstance(outcome, Refused) else "applied", data)
+
+
+def _require_no_session(ctx: Context) -> None:
+    # The order in which sessions were last used is kept as serials, one session a serial.
+    if ctx.session != 0:
+        raise Refused("what opens a session is sent with session 0 and its nonce as number")

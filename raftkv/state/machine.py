@@ -1,0 +1,549 @@
+"""The replicated state machine: a batch in, outcomes out.
+
+Rules of this file
+1. Pure: what comes out depends on the entries applied before and on this one. No clock (batches are
+   stamped), no chance, no I/O, no local configuration.
+2. A command takes effect wholly or not at all. The undo log is shared by all tables and empty
+   between commands; what a command does outside of tables (sessions, hooks, active plugins) is
+   queued, and done once the command has succeeded.
+3. Whatever a plugin raises has the same effect on every node. `Refused` is its verdict; any other
+   exception is a fault of the plugin, becomes the refusal `PluginFault`, and is undone. Only what
+   depends on this very node (memory, disk, depth of the Python stack, an interrupt) propagates and
+   stops the node, for another node may have got through.
+4. The first outcome of a number is the outcome. sessions.py has the theory.
+5. The log's clock never goes back: `now` = max(what it was, the batch's stamp).
+
+Why commands travel as a byte string inside the envelope, and not as nested msgpack: a decoder must
+walk through nested data even to skip it, and it recurses while doing so. A command of a thousand
+nested arrays would then fail, or not, by how deep the stack of each node happens to be. A byte
+string is passed over without looking; its content meets a typed decoder of bounded depth.
+
+The speed of a cluster is the speed of `apply`: see bench/test_state_bench.py before changing it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from raftkv.errors import (
+    ConfigError,
+    Diverged,
+    PluginFault,
+    Refused,
+    UnknownCommand,
+    UnknownPlugin,
+)
+
+from .contract import (
+    Change,
+    Context,
+    Member,
+    MemberChange,
+    PurePlugin,
+    Setting,
+    SettingChange,
+    View,
+)
+from .core import CORE, Core, NodeUp, OpenSession, OutcomeReport
+from .refusals import Refusals, fresh
+from .routing import Routed, in_use_order
+from .sessions import RestoredResult, Session, Sessions, unknown_session
+from .snapshot import FORMAT, Frozen, Header, Image, Opened, Reader, decode_outcome, require_plugin
+from .snapshot import KIND_REFUSAL as _REFUSAL
+from .tables import ABSENT, TableView, UndoLog, undo_to
+
+__all__ = ["Batch", "Envelope", "Fault", "StateMachine", "StateView", "encode_batch"]
+
+# Faults kept for the node to log; more than that within one batch are counted only.
+FAULTS_KEPT: Final = 100
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One command on its way through the log.
+
+    `floor`: every number of this session below it has been answered to its caller. `command` is
+    the msgpack encoding of a command of `plugin`. A `NodeUp` or `OpenSession` has session 0 and its
+    nonce as number.
+    """
+
+    session: int
+    seq: int
+    floor: int
+    plugin: str
+    command: bytes
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The commands of one log entry, stamped with the log's clock."""
+
+    stamp_ms: int
+    commands: list[Envelope]
+
+
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_batch(stamp_ms: int, commands: Sequence[Envelope]) -> bytes:
+    """The body of a batch entry (without the byte that tells the kind of the entry)."""
+    return _encoder.encode((stamp_ms, commands))
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A plugin raised something it must not. For the node's log; no part of the state."""
+
+    index: int
+    plugin: str
+    where: str
+    detail: str
+
+
+class StateView:
+    """The applied state of one plugin, read-only. See `contract.View`."""
+
+    __slots__ = ("_machine", "_tables", "members", "settings")
+
+    def __init__(self, machine: StateMachine, routed: Routed) -> None:
+        self._machine = machine
+        self._tables = {name: table.view for name, table in routed.tables.items()}
+        self.members: Mapping[str, Member] = routed.members
+        self.settings: Mapping[str, Any] = routed.settings_view
+
+    @property
+    def index(self) -> int:
+        return self._machine.index
+
+    @property
+    def now(self) -> int:
+        return self._machine.now
+
+    def table(self, name: str) -> TableView[Any, Any]:
+        return self._tables[name]
+
+
+C = TypeVar("C")
+Listener = Callable[[int, Sequence[Change]], None]
+Outcomes = list[tuple[int, int, Any]]
+
+
+class StateMachine:
+    """All replicated state of one node.
+
+    `index` is the last applied entry, `now` the log's clock in ms, `serial` the number of commands
+    ever applied. Raises ConfigError when the plugins' declarations are wrong. `sessions` exists for
+    tests with smaller bounds; the bounds must be the same on all nodes.
+    """
+
+    def __init__(self, plugins: Sequence[PurePlugin], *, sessions: Sessions | None = None) -> None:
+        self.index = 0
+        self.now = 0
+        self.serial = 0
+        self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
+        self.fault_count = 0
+        self._undo: UndoLog = []
+        self._after: list[Callable[[], None]] = []
+        self._sessions = Sessions() if sessions is None else sessions
+        self._refusals = Refusals()
+        self._settings: dict[str, dict[str, Setting]] = {}
+        self._listeners: list[tuple[Listener, frozenset[str] | None]] = []
+        self._changes: list[Change] = []
+        self._all = self._route(plugins)
+        self._active: dict[str, Routed] = {}
+        self._views = {name: StateView(self, routed) for name, routed in self._all.items()}
+        self.members: Mapping[str, Member] = self._all[CORE].members
+        self._refresh_active()
+
+    def _route(self, plugins: Sequence[PurePlugin]) -> dict[str, Routed]:
+        if any(CORE in (plugin.name, *plugin.uses) for plugin in plugins):
+            raise ConfigError(f"no plugin may be named or use {CORE!r}, which is built in")
+        ordered = in_use_order(plugins)
+        builtin = Core(
+            self._sessions,
+            self._refusals,
+            self._settings,
+            self._after.append,
+            self._members_changed,
+            self._setting_changed,
+            self._refresh_active,
+        )
+        core = Routed(builtin, self._undo, self._sessions, None, None)
+        found = {CORE: core}
+        for plugin in ordered:
+            routed = Routed(
+                plugin, self._undo, self._sessions, core.members, core.tables["settings"]
+            )
+            routed.ctx._callees = {name: found[name] for name in plugin.uses}
+            found[plugin.name] = routed
+            self._settings[plugin.name] = routed.settings
+            try:
+                self._refusals.add(plugin.name, plugin.refusals)
+            except TypeError as error:
+                raise ConfigError(f"the plugin cannot be used: {error}") from None
+        return {name: found[name] for name in sorted(found)}
+
+    # Applying
+
+    def apply(self, index: int, body: bytes) -> Outcomes:
+        """Apply a batch entry. Returns (session, seq, outcome) for each of its commands, in order.
+
+        An outcome is the command's result or an instance of `Refused`. Raises Diverged when the
+        entry is not the next one or no batch, MissingPlugin when the cluster has activated a
+        plugin that this node lacks; resource errors propagate. After any exception the machine
+        must not be used any more.
+        """
+        self._advance(index)
+        try:
+            batch = _decode_batch(body)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Diverged(f"entry {index} of the log is no batch of commands: {error}") from None
+        if batch.stamp_ms > self.now:
+            self.now = batch.stamp_ms
+        sessions = self._sessions
+        sessions.expire(self.now)
+        open_session = sessions.by_id.get
+        window = sessions.window
+        run = self._run
+        outcomes: Outcomes = []
+        for envelope in batch.commands:
+            id = envelope.session
+            seq = envelope.seq
+            session = open_session(id)
+            if session is None:
+                outcomes.append((id, seq, self._without_session(envelope)))
+                continue
+            if envelope.floor > session.floor:
+                session.raise_floor(min(envelope.floor, seq))
+            done = session.done
+            if seq in done or not 0 <= seq - session.floor < window:
+                outcome = self._again(session, envelope)
+            else:
+                outcome = done[seq] = run(envelope)
+                if isinstance(outcome, Refused):
+                    outcome = fresh(outcome)
+                if not session.node:
+                    sessions.touch(session, self.now, self.serial)
+            outcomes.append((id, seq, outcome))
+        if self._changes:
+            self._publish()
+        return outcomes
+
+    def skip(self, index: int) -> None:
+        """Pass an entry that holds no commands (no-op, configuration)."""
+        self._advance(index)
+
+    def _advance(self, index: int) -> None:
+        if index != self.index + 1:
+            raise Diverged(f"entry {index} was to be applied after entry {self.index}")
+        self.index = index
+
+    def _run(self, envelope: Envelope) -> Any:
+        """Apply one command that was not seen before; returns its outcome as it is to be kept."""
+        self.serial = serial = self.serial + 1
+        routed = self._active.get(envelope.plugin)
+        if routed is None:
+            return UnknownPlugin(f"the plugin {envelope.plugin!r} is not active in this cluster")
+        try:
+            command = routed.decode(envelope.command)
+        except (msgspec.MsgspecError, ValueError):
+            # Without the decoder's own words: they may differ from one version of it to another,
+            # and what is answered is part of the state.
+            return UnknownCommand(f"the plugin {envelope.plugin!r} cannot decode the command")
+        ctx = routed.ctx
+        ctx.now = self.now
+        ctx.index = self.index
+        ctx.serial = serial
+        ctx.session = envelope.session
+        undo = self._undo
+        try:
+            result = routed.apply(command, ctx)
+            if type(result) not in routed.results[type(command)]:
+                routed.checked(command, result)
+        except (MemoryError, OSError, RecursionError):
+            raise
+        except Exception as error:
+            undo_to(undo, 0)
+            self._after.clear()
+            return self._refusal(routed.name, command, error)
+        if self._after:
+            self._finish()
+        if undo:
+            if self._listeners:
+                self._collect()
+            undo.clear()
+        return result
+
+    def _refusal(self, plugin: str, command: object, error: Exception) -> Refused:
+        """The outcome of a command that raised."""
+        if isinstance(error, Refused):
+            try:
+                return self._refusals.kept(error)
+            except (MemoryError, RecursionError):
+                raise
+            except Exception as why:
+                # Undeclared, or with arguments that cannot be kept: the plugin's fault.
+                error.add_note(f"this refusal cannot be kept: {why}")
+        self._note_fault(plugin, type(command).__name__, error)
+        return PluginFault(plugin, type(error).__name__)
+
+    def _note_fault(self, plugin: str, where: str, error: Exception) -> None:
+        self.fault_count += 1
+        detail = "".join(traceback.format_exception(error))
+        self.faults.append(Fault(self.index, plugin, where, detail))
+
+    def _without_session(self, envelope: Envelope) -> Any:
+        """Only what opens a session may come without one."""
+        refusal = unknown_session(envelope.session)
+        if envelope.session != 0 or envelope.plugin != CORE:
+            return refusal
+        try:
+            command = self._all[CORE].decode(envelope.command)
+        except (msgspec.MsgspecError, ValueError):
+            return refusal
+        if not isinstance(command, NodeUp | OpenSession):
+            return refusal
+        return self._run(envelope)
+
+    def _again(self, session: Session, envelope: Envelope) -> Any:
+        """The outcome of a number that was judged before, or that cannot be judged."""
+        outcome = session.recall(envelope.seq, self._sessions.window)
+        if not isinstance(outcome, RestoredResult):
+            return fresh(outcome) if isinstance(outcome, Refused) else outcome
+        try:
+            routed = self._all[envelope.plugin]
+            command = routed.decode(envelope.command)
+            result = routed.result_decoders[type(command)](outcome.data)
+        except (LookupError, msgspec.MsgspecError, ValueError):
+            # The number was used for another command before. That is its sender's mistake; the
+            # answer is still the first one's, and all nodes go on.
+            return msgspec.msgpack.decode(outcome.data)
+        session.done[envelope.seq] = result
+        return result
+
+    # What follows a command of the built-in plugin
+
+    def _finish(self) -> None:
+        todo = self._after[:]
+        self._after.clear()
+        for step in todo:
+            step()
+
+    def _refresh_active(self) -> None:
+        """Take over the replicated list of active plugins. Raises MissingPlugin."""
+        versions = self.plugin_versions
+        active = {CORE: self._all[CORE]}
+        self._all[CORE].ctx.version = Core.version
+        for name, version in self._all[CORE].tables["active"].scan():
+            require_plugin(name, version, versions)
+            active[name] = self._all[name]
+            active[name].ctx.version = version
+        self._active = active
+
+    def _members_changed(self, change: MemberChange) -> None:
+        for name in sorted(self._active):
+            routed = self._active[name]
+            self._hook(routed, "on_members", routed.plugin.on_members, change)
+
+    def _setting_changed(self, plugin: str, change: SettingChange) -> None:
+        routed = self._active.get(plugin)
+        if routed is not None:
+            self._hook(routed, "on_setting", routed.plugin.on_setting, change)
+
+    def _hook(
+        self, routed: Routed, where: str, hook: Callable[[C, Context], None], change: C
+    ) -> None:
+        """Run a hook. If it raises, only its own writes are undone: the change it heard of stands,
+        or a plugin's mistake could keep a dead node alive."""
+        ctx = routed.ctx
+        ctx.now, ctx.index, ctx.serial, ctx.session = self.now, self.index, self.serial, 0
+        mark = len(self._undo)
+        try:
+            hook(change, ctx)
+        except (MemoryError, OSError, RecursionError):
+            raise
+        except Exception as error:
+            undo_to(self._undo, mark)
+            self._note_fault(routed.name, where, error)
+
+    # Reading
+
+    @property
+    def plugin_versions(self) -> dict[str, int]:
+        """What this node could run: each plugin's name and highest version. For `NodeUp`."""
+        return {name: r.plugin.version for name, r in self._all.items() if name != CORE}
+
+    @property
+    def active_versions(self) -> dict[str, int]:
+        """What the cluster runs, at this index."""
+        return {name: routed.ctx.version for name, routed in self._active.items() if name != CORE}
+
+    @property
+    def session_count(self) -> int:
+        return len(self._sessions)
+
+    def view(self, plugin: str) -> StateView:
+        """The tables, members and settings that a plugin sees. Raises LookupError."""
+        return self._views[plugin]
+
+    def session_of(self, node: str, nonce: int) -> tuple[int, int] | None:
+        """(session, incarnation) that a `NodeUp` under this nonce has opened, if it was applied."""
+        openings = self._all[CORE].tables["openings"]
+        for (_, incarnation), opening in openings.scan(prefix=(node,)):
+            if opening.nonce == nonce:
+                return opening.session, incarnation
+        return None
+
+    def recall(self, session: int, seq: int, command: type[msgspec.Struct] | None) -> Any:
+        """What is kept about a number: its outcome, or ABSENT if it has not been applied.
+
+        For resolving waiting callers after a snapshot was installed. `command` is the class of the
+        command, for decoding a result from the snapshot; without it that is given as plain data.
+        """
+        outcome = self._sessions.recall(session, seq)
+        if isinstance(outcome, RestoredResult):
+            return self._decode_result(outcome.data, command)
+        return fresh(outcome) if isinstance(outcome, Refused) else outcome
+
+    def read_report(self, report: OutcomeReport, command: type[msgspec.Struct] | None) -> Any:
+        """The result or refusal inside the answer to `SettleOutcome`; None if it has neither."""
+        if report.verdict == "refused":
+            return decode_outcome(_REFUSAL, report.data, self._refusals)
+        if report.verdict == "applied":
+            return self._decode_result(report.data, command)
+        return None
+
+    def _decode_result(self, data: bytes, command: type[msgspec.Struct] | None) -> Any:
+        for routed in self._all.values():
+            if command in routed.result_decoders:
+                return routed.result_decoders[command](data)
+        return msgspec.msgpack.decode(data)
+
+    def invariants(self) -> list[str]:
+        """What the active plugins find wrong with the state, in words; empty if all is well."""
+        found = []
+        for name in sorted(self._active):
+            view: View = self._views[name]
+            found += [f"{name}: {text}" for text in self._active[name].plugin.invariants(view)]
+        return found
+
+    # Changes
+
+    def subscribe(
+        self, callback: Listener, plugins: Collection[str] | None = None
+    ) -> Callable[[], None]:
+        """Hear of changed rows: `callback(index, changes)`, once per entry that changed any.
+
+        Changes stand in the order of the commands; a row that one command wrote several times
+        appears once. Only tables of `plugins`, or of all. Returns the way to end it. A restore is
+        not told: read everything anew after it.
+        """
+        entry = (callback, None if plugins is None else frozenset(plugins))
+        self._listeners.append(entry)
+        self._mark_captured()
+
+        def unsubscribe() -> None:
+            if entry in self._listeners:
+                self._listeners.remove(entry)
+                self._mark_captured()
+
+        return unsubscribe
+
+    def _mark_captured(self) -> None:
+        for name, routed in self._all.items():
+            captured = any(wanted is None or name in wanted for _, wanted in self._listeners)
+            for table in routed.tables.values():
+                table.captured = captured
+
+    def _collect(self) -> None:
+        first: dict[tuple[Any, Any], Any] = {}
+        for table, key, old in self._undo:
+            if table.captured:
+                first.setdefault((table, key), old)
+        for (table, key), old in first.items():
+            new = table.get(key, ABSENT)
+            if new is not old:
+                self._changes.append(Change(table.plugin, table.name, key, old, new))
+
+    def _publish(self) -> None:
+        changes, self._changes = self._changes, []
+        for callback, wanted in list(self._listeners):
+            if wanted is None:
+                callback(self.index, changes)
+                continue
+            chosen = [change for change in changes if change.plugin in wanted]
+            if chosen:
+                callback(self.index, chosen)
+
+    # Snapshots
+
+    def freeze(self) -> Frozen:
+        """The state as it is now, to be read in slices while further entries are applied."""
+        header = Header(
+            FORMAT, self.index, self.now, self.serial, tuple(self.active_versions.items())
+        )
+        tables = [
+            (name, table_name, routed.tables[table_name].freeze())
+            for name, routed in sorted(self._active.items())
+            for table_name in sorted(routed.tables)
+        ]
+        sessions = [
+            (
+                Opened(s.id, s.node, s.nonce, s.floor, s.used_ms, s.used_serial),
+                dict(s.done),
+            )
+            for s in self._sessions.in_order()
+        ]
+        return Frozen(header, tables, sessions, self._refusals)
+
+    def reader(self) -> Reader:
+        """Takes a snapshot's chunks one by one; hand its image to `adopt`."""
+        decoders = {
+            (name, table): decode
+            for name, routed in self._all.items()
+            for table, decode in routed.row_decoders.items()
+        }
+        return Reader(decoders, self.plugin_versions, self._refusals)
+
+    def adopt(self, image: Image, index: int) -> None:
+        """Replace the whole state by that of a snapshot taken at `index`.
+
+        Raises Diverged when the image is of another index or older than this state, which then
+        stays as it is. A `Frozen` that is being read goes on reading the former state.
+        """
+        header = image.header
+        if header.index != index or index < self.index:
+            raise Diverged(
+                f"a snapshot of index {header.index} was to be installed as {index} on a state of "
+                f"index {self.index}"
+            )
+        for name, routed in self._all.items():
+            for table_name, table in routed.tables.items():
+                table.replace_all(image.tables.get((name, table_name)))
+            routed.ctx.version = 0
+        self.index, self.now, self.serial = header.index, header.now, header.serial
+        self._sessions.replace_all(image.sessions)
+        self._refresh_active()
+
+    def restore(self, chunks: Iterable[bytes], index: int) -> None:
+        """Read a snapshot and adopt it, or raise and leave the state as it was.
+
+        Raises DamagedSnapshot, MissingPlugin or Diverged.
+        """
+        reader = self.reader()
+        for chunk in chunks:
+            reader.add(chunk)
+        self.adopt(reader.finish(), index)
+
+    def digest(self) -> str:
+        """A fingerprint of the state: equal on all nodes that have applied the same entries.
+
+        Walks everything at once: for tests. `Frozen.digest` gives the same in slices.
+        """
+        frozen = self.freeze()
+        for _ in frozen.slices():
+            pass
+        return frozen.digest

@@ -1,0 +1,205 @@
+"""Exactly-once: which commands have taken effect, and what was answered.
+
+Theory. A caller that hears nothing sends its command again, so the log may hold it many times, in
+any order. Each command carries (session, seq). Per session this table keeps the outcome of every
+seq at or above a *floor*; the caller raises the floor when it has received all answers below it.
+The first appearance of a seq is applied, every further one gets the first outcome.
+
+Rules of this file
+1. A session is opened through the log and its number is the serial of the command that opened it,
+   so numbers never repeat, and a restarted node never meets the answers of its former life.
+2. An unknown session is refused, never created. It ended, or it never was.
+3. Refusals are outcomes like others. What says "not judged" (below the floor, beyond the window,
+   unknown session) is not kept, because it depends on when the command arrived.
+4. Work is bounded. Raising the floor costs what it drops, each outcome is dropped once; a session
+   holds at most SESSION_WINDOW outcomes; ending a session drops one dict.
+5. Everything here is a function of the log, and is part of the snapshot and the digest.
+
+Two kinds of sessions. A *node's* session lives as long as the incarnation of its member and is
+ended by the NodeUp or NodeDown that ends it. A *client's* session (the network door) has no such
+event: it ends when it was idle for CLIENT_IDLE_MS on the log's clock, or as the least recently
+used one when CLIENTS_MAX are open. Its next command is then refused with `SessionExpired`, which
+says that older answers are lost: an explicit unknown rather than a silent second execution.
+
+What is not pretty: the machine's hot path reads `floor` and `done` itself; a method call per
+command would cost more than the check it makes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from raftkv.errors import OutcomeExpired, Refused, SequenceTooFar, SessionExpired
+
+from .tables import ABSENT
+
+__all__ = [
+    "ABANDONED",
+    "CLIENTS_MAX",
+    "CLIENT_IDLE_MS",
+    "SESSION_WINDOW",
+    "RestoredResult",
+    "Session",
+    "Sessions",
+]
+
+# Outcomes that one session may hold: the outbox bound of a node (config.Limits), so that a node
+# within its own limit is never refused by this one.
+SESSION_WINDOW: Final = 65_536
+# Client sessions in the whole cluster. One costs about 1 KB when little is kept in it.
+CLIENTS_MAX: Final = 10_000
+# Longer than any sensible retry of one call, short enough that abandoned clients do not pile up.
+CLIENT_IDLE_MS: Final = 3_600_000
+# Idle sessions ended per batch, so that no batch pays for many.
+_EXPIRED_PER_BATCH: Final = 16
+
+#: The outcome of a number that was asked for before its command arrived: it can never apply.
+ABANDONED: Final = OutcomeExpired(
+    "this number was settled as not applied before the command arrived; send it under a new number"
+)
+
+
+class RestoredResult(msgspec.Struct, frozen=True, gc=False):
+    """A result from a snapshot, still encoded: its type is known when its command comes again."""
+
+    data: bytes
+
+
+class Session:
+    """One opened session. `node` is empty for a client's session."""
+
+    __slots__ = ("done", "floor", "id", "node", "nonce", "used_ms", "used_serial")
+
+    def __init__(self, id: int, node: str, nonce: int, used_ms: int) -> None:
+        self.id = id
+        self.node = node
+        self.nonce = nonce
+        self.floor = 0
+        self.done: dict[int, Any] = {}
+        self.used_ms = used_ms
+        self.used_serial = id
+
+    def raise_floor(self, floor: int) -> None:
+        """Drop the outcomes below `floor`: their caller has them. It never goes down."""
+        done = self.done
+        if floor <= self.floor:
+            return
+        if floor - self.floor <= len(done):
+            pop = done.pop
+            for seq in range(self.floor, floor):
+                pop(seq, None)
+        else:
+            self.done = {seq: outcome for seq, outcome in done.items() if seq >= floor}
+        self.floor = floor
+
+    def recall(self, seq: int, window: int) -> Any:
+        """The kept outcome, a refusal that says why there cannot be one, or ABSENT: not seen."""
+        if seq < self.floor:
+            return OutcomeExpired(f"seq {seq} lies below the floor {self.floor} of the session")
+        outcome = self.done.get(seq, ABSENT)
+        if outcome is ABSENT and seq >= self.floor + window:
+            return SequenceTooFar(
+                f"seq {seq} is {seq - self.floor} above the floor of the session, the limit is "
+                f"{window}: wait for earlier answers first"
+            )
+        return outcome
+
+
+class Sessions:
+    """All open sessions of the cluster."""
+
+    def __init__(
+        self,
+        window: int = SESSION_WINDOW,
+        clients_max: int = CLIENTS_MAX,
+        client_idle_ms: int = CLIENT_IDLE_MS,
+    ) -> None:
+        self.window = window
+        self._clients_max = clients_max
+        self._client_idle_ms = client_idle_ms
+        self.by_id: dict[int, Session] = {}
+        self._by_node: dict[str, int] = {}
+        self._clients: OrderedDict[int, Session] = OrderedDict()  # least recently used first
+        self._by_nonce: dict[int, int] = {}  # of client sessions
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def in_order(self) -> Iterator[Session]:
+        return (self.by_id[id] for id in sorted(self.by_id))
+
+    def open_node(self, id: int, node: str, nonce: int, now: int) -> None:
+        """Open the session of a node's new incarnation, in place of an older one."""
+        self.end_node(node)
+        self._add(Session(id, node, nonce, now))
+
+    def end_node(self, node: str) -> None:
+        """End the session of a node, if it has one."""
+        id = self._by_node.pop(node, None)
+        if id is not None:
+            del self.by_id[id]
+
+    def open_client(self, id: int, nonce: int, now: int) -> None:
+        """Open a client's session; the least recently used one makes room when there are many."""
+        while len(self._clients) >= self._clients_max:
+            self._end_client(next(iter(self._clients.values())))
+        self._add(Session(id, "", nonce, now))
+
+    def client_of(self, nonce: int) -> int | None:
+        """The open client session that was opened under `nonce`."""
+        return self._by_nonce.get(nonce)
+
+    def touch(self, session: Session, now: int, serial: int) -> None:
+        """Note that a client's session was used."""
+        session.used_ms = now
+        session.used_serial = serial
+        self._clients.move_to_end(session.id)
+
+    def expire(self, now: int) -> None:
+        """End some of the client sessions that were idle for too long."""
+        for _ in range(min(_EXPIRED_PER_BATCH, len(self._clients))):
+            oldest = next(iter(self._clients.values()))
+            if now - oldest.used_ms <= self._client_idle_ms:
+                return
+            self._end_client(oldest)
+
+    def recall(self, id: int, seq: int) -> Any:
+        """As `Session.recall`; SessionExpired when the session is not open."""
+        session = self.by_id.get(id)
+        if session is None:
+            return unknown_session(id)
+        return session.recall(seq, self.window)
+
+    def abandon(self, id: int, seq: int) -> None:
+        """Make sure that a number which was not seen yet can never apply."""
+        self.by_id[id].done.setdefault(seq, ABANDONED)
+
+    def replace_all(self, sessions: Iterable[Session]) -> None:
+        """Take over the sessions of a snapshot."""
+        self.by_id.clear()
+        self._by_node.clear()
+        self._clients.clear()
+        self._by_nonce.clear()
+        for session in sorted(sessions, key=lambda session: session.used_serial):
+            self._add(session)
+
+    def _add(self, session: Session) -> None:
+        self.by_id[session.id] = session
+        if session.node:
+            self._by_node[session.node] = session.id
+        else:
+            self._clients[session.id] = session
+            self._by_nonce[session.nonce] = session.id
+
+    def _end_client(self, session: Session) -> None:
+        del self.by_id[session.id]
+        del self._clients[session.id]
+        del self._by_nonce[session.nonce]
+
+
+def unknown_session(id: int) -> Refused:
+    return SessionExpired(f"session {id} is not open: it ended, or it was never opened")

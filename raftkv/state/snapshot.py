@@ -1,0 +1,353 @@
+"""The whole replicated state as a stream of chunks, and back.
+
+Chunks are tagged msgpack arrays, in this order:
+
+    Header    format, index, now, serial, active plugins with versions
+    Rows      rows of one table in key order; plugins and their tables in name order
+    Opened    one session, in the order of their ids, each followed by its
+    Outcomes  kept outcomes in the order of their numbers
+    End       counts, and the digest of all that went before
+
+Rules of this file
+1. The bytes of a row depend on the row alone, so the digest, which runs over rows and not over
+   chunks, does not depend on where the stream was cut: equal states have equal digests, whether
+   they were walked at once or in slices between other commands.
+2. A chunk is closed at CHUNK_BYTES; only a single row can make it larger. A reader refuses a chunk
+   above CHUNK_BYTES_MAX before decoding it.
+3. Reading builds an `Image` aside. Nothing is replaced before the end marker, the counts and the
+   digest have been found right: a restore happens wholly or not at all.
+
+The digest serves both ends: two nodes at the same index compare it, and a reader verifies it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from sortedcontainers import SortedDict
+
+from raftkv.errors import DamagedSnapshot, MissingPlugin, Refused
+
+from .refusals import Refusals
+from .sessions import ABANDONED, RestoredResult, Session
+from .tables import FrozenTable
+
+__all__ = ["Frozen", "Header", "Image", "Reader", "decode_outcome", "encode_outcome"]
+
+FORMAT: Final = 1
+# A chunk is encoded in one go on the event loop: 512 KiB take about a millisecond.
+CHUNK_BYTES: Final = 512 * 1024
+# No row comes near: a command is limited to 1.5 MiB.
+CHUNK_BYTES_MAX: Final = 64 * 1024 * 1024
+
+KIND_RESULT: Final = 0
+KIND_REFUSAL: Final = 1
+KIND_ABANDONED: Final = 2
+
+
+class _Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    pass
+
+
+class Header(_Chunk, frozen=True, tag=0):
+    """What is true of the whole state. `plugins` are the active ones with their versions."""
+
+    format: int
+    index: int
+    now: int
+    serial: int
+    plugins: tuple[tuple[str, int], ...]
+
+
+class Rows(_Chunk, frozen=True, tag=1):
+    plugin: str
+    table: str
+    rows: bytes
+
+
+class Opened(_Chunk, frozen=True, tag=2):
+    id: int
+    node: str
+    nonce: int
+    floor: int
+    used_ms: int
+    used_serial: int
+
+
+class Outcomes(_Chunk, frozen=True, tag=3):
+    outcomes: bytes
+
+
+class End(_Chunk, frozen=True, tag=4):
+    rows: int
+    sessions: int
+    outcomes: int
+    digest: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decode_chunk = msgspec.msgpack.Decoder(Header | Rows | Opened | Outcomes | End).decode
+_decode_outcomes = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]]).decode
+
+
+def encode_outcome(outcome: Any, refusals: Refusals) -> tuple[int, bytes]:
+    """A kept outcome as (kind, bytes)."""
+    if outcome is ABANDONED:
+        return KIND_ABANDONED, b""
+    if isinstance(outcome, Refused):
+        return KIND_REFUSAL, refusals.encode(outcome)
+    if isinstance(outcome, RestoredResult):
+        return KIND_RESULT, outcome.data
+    return KIND_RESULT, _encoder.encode(outcome)
+
+
+def decode_outcome(kind: int, data: bytes, refusals: Refusals) -> Any:
+    """The inverse; a result stays encoded. Raises LookupError for an unknown refusal or kind."""
+    if kind == KIND_RESULT:
+        return RestoredResult(data)
+    if kind == KIND_REFUSAL:
+        return refusals.decode(data)
+    if kind == KIND_ABANDONED:
+        return ABANDONED
+    raise LookupError(f"unknown kind of outcome {kind}")
+
+
+class _Packed:
+    """Items that are encoded one by one into what is, with its head, one msgpack array."""
+
+    __slots__ = ("body", "count")
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.count = 0
+
+    def add(self, item: Any) -> bool:
+        """Whether there is room for more."""
+        _encoder.encode_into(item, self.body, -1)
+        self.count += 1
+        return len(self.body) < CHUNK_BYTES
+
+    def array(self) -> bytes:
+        return b"\xdd" + self.count.to_bytes(4, "big") + self.body
+
+
+_ARRAY_HEAD = 5
+
+
+class _Digest:
+    """Hashes what the chunks contain, wherever they were cut."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._table = ("", "")
+        self.rows = 0
+        self.sessions = 0
+        self.outcomes = 0
+
+    def add(self, chunk: Header | Rows | Opened | Outcomes, count: int) -> None:
+        update = self._hash.update
+        if isinstance(chunk, Rows):
+            if self._table != (chunk.plugin, chunk.table):
+                self._table = (chunk.plugin, chunk.table)
+                update(_encoder.encode(self._table))
+            update(memoryview(chunk.rows)[_ARRAY_HEAD:])
+            self.rows += count
+        elif isinstance(chunk, Outcomes):
+            update(memoryview(chunk.outcomes)[_ARRAY_HEAD:])
+            self.outcomes += count
+        else:
+            update(_encoder.encode(chunk))
+            self.sessions += count
+
+    def end(self) -> End:
+        return End(self.rows, self.sessions, self.outcomes, self._hash.digest())
+
+
+class Frozen:
+    """The state at one index, to be read while further commands are applied.
+
+    Read it to the end or call `close`; until then, writes save what they overwrite.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        tables: Sequence[tuple[str, str, FrozenTable]],
+        sessions: Sequence[tuple[Opened, dict[int, Any]]],
+        refusals: Refusals,
+    ) -> None:
+        self.header = header
+        self._tables = tables
+        self._sessions = sessions
+        self._refusals = refusals
+        self._digest = _Digest()
+        self._hex = ""
+
+    @property
+    def index(self) -> int:
+        """The index of the last entry that is contained."""
+        return self.header.index
+
+    @property
+    def digest(self) -> str:
+        """The digest, once all slices have been read; empty before."""
+        return self._hex
+
+    def slices(self, rows_max: int = 2000) -> Iterator[bytes]:
+        """The chunks, once. Each step reads at most `rows_max` rows and is short."""
+        assert rows_max > 0
+        try:
+            yield self._chunk(self.header, 0)
+            for plugin, name, table in self._tables:
+                while packed := self._pack_rows(table, rows_max):
+                    yield self._chunk(Rows(plugin, name, packed.array()), packed.count)
+            for opened, done in self._sessions:
+                yield self._chunk(opened, 1)
+                todo = iter(sorted(done))
+                while packed := self._pack_outcomes(todo, done, rows_max):
+                    yield self._chunk(Outcomes(packed.array()), packed.count)
+            end = self._digest.end()
+            self._hex = end.digest.hex()
+            yield _encoder.encode(end)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the state. Idempotent."""
+        for _, _, table in self._tables:
+            table.close()
+
+    def _chunk(self, chunk: Header | Rows | Opened | Outcomes, count: int) -> bytes:
+        self._digest.add(chunk, count)
+        return _encoder.encode(chunk)
+
+    @staticmethod
+    def _pack_rows(table: FrozenTable, rows_max: int) -> _Packed | None:
+        packed = _Packed()
+        for row in table.next_rows(rows_max):
+            room = packed.add(row)
+            table.passed(row[0])
+            if not room:
+                break
+        return packed if packed.count else None
+
+    def _pack_outcomes(
+        self, todo: Iterator[int], done: dict[int, Any], rows_max: int
+    ) -> _Packed | None:
+        packed = _Packed()
+        for seq in todo:
+            room = packed.add((seq, *encode_outcome(done[seq], self._refusals)))
+            if not room or packed.count == rows_max:
+                break
+        return packed if packed.count else None
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A state that was read and verified, not yet in use."""
+
+    header: Header
+    tables: Mapping[tuple[str, str], SortedDict]
+    sessions: Sequence[Session]
+
+
+class Reader:
+    """Takes the chunks of one stream, in order, and gives the `Image`.
+
+    `decoders` maps (plugin, table) to a decoder of `list[tuple[key, value]]`; `versions` says which
+    plugins this node has, in which version. Raises MissingPlugin when the state needs another,
+    DamagedSnapshot when the stream is not what a `Frozen` wrote.
+    """
+
+    def __init__(
+        self,
+        decoders: Mapping[tuple[str, str], Callable[[bytes], list[tuple[Any, Any]]]],
+        versions: Mapping[str, int],
+        refusals: Refusals,
+    ) -> None:
+        self._decoders = decoders
+        self._versions = versions
+        self._refusals = refusals
+        self._digest = _Digest()
+        self._offset = 0
+        self._header: Header | None = None
+        self._rows: dict[tuple[str, str], dict[Any, Any]] = {}
+        self._sessions: list[Session] = []
+        self._ended = False
+
+    def add(self, chunk: bytes) -> None:
+        """Take the next chunk."""
+        if len(chunk) > CHUNK_BYTES_MAX:
+            raise self._damaged(f"a chunk of {len(chunk)} bytes exceeds {CHUNK_BYTES_MAX}")
+        try:
+            self._take(_decode_chunk(chunk))
+        except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
+            raise self._damaged(f"{type(error).__name__}: {error}") from None
+        self._offset += len(chunk)
+
+    def finish(self) -> Image:
+        """The state, if the stream was complete."""
+        if self._header is None or not self._ended:
+            raise self._damaged("the stream ends before its end marker")
+        tables = {key: SortedDict(rows) for key, rows in self._rows.items()}
+        return Image(self._header, tables, self._sessions)
+
+    def _take(self, chunk: Header | Rows | Opened | Outcomes | End) -> None:
+        if self._ended:
+            raise ValueError("a chunk follows the end marker")
+        if (self._header is None) != isinstance(chunk, Header):
+            raise ValueError("the header must be the first chunk, and only that")
+        count = 0
+        if isinstance(chunk, Header):
+            self._take_header(chunk)
+        elif isinstance(chunk, Rows):
+            key = (chunk.plugin, chunk.table)
+            rows = self._decoders[key](chunk.rows)
+            self._rows.setdefault(key, {}).update(rows)
+            count = len(rows)
+        elif isinstance(chunk, Opened):
+            session = Session(chunk.id, chunk.node, chunk.nonce, chunk.used_ms)
+            session.floor, session.used_serial = chunk.floor, chunk.used_serial
+            self._sessions.append(session)
+            count = 1
+        elif isinstance(chunk, Outcomes):
+            outcomes = _decode_outcomes(chunk.outcomes)
+            done = self._sessions[-1].done
+            for seq, kind, data in outcomes:
+                done[seq] = decode_outcome(kind, data, self._refusals)
+            count = len(outcomes)
+        else:
+            self._take_end(chunk)
+            return
+        self._digest.add(chunk, count)
+
+    def _take_header(self, header: Header) -> None:
+        if header.format != FORMAT:
+            raise ValueError(f"format {header.format} is not {FORMAT}, the one this version reads")
+        for name, version in header.plugins:
+            require_plugin(name, version, self._versions)
+        self._header = header
+
+    def _take_end(self, end: End) -> None:
+        if end != self._digest.end():
+            raise ValueError("counts or digest differ from those in the end marker")
+        self._ended = True
+
+    def _damaged(self, reason: str) -> DamagedSnapshot:
+        return DamagedSnapshot("the snapshot's state", self._offset, reason)
+
+
+def require_plugin(name: str, version: int, versions: Mapping[str, int]) -> None:
+    """Raise MissingPlugin unless this node has the plugin in that version or a newer one."""
+    if name not in versions:
+        raise MissingPlugin(
+            f"the cluster runs the plugin {name!r}, which this node lacks: install it and name it "
+            f"in the node's plugins, then start the node again"
+        )
+    if versions[name] < version:
+        raise MissingPlugin(
+            f"the cluster runs version {version} of the plugin {name!r}, this node has "
+            f"{versions[name]}: upgrade it, then start the node again"
+        )

@@ -1,0 +1,297 @@
+"""Typed tables: where all replicated state lives.
+
+Rules of this file
+1. Keys and values are immutable, and `TableSpec` refuses types that are not. So a value may be
+   shared by the live table, an undo log, a change and a snapshot without being copied.
+2. Order is key order, always. Nothing here ever iterates in order of insertion or of hashes, so
+   two nodes that applied the same commands iterate alike.
+3. Every write goes through `put` or `delete`: that is what gives each plugin, for nothing, undo
+   per command, change capture, snapshots in slices, and the digest.
+
+How the three services share one record. A write appends `(table, key, old)` to one undo log that
+all tables of a machine share. A refused command is undone by walking that log backwards. The
+changes of an accepted command are the same log read forwards (first old value, last new value per
+key), and they are only built when somebody listens. The log is cleared after each command.
+
+How a snapshot is walked while commands go on. `freeze` attaches a `FrozenTable` to the table.
+From then on the first write to each key that the walk has not passed yet saves the value that the
+key had at the freeze. The walk asks the saved values first and the live table otherwise. Keys that
+have vanished from the live table are kept apart, sorted (`_ghosts`), because the walk needs them
+in order. A walk therefore costs what it reads, and a write during a walk one comparison and one
+dict entry; nothing is ever copied whole.
+
+What is not pretty: `get` is the bound C method of the dict inside, stored as an attribute, because
+a Python-level wrapper would double the cost of the most frequent operation of all. A restore swaps
+the dict and rebinds `get`; so nobody may keep `table.get` beyond one command.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+
+from sortedcontainers import SortedDict, SortedList
+
+__all__ = ["ABSENT", "Absent", "FrozenTable", "Table", "TableView", "UndoLog", "undo_to"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+# Keys fetched at once by a scan: large enough to amortise the search for the place to go on,
+# small enough that a scan which is left early has read little.
+SCAN_KEYS = 256
+
+
+class Absent(enum.Enum):
+    """The type of `ABSENT`."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+#: "There is no row", where None could be a value.
+ABSENT: Final = Absent.ABSENT
+
+UndoLog = list[tuple["Table[Any, Any]", Any, Any]]
+
+
+class _After:
+    """Stands in the order behind every key that starts with `prefix`, before all greater ones."""
+
+    __slots__ = ("_prefix", "_size")
+
+    def __init__(self, prefix: Sequence[Any]) -> None:
+        self._prefix = prefix
+        self._size = len(prefix)
+
+    def __lt__(self, key: Any) -> bool:
+        return bool(key[: self._size] > self._prefix)
+
+    def __gt__(self, key: Any) -> bool:
+        return bool(key[: self._size] <= self._prefix)
+
+
+class TableView(Generic[K, V]):
+    """The reading half of a table."""
+
+    __slots__ = ("_rows", "get", "name")
+
+    def __init__(self, name: str, rows: SortedDict) -> None:
+        self.name = name
+        self._bind(rows)
+
+    def _bind(self, rows: SortedDict) -> None:
+        self._rows = rows
+        object.__setattr__(self, "get", rows.get)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def get(self, key: K) -> V | None: ...
+        @overload
+        def get(self, key: K, default: D) -> V | D: ...
+        def get(self, key: K, default: Any = None) -> Any:
+            """The value of `key`, or `default`."""
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: K) -> V:
+        value: V = self._rows[key]
+        return value
+
+    def scan(
+        self,
+        first: K | None = None,
+        last: K | None = None,
+        *,
+        prefix: Sequence[Any] | None = None,
+        reverse: bool = False,
+        limit: int = 0,
+    ) -> Iterator[tuple[K, V]]:
+        """Rows with `first <= key < last`, or those whose key starts with `prefix`, in key order.
+
+        A missing bound is open. Prefixes work on keys that can be sliced: bytes, str, tuples.
+        At most `limit` rows; 0 for all. The table may be changed during the scan: rows ahead
+        are then seen as they are when the scan reaches them, in the same way on every node.
+        """
+        low, high = self._bounds(first, last, prefix)
+        rows = self._rows
+        inclusive = (True, False)
+        left = -1 if limit == 0 else limit
+        while left != 0:
+            count = SCAN_KEYS if left < 0 or left > SCAN_KEYS else left
+            keys = list(islice(rows.irange(low, high, inclusive, reverse), count))
+            for key in keys:
+                value = rows.get(key, ABSENT)
+                if value is not ABSENT:
+                    left -= 1
+                    yield key, value
+            if len(keys) < count:
+                return
+            if reverse:
+                high = keys[-1]
+            else:
+                low, inclusive = keys[-1], (False, False)
+
+    def count(
+        self, first: K | None = None, last: K | None = None, *, prefix: Sequence[Any] | None = None
+    ) -> int:
+        """How many rows `scan` would give, found without reading them."""
+        low, high = self._bounds(first, last, prefix)
+        rows = self._rows
+        start = 0 if low is None else rows.bisect_left(low)
+        stop = len(rows) if high is None else rows.bisect_left(high)
+        return max(0, stop - start)
+
+    @staticmethod
+    def _bounds(first: Any, last: Any, prefix: Sequence[Any] | None) -> tuple[Any, Any]:
+        if prefix is None:
+            return first, last
+        assert first is None, "prefix excludes first"
+        assert last is None, "prefix excludes last"
+        return prefix, _After(prefix)
+
+
+class Table(TableView[K, V]):
+    """A table as the command that is being applied sees it. Made by the state machine only."""
+
+    __slots__ = ("_frozen", "_record", "captured", "plugin", "view")
+
+    def __init__(self, plugin: str, name: str, undo: UndoLog) -> None:
+        self.plugin = plugin
+        self.view: TableView[K, V] = TableView(name, SortedDict())
+        super().__init__(name, self.view._rows)
+        self.captured = False
+        self._record: Callable[[tuple[Table[Any, Any], Any, Any]], None] = undo.append
+        self._frozen: tuple[FrozenTable, ...] = ()
+
+    def put(self, key: K, value: V) -> None:
+        """Set the row of `key`."""
+        rows = self._rows
+        old = rows.get(key, ABSENT)
+        self._record((self, key, old))
+        if self._frozen:
+            for frozen in self._frozen:
+                frozen._save(key, old, False)
+        if old is ABSENT:
+            rows[key] = value
+        else:
+            # SortedDict would look the key up once more before it does just this.
+            dict.__setitem__(rows, key, value)
+
+    def delete(self, key: K) -> bool:
+        """Remove the row of `key`; return whether there was one."""
+        rows = self._rows
+        old = rows.get(key, ABSENT)
+        if old is ABSENT:
+            return False
+        self._record((self, key, old))
+        for frozen in self._frozen:
+            frozen._save(key, old, True)
+        del rows[key]
+        return True
+
+    def freeze(self) -> FrozenTable:
+        """A view of the rows as they are now, to be walked in slices. Close it, or walk it."""
+        frozen = FrozenTable(self)
+        self._frozen = (*self._frozen, frozen)
+        return frozen
+
+    def replace_all(self, rows: SortedDict | None) -> None:
+        """Swap in the rows of a snapshot. Not undoable and not captured.
+
+        A walk that is under way goes on over the old rows, which nobody writes to any more.
+        """
+        self._frozen = ()
+        rows = SortedDict() if rows is None else rows
+        self._bind(rows)
+        self.view._bind(rows)
+
+    def _revert(self, key: Any, old: Any) -> None:
+        # What a freeze saved stays right: the key now holds just that value again.
+        if old is ABSENT:
+            del self._rows[key]
+        else:
+            self._rows[key] = old
+
+    def _detach(self, frozen: FrozenTable) -> None:
+        self._frozen = tuple(other for other in self._frozen if other is not frozen)
+
+
+def undo_to(log: UndoLog, mark: int) -> None:
+    """Undo the newest writes until `mark` records are left in the log."""
+    while len(log) > mark:
+        table, key, old = log.pop()
+        table._revert(key, old)
+
+
+class FrozenTable:
+    """The rows of one table at the moment of the freeze."""
+
+    __slots__ = ("_cursor", "_ghosts", "_rows", "_saved", "_table")
+
+    def __init__(self, table: Table[Any, Any]) -> None:
+        self._table: Table[Any, Any] | None = table
+        self._rows = table._rows
+        self._cursor: Any = ABSENT
+        self._saved: dict[Any, Any] = {}
+        self._ghosts: SortedList = SortedList()
+
+    def _save(self, key: Any, old: Any, vanishes: bool) -> None:
+        if self._cursor is not ABSENT and key <= self._cursor:
+            return
+        if key not in self._saved:
+            self._saved[key] = old
+            if vanishes:
+                self._ghosts.add(key)
+        elif vanishes and self._saved[key] is not ABSENT and key not in self._ghosts:
+            self._ghosts.add(key)
+
+    def next_rows(self, count: int) -> list[tuple[Any, Any]]:
+        """The next rows in key order, at most `count` of them. Empty when the walk is over."""
+        while self._table is not None:
+            keys = self._next_keys(count)
+            if len(keys) == 0:
+                self.close()
+                break
+            saved, live = self._saved, self._rows
+            rows = []
+            for key in keys:
+                value = saved[key] if key in saved else live[key]
+                if value is not ABSENT:
+                    rows.append((key, value))
+            if rows:
+                return rows
+            self.passed(keys[-1])  # all of them are younger than the freeze
+        return []
+
+    def _next_keys(self, count: int) -> list[Any]:
+        low = None if self._cursor is ABSENT else self._cursor
+        inclusive = (False, False)
+        keys = list(islice(self._rows.irange(low, None, inclusive), count))
+        if self._ghosts:
+            ghosts = list(islice(self._ghosts.irange(low, None, inclusive), count))
+            keys = sorted({*keys, *ghosts})[:count]  # a key may have vanished and come back
+        return keys
+
+    def passed(self, key: Any) -> None:
+        """The caller has taken all rows up to and including `key`; writes to them are free now."""
+        self._cursor = key
+
+    def close(self) -> None:
+        """Stop saving values. Idempotent."""
+        if self._table is not None:
+            self._table._detach(self)
+            self._table = None
+            self._rows = SortedDict()
+            self._saved = {}
+            self._ghosts = SortedList()
