@@ -1,0 +1,144 @@
+"""`node.kv`: what it proposes, what it reads, what it refuses before it proposes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from raftkv.errors import TooLarge
+from raftkv.kv import Compare, DuplicateKey, EmptyKey, KeyValue, KVApi, PutOp, RangeOp
+from raftkv.plugin import Host
+from tests.kv.fake_host import FakeHost
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def kv(host: FakeHost) -> KVApi:
+    return KVApi(cast(Host, host))
+
+
+def fill(kv: KVApi) -> None:
+    for key in (b"a", b"b/1", b"b/2", b"c"):
+        run(kv.put(key, b"v" + key))
+
+
+def test_put_and_get(kv: KVApi, host: FakeHost) -> None:
+    assert run(kv.get(b"k")) is None
+    assert run(kv.put(b"k", b"1")).revision == 2
+    assert run(kv.put(b"k", b"2", prev_kv=True)).prev == KeyValue(b"k", b"1", 2, 2, 1)
+    assert run(kv.get(b"k", consistency="local", timeout_s=2)) == KeyValue(b"k", b"2", 2, 3, 2)
+    assert host.barriers == [("linearizable", None), ("local", 2)]
+    assert kv.revision == 3
+
+
+def test_range(kv: KVApi, host: FakeHost) -> None:
+    fill(kv)
+
+    def keys(**arguments: Any) -> list[bytes]:
+        return [found.key for found in run(kv.range(**arguments)).kvs]
+
+    assert keys() == [b"a", b"b/1", b"b/2", b"c"]
+    assert keys(prefix=b"") == keys()
+    assert keys(prefix=b"b/") == [b"b/1", b"b/2"]
+    assert keys(first=b"b/2") == [b"b/2", b"c"]
+    assert keys(last=b"b/2") == [b"a", b"b/1"]
+    assert keys(first=b"b", last=b"c") == [b"b/1", b"b/2"]
+    assert keys(limit=1) == [b"a"]
+    answer = run(kv.range(limit=1, keys_only=True, consistency="local"))
+    assert (answer.count, answer.more, answer.revision) == (4, True, 5)
+    assert answer.kvs[0].value == b""
+    assert run(kv.range(count_only=True)).count == 4
+    assert run(kv.read(RangeOp(b"b/1"))).count == 1
+    assert host.barriers[-2:] == [("linearizable", None)] * 2
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [(b"c", b"a"), (b"a", b"a"), (None, b"\0"), (None, b""), (b"a", b"\0"), (b"", b"")],
+)
+def test_a_range_without_room_never_means_all_keys(kv: KVApi, host: FakeHost, bounds: Any) -> None:
+    fill(kv)
+    for call in (kv.range(*bounds), kv.delete(*bounds)):
+        with pytest.raises(ValueError, match="no key between"):
+            run(cast("Coroutine[Any, Any, Any]", call))
+    assert run(kv.range(count_only=True)).count == 4
+
+
+def test_delete(kv: KVApi) -> None:
+    fill(kv)
+    assert run(kv.delete(b"x")).deleted == 0
+    assert run(kv.delete(b"a")).deleted == 1
+    deleted = run(kv.delete(prefix=b"b/", prev_kv=True))
+    assert [found.key for found in deleted.prev] == [b"b/1", b"b/2"]
+    assert run(kv.delete(b"b", b"z")).deleted == 1
+    assert run(kv.range(count_only=True)).count == 0
+
+
+def test_delete_wants_to_be_told_what(kv: KVApi) -> None:
+    with pytest.raises(TypeError, match="key or a prefix"):
+        run(kv.delete())
+    for arguments in ({"key": b"a", "prefix": b"b"}, {"last": b"a", "prefix": b"b"}):
+        with pytest.raises(TypeError, match="not both"):
+            run(kv.delete(**arguments))
+
+
+def test_txn(kv: KVApi) -> None:
+    absent = [Compare(b"k", "version", "=", 0)]
+    won = run(kv.txn(absent, [PutOp(b"k", b"me")], [RangeOp(b"k")]))
+    lost = run(kv.txn(absent, [PutOp(b"k", b"you")], [RangeOp(b"k")]))
+    assert (won.succeeded, won.revision) == (True, 2)
+    assert lost.succeeded is False
+    assert lost.results[0].kvs == (KeyValue(b"k", b"me", 2, 2, 1),)  # type: ignore[union-attr]
+    with pytest.raises(DuplicateKey):
+        run(kv.txn(success=[PutOp(b"k", b""), PutOp(b"k", b"")]))
+
+
+def test_what_is_too_large_is_not_proposed(kv: KVApi, host: FakeHost) -> None:
+    host.set("key_bytes_max", 2000)
+    host.set("value_bytes_max", 2000)
+    host.set("txn_ops_max", 2)
+    before = host.proposed
+    calls: list[Coroutine[Any, Any, Any]] = [
+        kv.put(b"k" * 2001, b""),
+        kv.put(b"k", b"v" * 2001),
+        kv.delete(b"k" * 2001),
+        kv.get(b"k" * 2001),
+        kv.txn(success=[PutOp(b"k", b"v" * 2001)]),
+        kv.txn(failure=[PutOp(b"k%d" % n, b"") for n in range(3)]),
+    ]
+    for call in calls:
+        with pytest.raises(TooLarge):
+            run(call)
+    assert host.proposed == before
+    assert run(kv.put(b"k" * 2000, b"v" * 2000)).revision == 2
+
+
+def test_mistakes_of_the_caller(kv: KVApi, host: FakeHost) -> None:
+    texts: list[Coroutine[Any, Any, Any]] = [
+        kv.put("k", b""),  # type: ignore[arg-type]
+        kv.put(b"k", "v"),  # type: ignore[arg-type]
+        kv.get("k"),  # type: ignore[arg-type]
+    ]
+    for call in texts:
+        with pytest.raises(TypeError, match="bytes"):
+            run(call)
+    empty: list[Coroutine[Any, Any, Any]] = [kv.put(b"", b""), kv.get(b""), kv.delete(b"")]
+    for call in empty:
+        with pytest.raises(EmptyKey):
+            run(call)
+    with pytest.raises(ValueError, match="limit"):
+        run(kv.range(limit=-1))
+    assert host.proposed == 0
