@@ -36,6 +36,9 @@ class RaftTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     heartbeat_ms: int = 60
     # A proposal without an outcome is sent again after this time (the log removes duplicates).
     resend_ms: int = 1000
+    # A member that nobody has heard for this long is declared dead by the leader; what it owned is
+    # fenced. Far above an election time-out: a restart of a node is not a death.
+    node_down_ms: int = 10_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,8 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- NoLeader              no leader is known, or a leader lost its office before it accepted
     |   |-- TooLarge              the command exceeds a limit; make it smaller
     |   |-- Stopped               this node is stopping or was never started
-    |   `-- ReadTimeout           a read was not confirmed in time (reads change nothing)
+    |   |-- ReadTimeout           a read was not confirmed in time (reads change nothing)
+    |   `-- PeerUnreachable       a call to another node was never delivered
     |-- OutcomeUnknown        the command may or may not have been applied: ask `node.outcome`
     |   `-- Timeout               the deadline passed while the command was on its way
     |-- Refused               a verdict of the replicated state machine, the same on every node
@@ -21,6 +22,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- InvalidSetting        a replicated setting was refused by its own check
     |   |-- StaleIncarnation      the command was written by an earlier life of its node
     |   `-- (each plugin's own)
+    |-- RemoteFailed          another node's handler raised; its own state is its own affair
     |-- NodeFault             this node stopped itself; its data needs an operator
     |   |-- DamagedLog            the write-ahead log is damaged beyond a torn tail
     |   |-- DamagedSnapshot       a snapshot file does not match its checksums
@@ -84,6 +86,18 @@ class ReadTimeout(NotApplied):
     """A read could not be confirmed before its deadline; nothing was changed."""
 
     code = "read_timeout"
+
+
+class PeerUnreachable(NotApplied):
+    """A call to another node was never delivered: no such member, or no connection to it."""
+
+    code = "peer_unreachable"
+
+
+class RemoteFailed(RaftkvError):
+    """The handler of a call on another node raised; the text names its exception."""
+
+    code = "remote_failed"
 
 
 class OutcomeUnknown(RaftkvError):

@@ -1,0 +1,235 @@
+"""Plugins on one node: their `Host`, their services' life and hooks, finding them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from .errors import ConfigError
+from .plugin import Change, Consistency, Member, Outcome, Plugin, Service, View
+from .rpc import PluginRpc
+from .runtime import Runtime
+from .state.core import SettleOutcome
+
+if TYPE_CHECKING:
+    from .node import Node
+
+__all__ = ["Hosting", "NodeHost", "find_plugins"]
+
+log = logging.getLogger("raftkv.plugins")
+
+T = TypeVar("T")
+
+
+def find_plugins(names: Sequence[str]) -> list[Plugin[Any]]:
+    """The installed plugins of these names. Raises ConfigError for one that is not installed."""
+    found = {point.name: point for point in entry_points(group="raftkv.plugins")}
+    plugins: list[Plugin[Any]] = []
+    for name in names:
+        point = found.get(name)
+        if point is None:
+            raise ConfigError(
+                f"plugins names {name!r}, which is not installed. Installed: "
+                f"{', '.join(sorted(found)) or 'none'}"
+            )
+        plugins.append(point.load()())
+    return plugins
+
+
+class NodeHost:
+    """What `plugin.Host` promises, for one plugin on one node."""
+
+    def __init__(self, node: Node, plugin: Plugin[Any], rpc: PluginRpc) -> None:
+        self._node = node
+        self._plugin = plugin
+        self._allowed = (plugin.name, *plugin.uses)
+        self.rpc = rpc
+        self.options: Any = None
+        self.log = logging.getLogger(f"raftkv.plugins.{plugin.name}")
+
+    @property
+    def name(self) -> str:
+        return self._node.name
+
+    @property
+    def role(self) -> Literal["core", "replicant"]:
+        return self._node.config.role
+
+    @property
+    def incarnation(self) -> int:
+        return self._node.incarnation
+
+    @property
+    def leader(self) -> str | None:
+        return self._node.leader
+
+    @property
+    def is_leader(self) -> bool:
+        return self._node.hosting.leads
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._node.runtime
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        return self.view().members
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.view().settings
+
+    async def propose(self, command: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
+        return await self._node.propose(self._plugin.name, command, timeout_s=timeout_s)
+
+    async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
+        return await self._node.outcome(session, seq, timeout_s=timeout_s)
+
+    async def barrier(
+        self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
+    ) -> None:
+        await self._node.barrier(consistency, timeout_s=timeout_s)
+
+    def view(self, plugin: str | None = None) -> View:
+        name = plugin or self._plugin.name
+        if name not in self._allowed:
+            raise LookupError(f"the plugin {self._plugin.name!r} does not name {name!r} in uses")
+        return self._node.machine.view(name)
+
+    def now_ms(self) -> int:
+        return self._node.clock.now_ms()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return self._node.hosting.spawn(coroutine, f"{self._plugin.name}: {name}")
+
+    def api(self, plugin: type[Plugin[T]]) -> T:
+        if plugin.name not in self._allowed:
+            raise LookupError(f"{self._plugin.name!r} does not name {plugin.name!r} in uses")
+        return self._node.plugin(plugin)
+
+
+class Hosting:
+    """The node's plugins. Services start in the order of `uses` and stop in reverse."""
+
+    def __init__(self, node: Node, plugins: Sequence[Plugin[Any]]) -> None:
+        self._node = node
+        self.plugins = {plugin.name: plugin for plugin in plugins}
+        self.apis: dict[str, Any] = {}
+        self.services: dict[str, Service] = {}
+        self.leads = False
+        self.hook_faults = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._incarnation = 0
+
+    def open(self) -> None:
+        """Make every plugin's API and service; nothing runs yet."""
+        for plugin in self._in_order():
+            host = NodeHost(self._node, plugin, self._node.rpc.for_plugin(plugin.name))
+            api = plugin.open(host)
+            self.apis[plugin.name] = api
+            service = plugin.service(host, api)
+            if service is not None:
+                self.services[plugin.name] = service
+
+    def _in_order(self) -> list[Plugin[Any]]:
+        ordered: dict[str, Plugin[Any]] = {}
+
+        def place(plugin: Plugin[Any]) -> None:
+            for used in plugin.uses:
+                if used not in ordered and used in self.plugins:
+                    place(self.plugins[used])
+            ordered[plugin.name] = plugin
+
+        for name in sorted(self.plugins):
+            if name not in ordered:
+                place(self.plugins[name])
+        return list(ordered.values())
+
+    async def start(self) -> None:
+        for name, service in self.services.items():
+            await service.start()
+            wanted = (name, *self.plugins[name].uses)
+            self._unsubscribe.append(self._node.machine.subscribe(self._listener(service), wanted))
+        self._unsubscribe.append(self._node.machine.subscribe(self._members_changed, ("core",)))
+
+    async def stop(self) -> None:
+        self.set_leads(False)
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        for name in reversed(list(self.services)):
+            try:
+                await self.services[name].stop()
+            except Exception:
+                self.hook_faults += 1
+                log.exception("stopping the service of %s failed", name)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _listener(self, service: Service) -> Callable[[int, Sequence[Change]], None]:
+        def listener(index: int, changes: Sequence[Change]) -> None:
+            self._hook(lambda: service.on_applied(index, changes))
+
+        return listener
+
+    def _members_changed(self, index: int, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.table != "members":
+                continue
+            old = change.old if isinstance(change.old, Member) else None
+            new = change.new if isinstance(change.new, Member) else None
+            for service in list(self.services.values()):
+                if old is not None and old.up and (new is None or new != old):
+                    self._hook(lambda s=service, m=old: s.on_node_down(m))  # type: ignore[misc]
+                if new is not None and new.up:
+                    self._hook(lambda s=service, m=new: s.on_node_up(m))  # type: ignore[misc]
+
+    def incarnation_changed(self, incarnation: int) -> None:
+        if incarnation != self._incarnation:
+            self._incarnation = incarnation
+            for service in self.services.values():
+                self._hook(lambda s=service: s.on_incarnation(incarnation))  # type: ignore[misc]
+
+    def restored(self, index: int) -> None:
+        for service in self.services.values():
+            self._hook(lambda s=service: s.on_restored(index))  # type: ignore[misc]
+
+    def set_leads(self, leads: bool) -> None:
+        """on_leader once all before its term is applied; on_follower as soon as it ended."""
+        if leads == self.leads:
+            return
+        self.leads = leads
+        for service in self.services.values():
+            self._hook(service.on_leader if leads else service.on_follower)
+
+    def _hook(self, hook: Callable[[], None]) -> None:
+        try:
+            hook()
+        except Exception:
+            self.hook_faults += 1
+            log.exception("a plugin's hook failed on %s", self._node.name)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._node.runtime.spawn(coroutine, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.hook_faults += 1
+            log.error("the task %s failed", task.get_name(), exc_info=task.exception())
+
+    async def settle(self, session: int, seq: int, timeout_s: float | None) -> Outcome:
+        """Ask the log what became of a number (a command itself: rule in the design, part 2)."""
+        node = self._node
+        report = await node.propose("core", SettleOutcome(session, seq), timeout_s=timeout_s)
+        result = node.machine.read_report(report, None)
+        return Outcome(report.verdict, result)

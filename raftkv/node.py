@@ -1,0 +1,374 @@
+"""A node: what a program embeds.
+
+    config = raftkv.NodeConfig(...)
+    async with raftkv.Node(config) as node:
+        await node.kv.put(b"k", b"v")
+
+The node owns its data directory, its listening port, the state machine with its plugins, and its
+part in replication (a core's engine or a replicant's follower). Entering the context starts it;
+it takes part as soon as the cluster has a leader, and calls wait for that within their deadline.
+
+A node that must stop itself (damaged log, failing disk, contradiction) sets `fault`; every call
+then raises it. Nothing that was acknowledged is lost by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from .config import NodeConfig
+from .errors import NodeFault, NoLeader, RaftkvError, Stopped
+from .hosting import Hosting, find_plugins
+from .kv import KV, KVApi
+from .logclock import LogClock
+from .outbox import Outbox
+from .parts import CorePart, Part, ReplicantPart
+from .peering import Peering
+from .plugin import Consistency, Outcome, Plugin
+from .raft import wire
+from .raft.identity import DataDirectory
+from .raft.recovery import recover
+from .reading import Reader
+from .replica import Replica
+from .rpc import RpcHub
+from .runtime import OsRuntime, Runtime
+from .state import Member
+from .state.core import NodeDown, NodeUp, NodeUpResult
+from .state.machine import StateMachine
+from .status import Status, status_of
+
+__all__ = ["Node"]
+
+log = logging.getLogger("raftkv.node")
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Node:
+    """One node of a cluster, on the running event loop.
+
+    `plugins`: classes or instances to run beside the keyspace; None takes the installed ones that
+    `config.plugins` names. `runtime` is for the simulated world.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        plugins: Sequence[type[Plugin[Any]] | Plugin[Any]] | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.config = config.validated()
+        chosen: Sequence[type[Plugin[Any]] | Plugin[Any]]
+        chosen = find_plugins(config.plugins) if plugins is None else plugins
+        made = [plugin() if isinstance(plugin, type) else plugin for plugin in chosen]
+        self._plugins: list[Plugin[Any]] = [KV(), *made]
+        self._given_runtime = runtime
+        self.name = config.name
+        self.incarnation = 0
+        self.session = 0
+        self._started = False
+        self._stopping = False
+        self._part: Part | None = None
+        self._directory: DataDirectory | None = None
+        self._opening: asyncio.Task[Any] | None = None
+
+    # -- life
+
+    async def __aenter__(self) -> Node:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Recover, listen and begin to take part. Raises ConfigError or NodeFault.
+
+        It does not wait for a leader: `wait_ready` does.
+        """
+        assert not self._started, "a node is started once"
+        self._started = True
+        runtime = self.runtime = self._given_runtime or OsRuntime()
+        self.fault: asyncio.Future[Any] = runtime.future()
+        self._ready: asyncio.Future[Any] = runtime.future()
+        try:
+            await self._assemble(runtime)
+        except BaseException:
+            await self._release()
+            raise
+
+    async def _assemble(self, runtime: Runtime) -> None:
+        config = self.config
+        directory = self._directory = DataDirectory(config, runtime)
+        self.machine = StateMachine(self._plugins)
+        self.clock = LogClock(runtime)
+        self.outbox = Outbox(runtime, config.limits, config.raft, self._send)
+        self.reader = Reader(runtime, config.raft, self._ask)
+        replica = self._replica = Replica(self.machine, self.clock, self.outbox, self.reader)
+        replica.on_session = self._session_opened
+        replica.on_office = self._office_changed
+        replica.on_progress = self._progressed
+        replica.on_restored = self._restored
+        replica.on_fault = self._faulted
+        peering = self._peering = Peering(config, directory, runtime, self._faulted)
+        self.rpc = RpcHub(
+            self.name, runtime, peering.hub, self._address_of, config.limits.frame_bytes_max
+        )
+        peering.purpose("rpc", self.rpc.link_up, self.rpc.link_down)
+        peering.route(wire.RpcRequest, self.rpc.on_request)
+        peering.route(wire.RpcReply, self.rpc.on_reply)
+        self.hosting = Hosting(self, self._plugins)
+        self.hosting.open()
+        self._part = self._make_part(runtime, directory, replica)
+        await peering.hub.listen(config.peer_address)
+        await self.hosting.start()
+        self._part.start()
+        self._office_changed()
+        self._opening = runtime.spawn(self._keep_session(), "session")
+
+    def _make_part(self, runtime: Runtime, directory: DataDirectory, replica: Replica) -> Part:
+        config, identity = self.config, directory.identity
+        if config.role == "replicant":
+            self.machine.skip(1)
+            return ReplicantPart(config, runtime, self._peering, replica, self.reader)
+        recovered = recover(runtime.files, config.dir, config.limits, fsync=config.fsync == "on")
+        if recovered.snapshot is not None:
+            meta = recovered.snapshot.meta
+            self.machine.restore(recovered.snapshot.chunks(), meta.index)
+        else:
+            self.machine.skip(1)
+        part = CorePart(
+            config,
+            runtime,
+            self._peering,
+            recovered,
+            replica,
+            self.reader,
+            identity.raft_id,
+            identity.cluster_id,
+        )
+        part.on_down = self._declare_down
+        return part
+
+    async def stop(self) -> None:
+        """Stop cleanly. What was acknowledged is on disk; calls under way end with an error."""
+        if self._stopping or not self._started:
+            return
+        self._stopping = True
+        await self._release()
+        if not self.fault.done():
+            self.fault.cancel()
+
+    async def _release(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        if hasattr(self, "hosting"):
+            await self.hosting.stop()
+        if self._part is not None:
+            self._part.stop()
+        if hasattr(self, "_peering"):
+            self._peering.close()
+            self.rpc.stop()
+            self.reader.stop()
+            self.outbox.stop()
+        self.runtime.close()
+        if self._directory is not None:
+            self._directory.close()
+        if not self._ready.done():
+            self._ready.cancel()
+
+    def _faulted(self, fault: NodeFault) -> None:
+        """The node ends itself: calls are answered, peers see the streams close."""
+        if self.fault.done():
+            return
+        log.error("%s: %s", self.name, fault)
+        self.fault.set_result(fault)
+        if self._part is not None:
+            self._part.stop()
+        self._peering.close()
+        self.reader.stop()
+        self.outbox.stop()
+
+    # -- session
+
+    async def _keep_session(self) -> None:
+        """Open a session through the log (rule 13); again whenever the cluster has ended it."""
+        runtime = self.runtime
+        while True:
+            if self.session == 0:
+                self._propose_up()
+            await runtime.sleep(self.config.raft.resend_ms / 1000)
+
+    def _propose_up(self) -> None:
+        """Ask for a session. Repeated under the same nonce until it is answered."""
+        assert self._directory is not None
+        config, replica = self.config, self._replica
+        if replica.nonce is None:
+            replica.nonce = int.from_bytes(self.runtime.token(8), "big") >> 1
+        command = NodeUp(
+            replica.nonce,
+            self.name,
+            config.role,
+            self._directory.identity.raft_id,
+            config.peer_address,
+            config.http_address,
+            tuple(sorted(self.machine.plugin_versions.items())),
+        )
+        self._send([_encode((0, replica.nonce, 0, "core", _encode(command)))])
+
+    def _session_opened(self, outcome: Any) -> None:
+        if not isinstance(outcome, NodeUpResult):
+            log.error("%s could not open a session: %s", self.name, outcome)
+            return
+        self._replica.nonce = None
+        self.session, self.incarnation = outcome.session, outcome.incarnation
+        self._peering.settled = True
+        self.outbox.open(outcome.session)
+        self.hosting.incarnation_changed(outcome.incarnation)
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _check_incarnation(self) -> None:
+        """Was this life ended by the cluster? Then open another; what it owned is fenced."""
+        if self.session:
+            member = self.machine.members.get(self.name)
+            if member is None or member.incarnation != self.incarnation:
+                log.warning("%s was declared dead: opening a new session", self.name)
+                self.session = 0
+                self.runtime.call_soon(self._reopen)
+
+    def _reopen(self) -> None:
+        if self.session == 0 and not self._stopping:
+            self._propose_up()
+
+    # -- news from below
+
+    def _office_changed(self) -> None:
+        part = self._part
+        if part is None:
+            return
+        changed = part.office_changed()
+        self.hosting.set_leads(part.leads)
+        if changed:
+            if self._replica.nonce is not None:
+                self._propose_up()
+            self.outbox.office_changed()
+            self.reader.office_changed()
+
+    def _progressed(self) -> None:
+        assert self._part is not None
+        self._part.progressed()
+        self.hosting.set_leads(self._part.leads)
+        self._check_incarnation()
+
+    def _restored(self, index: int) -> None:
+        if self._replica.nonce is not None:
+            opened = self.machine.session_of(self.name, self._replica.nonce)
+            if opened is not None:
+                self._session_opened(NodeUpResult(*opened))
+        self.hosting.restored(index)
+
+    def _declare_down(self, member: Member) -> None:
+        log.warning("%s has not been heard for long: declaring it dead", member.name)
+        self.hosting.spawn(self._propose_down(member), f"declare {member.name} dead")
+
+    async def _propose_down(self, member: Member) -> None:
+        with contextlib.suppress(RaftkvError):  # the detector looks again in a second
+            await self.propose("core", NodeDown(member.name, member.incarnation))
+
+    # -- the way to the log
+
+    def _send(self, commands: Sequence[bytes]) -> bool:
+        return self._part is not None and self._part.send(commands)
+
+    def _ask(self, number: int) -> bool:
+        return self._part is not None and self._part.ask(number)
+
+    def _address_of(self, name: str) -> str | None:
+        member = self.machine.members.get(name)
+        if member is not None:
+            return member.peer_address
+        return self._peering.addresses.get(name)
+
+    def _check_running(self) -> None:
+        if not self._started:
+            raise Stopped("the node has not been started: use `async with` or `await start()`")
+        if self.fault.done() and not self.fault.cancelled():
+            raise self.fault.result()
+        if self._stopping:
+            raise Stopped("the node has stopped")
+
+    # -- what a program uses
+
+    @property
+    def kv(self) -> KVApi:
+        """The keyspace."""
+        return self.plugin(KV)
+
+    def plugin(self, plugin: type[Plugin[T]]) -> T:
+        """The typed API of a plugin that this node runs. Raises LookupError for another."""
+        api: T = self.hosting.apis[plugin.name]
+        return api
+
+    @property
+    def leader(self) -> str | None:
+        """The leader's name, as far as this node knows."""
+        return None if self._part is None else self._part.leader
+
+    async def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Return once this node has a session, so that calls succeed. Raises NoLeader."""
+        self._check_running()
+        await asyncio.wait(
+            [self._ready, self.fault], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        self._check_running()
+        if not self._ready.done():
+            raise NoLeader(
+                f"{self.name} has not heard a leader in {timeout_s:g} s. A new cluster needs all "
+                f"its cores once, an old one a majority of them"
+            )
+
+    async def propose(
+        self, plugin: str, command: msgspec.Struct, *, timeout_s: float | None = None
+    ) -> Any:
+        """Send a plugin's command through the log; its result, once applied on this node.
+
+        Raises the `Refused` that the state machine decided, a `NotApplied` when nothing happened,
+        or `Timeout` (with `session` and `seq`) when the outcome is unknown.
+        """
+        self._check_running()
+        timeout = self.config.timeout_s if timeout_s is None else timeout_s
+        return await self.outbox.submit(plugin, command, timeout)
+
+    async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
+        """What became of a command that ended in `Timeout`. After "not_applied" it never will."""
+        return await self.hosting.settle(session, seq, timeout_s)
+
+    async def barrier(
+        self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
+    ) -> None:
+        """Return when a read of this node's state is as fresh as asked. Raises ReadTimeout."""
+        self._check_running()
+        if consistency == "linearizable":
+            await self.reader.barrier(self.config.timeout_s if timeout_s is None else timeout_s)
+        elif consistency != "local":
+            raise ValueError(f"consistency is 'linearizable' or 'local', not {consistency!r}")
+
+    def status(self) -> Status:
+        """What this node knows of itself and of the cluster."""
+        return status_of(self)

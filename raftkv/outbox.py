@@ -1,0 +1,300 @@
+"""Commands of this node on their way into the log: sequence numbers, sending again, deadlines.
+
+Theory. A node proposes under a session that was opened through the log. Every command gets the
+next sequence number; the state machine applies each number once and keeps its outcome until the
+*floor*, the lowest number still unanswered, passes it. So a command may be sent as often as one
+likes: after a change of leader, after a reset connection, after silence. The answer to the caller
+comes from this node's own apply, never from a message, and so the caller then reads its own write
+on this node.
+
+A deadline is never a decision: when it passes, the caller gets `Timeout` (unknown outcome), or
+`NoLeader` if the command has provably never left this node. A number whose caller has given up
+holds the floor for `ABANDONED_KEPT_S`, so that its outcome can still be asked for.
+
+Sending is batched: what was submitted during one turn of the loop leaves as one message.
+
+When the session ends under a running node (it was declared dead while it could not speak), a
+command that was sent once and refused as SessionExpired is known not to have been applied, and is
+sent again under the new session; one that was sent more often may have been applied by an earlier
+attempt, and its caller gets `Timeout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from .config import Limits, RaftTimes
+from .errors import NoLeader, Overloaded, Refused, SessionExpired, Stopped, Timeout, TooLarge
+from .runtime import Runtime, Timer
+
+__all__ = ["Outbox"]
+
+ABANDONED_KEPT_S = 30.0
+# How often deadlines and unanswered commands are looked at.
+SWEEP_S = 0.05
+# Room for session, number, floor and plugin name around an encoded command.
+ENVELOPE_BYTES = 320
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Waiter:
+    __slots__ = (
+        "command",
+        "deadline",
+        "encoded",
+        "future",
+        "kind",
+        "plugin",
+        "sends",
+        "sent_at",
+        "size",
+    )
+
+    def __init__(
+        self,
+        plugin: str,
+        kind: type[msgspec.Struct],
+        command: bytes,
+        future: asyncio.Future[Any],
+        deadline: float,
+    ) -> None:
+        self.plugin = plugin
+        self.kind = kind
+        self.command = command
+        self.size = len(command)
+        self.future = future
+        self.deadline = deadline
+        self.encoded = b""
+        self.sends = 0
+        self.sent_at = 0.0
+
+
+class Outbox:
+    """The outbox of one node. `send` hands encoded commands towards the leader, or says no."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        limits: Limits,
+        times: RaftTimes,
+        send: Callable[[Sequence[bytes]], bool],
+    ) -> None:
+        self._runtime = runtime
+        self._limits = limits
+        self._resend_s = times.resend_ms / 1000
+        self._send = send
+        self.session = 0
+        self._next_seq = 1
+        self._sent: dict[int, _Waiter] = {}
+        self._unsent: deque[_Waiter] = deque()
+        self._bytes = 0
+        self._flushing = False
+        self._timer: Timer | None = None
+        self._stopped = False
+        self.resends = 0
+
+    def __len__(self) -> int:
+        return len(self._sent) + len(self._unsent)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def submit(self, plugin: str, command: msgspec.Struct, timeout_s: float) -> asyncio.Future[Any]:
+        """The future of the command's outcome. Raises Overloaded, TooLarge or Stopped at once."""
+        if self._stopped:
+            raise Stopped("this node has stopped")
+        body = _encode(command)
+        if len(body) + ENVELOPE_BYTES > self._limits.command_bytes_max:
+            raise TooLarge(
+                f"the command has {len(body)} bytes; limits.command_bytes_max is "
+                f"{self._limits.command_bytes_max}"
+            )
+        if (
+            len(self) >= self._limits.outbox_commands_max
+            or self._bytes + len(body) > self._limits.outbox_bytes_max
+        ):
+            raise Overloaded(
+                f"{len(self)} commands of {self._bytes} bytes already wait in this node "
+                f"(limits.outbox_commands_max, limits.outbox_bytes_max): wait for some to finish"
+            )
+        future = self._runtime.future()
+        deadline = self._runtime.monotonic() + timeout_s
+        self._unsent.append(_Waiter(plugin, type(command), body, future, deadline))
+        self._bytes += len(body)
+        if not self._flushing:
+            self._flushing = True
+            self._runtime.call_soon(self._flush)
+        if self._timer is None:
+            self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
+        return future
+
+    def open(self, session: int) -> None:
+        """A session was opened. Commands of an earlier one are settled by its refusals."""
+        if session != self.session:
+            orphans, self._sent = list(self._sent.values()), {}
+            self.session = session
+            self._next_seq = 1
+            for waiter in orphans:
+                self._orphaned(waiter)
+        self._flush()
+
+    def _orphaned(self, waiter: _Waiter) -> None:
+        if waiter.future.done():
+            self._bytes -= waiter.size
+        elif waiter.sends == 0:
+            self._unsent.append(waiter)
+        else:
+            self._finish(waiter, Timeout("the session ended while the command was on its way"))
+
+    # -- sending
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._unsent or not self.session or self._stopped:
+            return
+        now = self._runtime.monotonic()
+        batch: list[bytes] = []
+        waiters: list[_Waiter] = []
+        sent, unsent, session = self._sent, self._unsent, self.session
+        floor = next(iter(sent)) if sent else self._next_seq
+        seq = self._next_seq
+        while unsent:
+            waiter = unsent.popleft()
+            if waiter.future.done():
+                self._bytes -= waiter.size
+                continue
+            waiter.encoded = _encode((session, seq, floor, waiter.plugin, waiter.command))
+            sent[seq] = waiter
+            seq += 1
+            batch.append(waiter.encoded)
+            waiters.append(waiter)
+        self._next_seq = seq
+        if batch and self._transmit(batch):
+            for waiter in waiters:
+                waiter.sends = 1
+                waiter.sent_at = now
+
+    def _transmit(self, batch: list[bytes]) -> bool:
+        """Send in pieces that fit into one message between nodes."""
+        limit = self._limits.batch_bytes_max
+        start, size = 0, 0
+        for position, encoded in enumerate(batch):
+            if size + len(encoded) > limit and position > start:
+                if not self._send(batch[start:position]):
+                    return False
+                start, size = position, 0
+            size += len(encoded)
+        return self._send(batch[start:])
+
+    def resend(self, *, all_of_them: bool) -> None:
+        """Send again what is unanswered: everything, or what has waited its time."""
+        now = self._runtime.monotonic()
+        chosen = [
+            waiter
+            for waiter in self._sent.values()
+            if not waiter.future.done()
+            and (all_of_them or now - waiter.sent_at >= self._resend_s * min(8, 2**waiter.sends))
+        ]
+        if chosen and self._transmit([waiter.encoded for waiter in chosen]):
+            for waiter in chosen:
+                self.resends += waiter.sends > 0
+                waiter.sends += 1
+                waiter.sent_at = now
+
+    def office_changed(self) -> None:
+        """Another leader, or the way to it has changed: what was sent may be lost."""
+        self.resend(all_of_them=True)
+        self._flush()
+
+    # -- answers
+
+    def settle(self, seq: int, outcome: Any) -> None:
+        """This node has applied its number `seq` of the current session."""
+        waiter = self._sent.pop(seq, None)
+        if waiter is None:
+            return
+        if type(outcome) is SessionExpired and not waiter.future.done() and waiter.sends <= 1:
+            waiter.sends = 0
+            self._unsent.append(waiter)
+            return
+        self._bytes -= waiter.size
+        future = waiter.future
+        if not future.done():
+            if isinstance(outcome, Refused):
+                # One refusal may be kept and raised more than once; each raise gets its own.
+                future.set_exception(type(outcome)(*outcome.args))
+            else:
+                future.set_result(outcome)
+
+    def waiting(self) -> list[int]:
+        """The unanswered numbers of the current session."""
+        return list(self._sent)
+
+    def kind_of(self, seq: int) -> type[msgspec.Struct]:
+        """The class of an unanswered command."""
+        return self._sent[seq].kind
+
+    def _finish(self, waiter: _Waiter, error: Exception) -> None:
+        self._bytes -= waiter.size
+        if not waiter.future.done():
+            waiter.future.set_exception(error)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        if self._stopped:
+            return
+        now = self._runtime.monotonic()
+        for seq in [seq for seq, waiter in self._sent.items() if now >= waiter.deadline]:
+            self._expire(seq, now)
+        for waiter in [waiter for waiter in self._unsent if now >= waiter.deadline]:
+            self._unsent.remove(waiter)
+            self._finish(waiter, _no_leader())
+        self.resend(all_of_them=False)
+        if self._sent or self._unsent:
+            self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
+
+    def _expire(self, seq: int, now: float) -> None:
+        waiter = self._sent[seq]
+        if not waiter.sends:
+            del self._sent[seq]
+            self._finish(waiter, _no_leader())
+            return
+        if not waiter.future.done():
+            waiter.future.set_exception(
+                Timeout(
+                    "the deadline passed while the command was on its way; it may still be "
+                    "applied. Ask node.outcome(error.session, error.seq)",
+                    session=self.session,
+                    seq=seq,
+                )
+            )
+        if now >= waiter.deadline + ABANDONED_KEPT_S:
+            del self._sent[seq]
+            self._bytes -= waiter.size
+
+    def stop(self) -> None:
+        """Nothing more is sent. What was sent is unknown, the rest was not applied."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for seq, waiter in list(self._sent.items()):
+            error = Timeout("this node stops", session=self.session, seq=seq)
+            self._finish(waiter, error if waiter.sends else Stopped("this node stops"))
+        for waiter in self._unsent:
+            self._finish(waiter, Stopped("this node stops"))
+        self._sent.clear()
+        self._unsent.clear()
+
+
+def _no_leader() -> NoLeader:
+    return NoLeader(
+        "no leader could be reached before the deadline; the command has not left this node. "
+        "If this lasts, fewer than a majority of the cores are running"
+    )

@@ -1,0 +1,326 @@
+"""The two kinds of node: how a core and a replicant reach the log.
+
+Both offer the same to the node: send commands towards the leader, ask it for a read index, say who
+leads. A core does it through its engine and its raft links; a replicant through its upstream core,
+which passes questions to the leader and never answers from its own belief (rule 17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from .config import NodeConfig
+from .detector import Detector
+from .peering import Peering
+from .raft import wire
+from .raft.engine import Engine
+from .raft.membership import name_of
+from .raft.recovery import Recovered
+from .raft.snapshotting import Snapshotting
+from .raft.transport import Link
+from .reading import Reader
+from .replica import Replica
+from .replicant.follower import Follower
+from .replicant.upstream import Feeds
+from .runtime import Runtime
+from .state import Member
+
+__all__ = ["CorePart", "Part", "ReplicantPart"]
+
+# Numbers of questions that a core passes on for its replicants start here; its own stay below.
+_RELAY_START = 1 << 48
+# Questions passed on and not answered yet; older ones have been asked anew by their replicants.
+_RELAYED_MAX = 10_000
+
+
+class Part(Protocol):
+    """What the node sees of its kind."""
+
+    @property
+    def role_name(self) -> str: ...
+
+    @property
+    def leader(self) -> str | None:
+        """The leader's name, as far as this node knows."""
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def commit(self) -> int: ...
+
+    @property
+    def leads(self) -> bool: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def office_changed(self) -> bool: ...
+
+    def progressed(self) -> None: ...
+
+    def send(self, commands: Sequence[bytes]) -> bool:
+        """Hand encoded commands towards the leader. False: no way to it is known."""
+
+    def ask(self, number: int) -> bool:
+        """Ask the leader for a read index; the reader hears the answer."""
+
+
+class CorePart:
+    """A core: a raft member that also feeds replicants."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        runtime: Runtime,
+        peering: Peering,
+        recovered: Recovered,
+        replica: Replica,
+        reader: Reader,
+        raft_id: str,
+        cluster_id: str,
+    ) -> None:
+        self._peering = peering
+        self._replica = replica
+        self._reader = reader
+        self._relayed: dict[int, tuple[Link, int]] = {}
+        self._relay_number = _RELAY_START
+        self._told: tuple[str | None, int] = (None, -1)
+        self.engine = Engine(
+            me=raft_id,
+            wal=recovered.wal,
+            configurations=recovered.configurations,
+            snapshots=Snapshotting(recovered.store, cluster_id),
+            application=replica,
+            runtime=runtime,
+            times=config.raft,
+            limits=config.limits,
+            applied=recovered.applied,
+        )
+        peering.engine = self.engine
+        self.feeds = Feeds(self.engine)
+        self.detector = Detector(
+            self.engine, lambda: replica.machine.members, lambda: self.feeds.names, self._down
+        )
+        # Set by the node: it proposes NodeDown.
+        self.on_down: Callable[[Member], None] = lambda member: None
+        self._route()
+
+    def _route(self) -> None:
+        peering, engine, feeds = self._peering, self.engine, self.feeds
+        peering.purpose("raft", engine.link_up, engine.link_down)
+        peering.purpose("follow", feeds.link_up, feeds.link_down)
+        for kind in (
+            wire.Append,
+            wire.AppendReply,
+            wire.Vote,
+            wire.VoteReply,
+            wire.SnapshotChunk,
+            wire.SnapshotReply,
+            wire.TimeoutNow,
+        ):
+            peering.route(kind, self._consensus)
+        peering.route(wire.Founded, peering.on_founded)
+        peering.route(wire.Propose, self._on_propose)
+        peering.route(wire.ReadRequest, self._on_read_request)
+        peering.route(wire.ReadReply, self._on_read_reply)
+        peering.route(wire.Liveness, self.detector.on_liveness)
+        peering.route(wire.Follow, feeds.on_follow)
+        peering.route(wire.Progressed, feeds.on_progressed)
+        self._replica.on_reads = self._reads_answered
+
+    def _consensus(self, link: Link, message: wire.Message) -> None:
+        if link.purpose != "raft":
+            raise wire.ProtocolError(f"{type(message).__name__} on a {link.purpose} link")
+        self.engine.receive(link, message)
+
+    @property
+    def role_name(self) -> str:
+        return self.engine.role_name
+
+    @property
+    def leader(self) -> str | None:
+        return None if self.engine.leader is None else name_of(self.engine.leader)
+
+    @property
+    def term(self) -> int:
+        return self.engine.term
+
+    @property
+    def commit(self) -> int:
+        return self.engine.commit
+
+    @property
+    def leads(self) -> bool:
+        """Leads, and has applied everything from before its term."""
+        leading = self.engine.leading
+        return leading is not None and self.engine.applied >= leading.first_index > 0
+
+    def start(self) -> None:
+        self.engine.start()
+        self.detector.start()
+        self._peering.dial_cores()
+        self._peering.try_founding()
+
+    def stop(self) -> None:
+        self.detector.stop()
+        self.feeds.stop()
+        self.engine.stop()
+
+    def office_changed(self) -> bool:
+        """Pass the news on. True if the way to the leader is another one now."""
+        engine = self.engine
+        if engine.leading is not None and self._told != (engine.me, engine.term):
+            self._replica.elected(engine.wal)
+        told = (engine.leader, engine.term)
+        if told == self._told:
+            return False
+        self._told = told
+        self.feeds.office_changed()
+        return True
+
+    def progressed(self) -> None:
+        self.feeds.progressed()
+
+    def _down(self, member: Member) -> None:
+        self.on_down(member)
+
+    # -- commands and reads
+
+    def _leader_link(self) -> Link | None:
+        leader = self.engine.leader
+        return None if leader is None else self.engine.links.get(leader)
+
+    def send(self, commands: Sequence[bytes]) -> bool:
+        if self.engine.propose(commands):
+            return True
+        link = self._leader_link()
+        if link is None:
+            return False
+        link.send(wire.Propose(list(commands)))
+        return True
+
+    def ask(self, number: int) -> bool:
+        if self.engine.read_index((None, number)):
+            return True
+        link = self._leader_link()
+        if link is None:
+            return False
+        link.send(wire.ReadRequest(number))
+        return True
+
+    def _on_propose(self, link: Link, message: wire.Propose) -> None:
+        """From a replicant it is passed on; from a core only a leader takes it, or two cores that
+        each believe in the other would play ball with it. What is dropped is sent again."""
+        if link.purpose == "follow":
+            self.send(message.commands)
+        else:
+            self.engine.propose(message.commands)
+
+    def _on_read_request(self, link: Link, message: wire.ReadRequest) -> None:
+        if self.engine.read_index((link, message.number)):
+            return
+        leader = self._leader_link() if link.purpose == "follow" else None
+        if leader is None:
+            link.send(wire.ReadReply(message.number, 0))
+            return
+        self._relay_number += 1
+        self._relayed[self._relay_number] = (link, message.number)
+        if len(self._relayed) > _RELAYED_MAX:
+            del self._relayed[next(iter(self._relayed))]
+        leader.send(wire.ReadRequest(self._relay_number))
+
+    def _on_read_reply(self, link: Link, message: wire.ReadReply) -> None:
+        if message.number < _RELAY_START:
+            self._reader.answered(message.number, message.index)
+            return
+        asked = self._relayed.pop(message.number, None)
+        if asked is not None:
+            asked[0].send(wire.ReadReply(asked[1], message.index))
+
+    def _reads_answered(self, tokens: Sequence[Any], index: int) -> None:
+        for link, number in tokens:
+            if link is None:
+                self._reader.answered(number, index)
+            else:
+                link.send(wire.ReadReply(number, index))
+
+
+class ReplicantPart:
+    """A replicant: follows one core, proposes and asks through it."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        runtime: Runtime,
+        peering: Peering,
+        replica: Replica,
+        reader: Reader,
+    ) -> None:
+        self._reader = reader
+        self._told: tuple[str | None, str | None, int] = (None, None, 0)
+        self.follower = Follower(config, peering.hub, runtime, replica)
+        follower = self.follower
+        peering.purpose("follow", follower.link_up, follower.link_down)
+        peering.route(wire.Feed, follower.on_feed)
+        peering.route(wire.FeedSnapshot, follower.on_snapshot)
+        peering.route(wire.LeaderChanged, follower.on_leader_changed)
+        peering.route(wire.Refusal, follower.on_refusal)
+        peering.route(wire.ReadReply, self._on_read_reply)
+
+    @property
+    def role_name(self) -> str:
+        return "replicant"
+
+    @property
+    def leader(self) -> str | None:
+        return self.follower.leader
+
+    @property
+    def term(self) -> int:
+        return self.follower.term
+
+    @property
+    def commit(self) -> int:
+        return self.follower.upstream_commit
+
+    @property
+    def leads(self) -> bool:
+        return False
+
+    def start(self) -> None:
+        self.follower.start()
+
+    def stop(self) -> None:
+        self.follower.stop()
+
+    def office_changed(self) -> bool:
+        follower = self.follower
+        told = (follower.upstream, follower.leader, follower.term)
+        if told == self._told:
+            return False
+        self._told = told
+        return True
+
+    def progressed(self) -> None:
+        """Nobody copies from a replicant."""
+
+    def send(self, commands: Sequence[bytes]) -> bool:
+        link = self.follower.link
+        if link is None or self.follower.leader is None:
+            return False
+        link.send(wire.Propose(list(commands)))
+        return True
+
+    def ask(self, number: int) -> bool:
+        link = self.follower.link
+        if link is None:
+            return False
+        link.send(wire.ReadRequest(number))
+        return True
+
+    def _on_read_reply(self, link: Link, message: wire.ReadReply) -> None:
+        if link is self.follower.link:
+            self._reader.answered(message.number, message.index)

@@ -1,0 +1,153 @@
+"""Campaigning and voting: the engine's side of `election`.
+
+Every decision is made in election.py; here it is carried out: terms and votes are persisted,
+requests and answers are sent (held until durable), deadlines are armed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import wire
+from .election import Candidacy, Deadline, Stage, VoteRequest, judge_vote
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["Campaigning"]
+
+# After the stream to the leader was reset its process is probably gone: campaign within this
+# time. The range keeps two followers from campaigning in the same moment.
+LEADER_LOST_DELAY_MAX_S = 0.05
+
+
+class Campaigning:
+    """One node's part in elections."""
+
+    def __init__(self, engine: Engine) -> None:
+        times = engine.times
+        self._engine = engine
+        self._attempt = 0
+        self._candidacy: Candidacy | None = None
+        self.deadline = Deadline(
+            times.election_timeout_min_ms / 1000,
+            times.election_timeout_max_ms / 1000,
+            engine.runtime.rng.random,
+        )
+
+    def started(self, now: float) -> None:
+        """A restarted node may have promised a lease; it grants nothing for one (rule 16)."""
+        fresh = self._engine.wal.last_index == 1
+        if fresh:
+            self.deadline.redraw(now)
+        else:
+            self.deadline.started(now)
+
+    def ended(self, now: float) -> None:
+        """Stepped down, or heard a leader: grants of the candidacy are void (rule 22)."""
+        self._candidacy = None
+        self.deadline.redraw(now)
+
+    def wake_at(self) -> float:
+        return self.deadline.at
+
+    def leader_link_lost(self, now: float) -> None:
+        """A hint that the leader's process ended; pre-vote keeps it harmless if it did not."""
+        delay = LEADER_LOST_DELAY_MAX_S * self._engine.runtime.rng.random()
+        self.deadline.leader_lost(now, delay)
+
+    def tick(self, now: float) -> None:
+        if self._engine.leading is None and self.deadline.passed(now):
+            if self._engine.me in self._engine.configuration.voters:
+                self._campaign(Stage.PRE_VOTE, now, transfer=False)
+            else:
+                # A copy or a removed node never campaigns (rule 9).
+                self.deadline.redraw(now)
+
+    def campaign_now(self, now: float) -> None:
+        """The leader hands over: no pre-vote, and stickiness is bypassed."""
+        if self._engine.me in self._engine.configuration.voters:
+            self._campaign(Stage.VOTE, now, transfer=True)
+
+    def _campaign(self, stage: Stage, now: float, *, transfer: bool) -> None:
+        engine = self._engine
+        self.deadline.redraw(now)
+        self._attempt += 1
+        if stage is Stage.VOTE:
+            engine.become_candidate()
+            term = engine.term
+        else:
+            term = engine.term + 1
+            if engine.leader is not None:
+                engine.become_follower(engine.term, None)
+        candidacy = Candidacy(stage, term, self._attempt, transfer)
+        self._candidacy = candidacy
+        candidacy.grant(
+            engine.me, term=term, attempt=self._attempt, pre_vote=stage is Stage.PRE_VOTE
+        )
+        request = wire.Vote(
+            term,
+            self._attempt,
+            engine.wal.last_index,
+            engine.wal.last_term,
+            stage is Stage.PRE_VOTE,
+            transfer,
+        )
+        for voter in engine.configuration.voters:
+            if voter != engine.me:
+                engine.send_held(voter, request)
+        self._check_won(now)
+
+    def _check_won(self, now: float) -> None:
+        candidacy, engine = self._candidacy, self._engine
+        if candidacy is None or not candidacy.won(engine.configuration):
+            return
+        self._candidacy = None
+        if candidacy.stage is Stage.PRE_VOTE:
+            self._campaign(Stage.VOTE, now, transfer=False)
+        else:
+            engine.become_leader()
+
+    def on_vote(self, sender: str, message: wire.Vote, now: float) -> None:
+        engine = self._engine
+        request = VoteRequest(
+            sender,
+            message.term,
+            message.last_index,
+            message.last_term,
+            message.pre_vote,
+            message.transfer,
+        )
+        verdict = judge_vote(
+            request,
+            term=engine.term,
+            vote=engine.vote,
+            last_index=engine.wal.last_index,
+            last_term=engine.wal.last_term,
+            leader_alive=engine.leading is not None or self.deadline.leader_alive(now),
+        )
+        if verdict.adopt_term:
+            engine.become_follower(message.term, None)
+        if verdict.granted and not message.pre_vote:
+            engine.set_term(engine.term, sender)
+            self.deadline.redraw(now)
+        engine.send_held(
+            sender,
+            wire.VoteReply(
+                engine.term, message.term, message.attempt, message.pre_vote, verdict.granted
+            ),
+        )
+
+    def on_vote_reply(self, sender: str, message: wire.VoteReply, now: float) -> None:
+        engine = self._engine
+        if message.term > engine.term:
+            engine.become_follower(message.term, None)
+            return
+        if self._candidacy is not None and message.granted:
+            self._candidacy.grant(
+                sender,
+                term=message.asked_term,
+                attempt=message.attempt,
+                pre_vote=message.pre_vote,
+            )
+            self._check_won(now)

@@ -1,0 +1,603 @@
+"""The SyncObj subclass: what is replaced, which module decides instead, which rule demands it.
+
+PySyncObj's `SyncObj` stays the body: it holds role, term, vote, leader, log, commit and applied
+index, appends the leader's no-op and gives the status. What decides is replaced whole:
+
+    stock method                    decided by                          rules
+    ------------------------------  ----------------------------------  ----------------------
+    _onTick                         Engine._onTick (order of one tick)   12, 22, 26, 27
+    __onMessageReceived             Engine._handle, following,           1, 2, 7, 9, 16, 21, 22
+                                    campaigning, leading
+    __sendAppendEntries             leading + progress                   24, 25, 31
+    __applyLogEntries               Engine (bounded per tick)            15, 20, 28
+    __doApplyCommand                Engine (three kinds, no pickle)      20, 28
+    _checkCommandsToApply           leading (one batch per tick)         12, 31
+    __changeCluster                 membership, from the log             3, 4, 5
+    __doChangeCluster               the same                             3, 4, 5
+    __parseChangeClusterRequest     the same                             5
+    __updateClusterConfiguration    the same                             4, 5
+    __tryLogCompaction              snapshotting                         8
+    __loadDumpFile                  recovery (before super().__init__)   4, 6, 8
+    __generateRaftTimeout           election.Deadline (returns 0 here)   22
+
+Objects replaced: the journal (`Wal`), the transport (`RaftTransport`), the poller (none). Kept as
+they are: `__init__`, `__setState`, `__setCurrentTerm`, `__onBecomeLeader`, the index helpers and
+the read-only properties; none of them pickles, waits or decides. PySyncObj's clock is read only by
+`__init__` and `__onBecomeLeader`, into fields that nothing here looks at; its random by nothing.
+
+One tick. (1) Handle what has arrived. (2) Judge deadlines: only now, so that a message that was
+waiting can still move them. (3) A leader advances its commit index over what is durable, turns all
+waiting commands into one entry and sends it. (4) What the tick wrote goes to the disk in one write
+and one fdatasync, in a thread. (5) Committed entries are applied while the disk works.
+
+The order that keeps the data (rule 12): append messages leave at once, beside the leader's own
+write; votes, vote requests and acknowledgements are *held* until the write is durable. While it
+runs, messages and ticks wait; only heartbeats go on, and even they stop after one minimum election
+time-out, so that a node with a dead disk loses its office. A failed write discards what was held
+and stops the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.node import Node as SyncObjNode
+
+from raftkv.config import Limits, RaftTimes
+from raftkv.errors import DiskFailed, Diverged, NodeFault
+from raftkv.runtime import Runtime, Timer
+
+from . import wire
+from .campaigning import Campaigning
+from .following import Following
+from .leading import Leading
+from .membership import Configuration, ConfigurationLog, decode, encode, name_of
+from .snapshotting import Snapshotting
+from .transport import Link, RaftTransport
+from .wal import Pending, Wal
+
+__all__ = ["BATCH", "CONFIGURATION", "NO_OP", "Application", "Engine", "Frozen"]
+
+log = logging.getLogger("raftkv.raft")
+
+# The first byte of an entry's payload, as PySyncObj numbers its command types. Its fourth, the
+# code version, is refused (rule 28).
+BATCH, NO_OP, CONFIGURATION = 0, 1, 2
+
+FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
+ROLE_NAMES = ("follower", "candidate", "leader")
+
+# Entries applied before the loop may read sockets again: a batch of 256 small commands takes a
+# few milliseconds, so this stays well below a heartbeat interval.
+APPLY_ENTRIES_PER_TICK = 16
+# A timer that fires later than this was held up by something; sockets are drained first (rule 27).
+LATE_TIMER_S = 0.05
+
+
+class Frozen(Protocol):
+    """A copy-on-write view of the state at one index."""
+
+    def slices(self, rows_max: int) -> Iterator[bytes]: ...
+
+    def close(self) -> None: ...
+
+
+class Application(Protocol):
+    """What the engine drives. It knows bytes, not commands."""
+
+    def seal(self, commands: Sequence[bytes]) -> bytes:
+        """The body of one entry holding these commands, stamped with the log's clock."""
+
+    def apply(self, index: int, body: bytes) -> None: ...
+
+    def skip(self, index: int) -> None:
+        """The entry at `index` holds no batch."""
+
+    def freeze(self) -> Frozen: ...
+
+    def restore(self, chunks: Iterable[bytes], index: int) -> None: ...
+
+    def office_changed(self) -> None:
+        """Role, term or known leader changed."""
+
+    def progressed(self) -> None:
+        """Entries were applied or the commit index moved."""
+
+    def reads_confirmed(self, tokens: Sequence[Any], index: int) -> None: ...
+
+    def reads_failed(self, tokens: Sequence[Any]) -> None: ...
+
+    def faulted(self, fault: NodeFault) -> None:
+        """The engine has stopped; nothing that waited for the disk was acknowledged."""
+
+
+class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
+    """One raft member. All methods run on the node's event loop."""
+
+    def __init__(
+        self,
+        me: str,
+        wal: Wal,
+        configurations: ConfigurationLog,
+        snapshots: Snapshotting,
+        application: Application,
+        runtime: Runtime,
+        times: RaftTimes,
+        limits: Limits,
+        applied: int,
+    ) -> None:
+        self.me = me
+        self.runtime = runtime
+        self.times = times
+        self.limits = limits
+        self.application = application
+        self.wal = wal
+        self.configurations = configurations
+        self.fault: NodeFault | None = None
+        self.stopped = False
+        self._inbox: list[tuple[str, wire.Message]] = []
+        self._held: list[tuple[str, bytes]] = []
+        self._work: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self._scheduled = False
+        self._timer: Timer | None = None
+        self._timer_at = 0.0
+        self._frozen_since: float | None = None
+        conf = SyncObjConf(autoTick=False, dynamicMembershipChange=True)
+        super().__init__(
+            SyncObjNode(me), [], conf, nodeClass=SyncObjNode, transportClass=RaftTransport
+        )
+        self._poller = None
+        self._adopt(wal, applied)
+        self.following = Following(self)
+        self.campaigning = Campaigning(self)
+        self.leading: Leading | None = None
+        self.snapshotting = snapshots
+        snapshots.attach(self)
+        self.configuration_changed()
+
+    # -- the body: PySyncObj's fields under their names in the literature
+
+    def _adopt(self, wal: Wal, applied: int) -> None:
+        """Put our log and what it says in place of the memory journal of the constructor."""
+        self._SyncObj__raftLog = wal
+        self._SyncObj__raftCurrentTerm = max(wal.term, wal.last_term)
+        self._SyncObj__votedForNodeId = wal.vote
+        # Rule 28: committed is at least what the snapshot covers.
+        self._SyncObj__raftCommitIndex = applied
+        self._SyncObj__raftLastApplied = applied
+
+    @property
+    def term(self) -> int:
+        return self._SyncObj__raftCurrentTerm
+
+    @property
+    def vote(self) -> str | None:
+        return self._SyncObj__votedForNodeId
+
+    @property
+    def role(self) -> int:
+        return int(self._SyncObj__raftState)
+
+    @property
+    def role_name(self) -> str:
+        return ROLE_NAMES[self.role]
+
+    @property
+    def leader(self) -> str | None:
+        """The raft id of the leader of the current term, if this node knows it."""
+        node = self._SyncObj__raftLeader
+        return None if node is None else node.id
+
+    @property
+    def commit(self) -> int:
+        return self._SyncObj__raftCommitIndex
+
+    @commit.setter
+    def commit(self, index: int) -> None:
+        assert self.commit <= index <= self.wal.last_index, (self.commit, index)
+        self._SyncObj__raftCommitIndex = index
+
+    @property
+    def applied(self) -> int:
+        return self._SyncObj__raftLastApplied
+
+    @property
+    def links(self) -> dict[str, Link]:
+        """Raft links that are up, by raft id."""
+        links: dict[str, Link] = self._SyncObj__transport.links
+        return links
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.configurations.latest
+
+    def set_term(self, term: int, vote: str | None) -> None:
+        """Buffered for the disk with the rest of the tick; nothing held leaves before."""
+        assert term >= self.term
+        self._SyncObj__setCurrentTerm(term, vote)
+
+    def set_leader(self, leader: str | None) -> None:
+        self._SyncObj__raftLeader = None if leader is None else SyncObjNode(leader)
+
+    def set_role(self, role: int) -> None:
+        self._SyncObj__setState(role)
+
+    def become_leader(self) -> None:
+        """PySyncObj appends the no-op of the new term and calls `__sendAppendEntries`."""
+        assert self.me in self.configuration.voters
+        self.leading = Leading(self)
+        self._SyncObj__onBecomeLeader()
+        self.leading.first_index = self.wal.last_index
+        log.info("%s leads term %d from index %d", self.me, self.term, self.wal.last_index)
+        self.application.office_changed()
+
+    def become_follower(self, term: int, leader: str | None) -> None:
+        """Step down, adopt a term or recognise a leader: the only way back to follower."""
+        leading, self.leading = self.leading, None
+        changed = (term, leader, FOLLOWER) != (self.term, self.leader, self.role)
+        if term > self.term:
+            self.set_term(term, None)
+        self.set_role(FOLLOWER)
+        self.set_leader(leader)
+        self.campaigning.ended(self.runtime.monotonic())
+        if leading is not None:
+            log.info("%s steps down in term %d", self.me, self.term)
+            leading.stop()
+        if changed:
+            self.application.office_changed()
+
+    def become_candidate(self) -> None:
+        self.set_leader(None)
+        self.set_role(CANDIDATE)
+        self.set_term(self.term + 1, self.me)
+        self.application.office_changed()
+
+    def configuration_changed(self) -> None:
+        """The log's latest configuration is another one now."""
+        others = [member for member in self.configuration.members if member != self.me]
+        self._SyncObj__otherNodes = {SyncObjNode(member) for member in others}
+        if self.leading is not None:
+            self.leading.configuration_changed()
+        self.application.office_changed()
+
+    # -- streams
+
+    def link_up(self, link: Link) -> None:
+        """A raft link is ready. It replaces an older one to the same member."""
+        older = self.links.get(link.peer_id)
+        self.links[link.peer_id] = link
+        if older is not None and older is not link:
+            older.close()
+        link.delivered = self.kick
+        if self.leading is not None:
+            self.leading.link_up(link.peer_id)
+        self.kick()
+
+    def link_down(self, link: Link) -> None:
+        if self.links.get(link.peer_id) is not link:
+            return
+        del self.links[link.peer_id]
+        if self.leading is not None:
+            self.leading.link_down(link.peer_id)
+        if link.peer_id == self.leader and not self.stopped:
+            self.campaigning.leader_link_lost(self.runtime.monotonic())
+            self.arm()
+
+    def receive(self, link: Link, message: wire.Message) -> None:
+        """Queue a consensus message for the next tick."""
+        self._inbox.append((link.peer_id, message))
+
+    def send_now(self, peer: str, frame: bytes) -> None:
+        """Only for append messages: they may leave beside the sync of what they carry."""
+        link = self.links.get(peer)
+        if link is not None:
+            link.send_frame(frame)
+
+    def send_held(self, peer: str, message: wire.Message) -> None:
+        """Leaves once everything that this tick wrote is durable."""
+        self._held.append((peer, wire.encode(message)))
+
+    # -- the tick
+
+    def start(self) -> None:
+        """Begin: the election deadline counts from now."""
+        self.campaigning.started(self.runtime.monotonic())
+        self.kick()
+
+    def kick(self) -> None:
+        """There is something to do: run a tick soon. Cheap, and harmless if there is not."""
+        if not self._scheduled and self._frozen_since is None and not self.stopped:
+            self._scheduled = True
+            self.runtime.call_soon(self._run_tick)
+
+    def _run_tick(self) -> None:
+        self._scheduled = False
+        if self.stopped or self._frozen_since is not None:
+            return
+        try:
+            self._onTick()
+        except NodeFault as fault:
+            self.stop_with(fault)
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:  # stock name
+        now = self.runtime.monotonic()
+        commit = self.commit
+        inbox, self._inbox = self._inbox, []
+        for sender, message in inbox:
+            self._handle(sender, message, now)
+        self.campaigning.tick(now)
+        if self.leading is not None:
+            self.leading.tick(now)
+        self._persist()
+        applied = self._SyncObj__applyLogEntries()
+        if applied or self.commit != commit:
+            self.application.progressed()
+        self.snapshotting.tick()
+        self.arm()
+
+    def _handle(self, sender: str, message: wire.Message, now: float) -> None:
+        """Route one message. Terms are settled by the handler of its kind (rule 21)."""
+        if isinstance(message, wire.Append):
+            self.following.on_append(sender, message, now)
+        elif isinstance(message, wire.AppendReply):
+            if self._settle(message.term) and self.leading is not None:
+                self.leading.on_append_reply(sender, message, now)
+        elif isinstance(message, wire.Vote):
+            self.campaigning.on_vote(sender, message, now)
+        elif isinstance(message, wire.VoteReply):
+            self.campaigning.on_vote_reply(sender, message, now)
+        elif isinstance(message, wire.SnapshotChunk):
+            self.following.on_chunk(sender, message, now)
+        elif isinstance(message, wire.SnapshotReply):
+            if self._settle(message.term) and self.leading is not None:
+                self.leading.on_snapshot_reply(sender, message, now)
+        elif isinstance(message, wire.TimeoutNow):
+            if message.term == self.term and sender == self.leader:
+                self.campaigning.campaign_now(now)
+        else:
+            raise wire.ProtocolError(f"{type(message).__name__} on a raft link")
+
+    def _settle(self, term: int) -> bool:
+        """A reply's term: a higher one deposes this node; only the current one counts."""
+        if term > self.term:
+            self.become_follower(term, None)
+            return False
+        return term == self.term
+
+    def arm(self) -> None:
+        """Wake up when the next deadline passes. An earlier alarm already set is left alone."""
+        if self.stopped:
+            return
+        now = self.runtime.monotonic()
+        at = self.campaigning.wake_at() if self.leading is None else self.leading.wake_at()
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self.runtime.call_later(max(0.0, at - now), self._alarm)
+
+    def _alarm(self) -> None:
+        self._timer = None
+        now = self.runtime.monotonic()
+        if now - self._timer_at > LATE_TIMER_S:
+            # This process was held up; what others sent meanwhile is still in the sockets.
+            self._timer_at = now
+            self._timer = self.runtime.call_later(0.001, self._alarm)
+        elif self._frozen_since is None:
+            self.kick()
+            if not self._scheduled:
+                self.arm()
+        else:
+            self._heartbeat_while_frozen(now)
+
+    def _heartbeat_while_frozen(self, now: float) -> None:
+        """Rule 26: a sync that hangs longer than an election time-out costs the office."""
+        assert self._frozen_since is not None
+        hung = now - self._frozen_since > self.times.election_timeout_min_ms / 1000
+        if self.leading is not None and not hung:
+            self.leading.heartbeat(now)
+            self.arm()
+
+    # -- durability
+
+    def _persist(self) -> None:
+        """Hand what the tick wrote to the disk; without any, nothing needs to be held."""
+        pending = self.wal.take()
+        if pending is not None:
+            self._freeze(self.wal.write, (pending,), lambda _: self._synced(pending))
+            return
+        self._release()
+        if self._work:
+            work, done = self._work.pop(0)
+            self._freeze(work, (), done)
+
+    def after_tick_freeze(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Once this tick is durable, run blocking disk work; then `done` with its result."""
+        self._work.append((work, done))
+
+    def _freeze(
+        self, work: Callable[..., Any], arguments: tuple[Any, ...], done: Callable[[Any], None]
+    ) -> None:
+        """Run blocking disk work in the thread; messages and ticks wait until it is done."""
+        assert self._frozen_since is None
+        self._frozen_since = self.runtime.monotonic()
+        future = self.runtime.offload(work, *arguments)
+        future.add_done_callback(lambda future: self._thaw(future, done))
+
+    def _thaw(self, future: asyncio.Future[Any], done: Callable[[Any], None]) -> None:
+        self._frozen_since = None
+        if self.stopped or future.cancelled():
+            return
+        error = future.exception()
+        try:
+            if isinstance(error, OSError):
+                raise DiskFailed(
+                    f"writing to the data directory failed: {error}. Nothing that waited for it "
+                    f"was acknowledged. Free or replace the disk, then start the node again"
+                ) from error
+            if error is not None:
+                raise error
+            done(future.result())
+            self._persist()
+        except NodeFault as fault:
+            self.stop_with(fault)
+            return
+        if self.leading is not None or self._inbox or self.applied < self.commit:
+            self.kick()
+
+    def _synced(self, pending: Pending) -> None:
+        self.wal.written(pending)
+
+    def _release(self) -> None:
+        """What was held may leave: everything it promises is durable."""
+        if self._held:
+            held, self._held = self._held, []
+            for peer, frame in held:
+                link = self.links.get(peer)
+                if link is not None:
+                    link.send_frame(frame)
+
+    # -- applying
+
+    def _SyncObj__applyLogEntries(self) -> bool:
+        """Apply committed entries, a bounded number per tick. True if there were any."""
+        first = self.applied + 1
+        last = min(self.commit, self.applied + APPLY_ENTRIES_PER_TICK)
+        if last < first:
+            return False
+        for entry in self.wal.entries(first, last):
+            assert entry.index == self.applied + 1, (entry.index, self.applied)
+            self._SyncObj__doApplyCommand(entry)
+            self._SyncObj__raftLastApplied = entry.index
+        if self.applied < self.commit:
+            self.kick()
+        return True
+
+    def _SyncObj__doApplyCommand(self, entry: Any) -> None:
+        kind = entry.payload[0]
+        if kind == BATCH:
+            self.application.apply(entry.index, entry.payload[1:])
+        elif kind in (NO_OP, CONFIGURATION):
+            self.application.skip(entry.index)
+        else:
+            raise Diverged(
+                f"entry {entry.index} has kind {kind}, which this version does not know: it was "
+                f"written by a newer version. Upgrade this node"
+            )
+
+    def installed(self, index: int) -> None:
+        """A snapshot has replaced the state: commit and applied start there."""
+        self._SyncObj__raftCommitIndex = index
+        self._SyncObj__raftLastApplied = index
+
+    # -- proposals and reads
+
+    def propose(self, commands: Sequence[bytes]) -> bool:
+        """On a leader: queue encoded commands for the next tick's batch. False elsewhere."""
+        if self.leading is None or self.stopped:
+            return False
+        self.leading.propose(commands)
+        self.kick()
+        return True
+
+    def read_index(self, token: Any) -> bool:
+        """On a leader: confirm a read; `application.reads_confirmed` answers. False elsewhere."""
+        if self.leading is None or self.stopped:
+            return False
+        self.leading.reads.request(token)
+        self.kick()
+        return True
+
+    def found(self, configuration: Configuration, founded: wire.Founded) -> None:
+        """Write the first configuration of a new cluster, tell the others, campaign at once.
+
+        The entry is of term 1, in which nobody else can lead: the others know no configuration
+        yet, so they cannot campaign. They are told once it is durable here.
+        """
+        assert self.wal.last_index == 1, "only an empty log can found a cluster"
+        self.set_term(1, self.me)
+        self.append_configuration(configuration)
+        for member in configuration.members:
+            if member != self.me:
+                self.send_held(member, founded)
+        self.campaigning.deadline.expire_now(self.runtime.monotonic())
+        self.kick()
+
+    def append_configuration(self, configuration: Configuration) -> int:
+        """Append a configuration entry to the own log; it is in force from here on (rule 4)."""
+        index = self.wal.last_index + 1
+        payload = bytes([CONFIGURATION]) + encode(configuration)
+        self.wal.append(payload, index, self.term)
+        self.configurations.append(index, configuration)
+        self.configuration_changed()
+        return index
+
+    def note_configurations(self, entries: Iterable[tuple[int, bytes]]) -> None:
+        """Take over the configurations among appended entries, given as (index, payload)."""
+        changed = False
+        for index, payload in entries:
+            if payload[0] == CONFIGURATION:
+                self.configurations.append(index, decode(payload[1:]))
+                changed = True
+        if changed:
+            self.configuration_changed()
+
+    # -- the end
+
+    def stop(self) -> None:
+        """Cleanly: nothing is sent or written any more."""
+        if self.stopped:
+            return
+        self.stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._held.clear()
+        self._inbox.clear()
+        leading, self.leading = self.leading, None
+        if leading is not None:
+            leading.stop()
+
+    def stop_with(self, fault: NodeFault) -> None:
+        """Rule 12: what waited for the disk is discarded, the node ends."""
+        if self.fault is None:
+            self.fault = fault
+            log.error("%s stops itself: %s", name_of(self.me), fault)
+            self.stop()
+            self.application.faulted(fault)
+
+    # -- stock methods that must not run
+
+    def _SyncObj__sendAppendEntries(self) -> None:
+        """Called by the kept `__onBecomeLeader`; the tick replicates in its own order."""
+
+    def _SyncObj__generateRaftTimeout(self) -> float:
+        return 0.0
+
+    def _SyncObj__onMessageReceived(self, node: Any, message: Any) -> None:
+        raise AssertionError("messages come through Engine.receive")
+
+    def _checkCommandsToApply(self) -> None:
+        raise AssertionError("batches are made by leading")
+
+    def _SyncObj__changeCluster(self, request: Any) -> bool:
+        raise AssertionError("the configuration comes from the log")
+
+    def _SyncObj__doChangeCluster(self, request: Any, reverse: bool = False) -> bool:
+        raise AssertionError("the configuration comes from the log")
+
+    def _SyncObj__parseChangeClusterRequest(self, command: Any) -> None:
+        raise AssertionError("configuration entries are not pickled")
+
+    def _SyncObj__updateClusterConfiguration(self, nodes: Any) -> None:
+        raise AssertionError("the configuration comes from the log")
+
+    def _SyncObj__tryLogCompaction(self) -> None:
+        raise AssertionError("snapshots are written by snapshotting")
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
+        raise AssertionError("recovery happens before the constructor")

@@ -1,0 +1,77 @@
+"""What a data directory says after a start: snapshot, log behind it, configuration (rules 4, 6).
+
+It happens before the engine is made, because the engine's peers come from here. The log keeps
+everything behind the snapshot if it still holds the snapshot's last entry; if it does not, the
+snapshot was installed over a log that lagged or diverged, and the log starts anew at it. A log
+that starts behind the snapshot has a hole: that is damage, not something to bridge.
+"""
+
+from __future__ import annotations
+
+import os.path
+
+from raftkv.config import Limits
+from raftkv.errors import DamagedLog
+from raftkv.runtime import Files
+
+from .membership import EMPTY, ConfigurationLog, decode
+from .snapshot import Snapshot, SnapshotStore
+from .wal import Wal
+
+__all__ = ["Recovered", "recover"]
+
+_CONFIGURATION = 2
+
+
+class Recovered:
+    """The durable parts of a core, consistent with each other."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        store: SnapshotStore,
+        snapshot: Snapshot | None,
+        configurations: ConfigurationLog,
+    ) -> None:
+        self.wal = wal
+        self.store = store
+        self.snapshot = snapshot
+        self.configurations = configurations
+
+    @property
+    def applied(self) -> int:
+        """The index that the state has once the snapshot is restored."""
+        return 1 if self.snapshot is None else self.snapshot.meta.index
+
+
+def recover(files: Files, directory: str, limits: Limits, *, fsync: bool) -> Recovered:
+    """Open the log and the newest snapshot. Blocking; raises DamagedLog, DamagedSnapshot."""
+    log_directory = os.path.join(directory, "wal")
+    snapshot_directory = os.path.join(directory, "snapshots")
+    files.makedirs(log_directory)
+    files.makedirs(snapshot_directory)
+    store = SnapshotStore(files, snapshot_directory)
+    snapshot = store.latest()
+    wal = Wal.open(files, log_directory, segment_bytes_max=limits.segment_bytes_max, fsync=fsync)
+    index, term, configuration = 1, 0, EMPTY
+    if snapshot is not None:
+        meta = snapshot.meta
+        index, term, configuration = meta.index, meta.term, decode(meta.configuration)
+    if wal.base_index > index:
+        raise DamagedLog(
+            log_directory,
+            0,
+            f"the log starts behind index {wal.base_index}, but the newest snapshot covers only "
+            f"up to {index}",
+        )
+    if wal.term_at(index) != term:
+        wal.rebase(index, term)
+        pending = wal.take()
+        assert pending is not None
+        wal.write(pending)
+        wal.written(pending)
+    configurations = ConfigurationLog(index, configuration)
+    for entry in wal.entries(index + 1):
+        if entry.payload[0] == _CONFIGURATION:
+            configurations.append(entry.index, decode(entry.payload[1:]))
+    return Recovered(wal, store, snapshot, configurations)

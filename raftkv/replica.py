@@ -1,0 +1,130 @@
+"""The state machine on one node: what the engine (or a replicant's follower) drives.
+
+Order for one entry: tables change, plugins' services hear of it, then this node's waiting callers
+get their outcomes. So a caller that is answered finds its write in this node's own view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .errors import DiskFailed, Diverged, NodeFault
+from .logclock import LogClock
+from .outbox import Outbox
+from .raft.engine import Frozen
+from .reading import Reader
+from .state.machine import StateMachine
+from .state.tables import ABSENT
+
+if TYPE_CHECKING:
+    from .raft.wal import Wal
+
+__all__ = ["Replica"]
+
+_stamp = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _array_header(count: int) -> bytes:
+    """The msgpack header of an array, so that encoded commands are joined, not encoded again."""
+    if count < 16:
+        return bytes([0x90 | count])
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+class Replica:
+    """See the module's text. The node sets the callbacks that it wants to hear."""
+
+    def __init__(
+        self, machine: StateMachine, clock: LogClock, outbox: Outbox, reader: Reader
+    ) -> None:
+        self.machine = machine
+        self.clock = clock
+        self._outbox = outbox
+        self._reader = reader
+        # The nonce under which this node waits for its session, and who is told of it.
+        self.nonce: int | None = None
+        self.on_session: Callable[[Any], None] = lambda outcome: None
+        self.on_office: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[], None] = lambda: None
+        self.on_restored: Callable[[int], None] = lambda index: None
+        self.on_fault: Callable[[NodeFault], None] = lambda fault: None
+        self.on_reads: Callable[[Sequence[Any], int], None] = lambda tokens, index: None
+        self.commands_applied = 0
+
+    # -- driven by the engine
+
+    def seal(self, commands: Sequence[bytes]) -> bytes:
+        """A batch: [stamp, [commands...]], the commands as their origins encoded them."""
+        stamp = _encode(max(self.clock.now_ms(), self.machine.now))
+        return b"".join((b"\x92", stamp, _array_header(len(commands)), *commands))
+
+    def apply(self, index: int, body: bytes) -> None:
+        outbox, mine = self._outbox, self._outbox.session
+        try:
+            outcomes = self.machine.apply(index, body)
+        except NodeFault:
+            raise
+        except (OSError, MemoryError) as error:
+            raise DiskFailed(
+                f"this node ran out of a resource at entry {index}: {error}"
+            ) from error
+        except Exception as error:
+            raise Diverged(
+                f"entry {index} could not be applied ({type(error).__name__}: {error}). The node "
+                f"stops, because other nodes may have applied it"
+            ) from error
+        self.commands_applied += len(outcomes)
+        for session, seq, outcome in outcomes:
+            if session == mine and mine:
+                outbox.settle(seq, outcome)
+            elif session == 0 and seq == self.nonce:
+                self.on_session(outcome)
+
+    def skip(self, index: int) -> None:
+        self.machine.skip(index)
+
+    def freeze(self) -> Frozen:
+        return self.machine.freeze()
+
+    def restore(self, chunks: Iterable[bytes], index: int) -> None:
+        """Adopt a snapshot, then answer the callers whose entries it jumped over (rule 15)."""
+        self.machine.restore(chunks, index)
+        session = self._outbox.session
+        for seq in self._outbox.waiting():
+            outcome = self.machine.recall(session, seq, self._outbox.kind_of(seq))
+            if outcome is not ABSENT:
+                self._outbox.settle(seq, outcome)
+        self.on_restored(index)
+
+    def office_changed(self) -> None:
+        self.on_office()
+
+    def progressed(self) -> None:
+        self.clock.observed(self.machine.now)
+        self._reader.applied(self.machine.index)
+        self.on_progress()
+
+    def reads_confirmed(self, tokens: Sequence[Any], index: int) -> None:
+        self.on_reads(tokens, index)
+
+    def reads_failed(self, tokens: Sequence[Any]) -> None:
+        self.on_reads(tokens, 0)
+
+    def faulted(self, fault: NodeFault) -> None:
+        self.on_fault(fault)
+
+    # -- the clock of a new leader
+
+    def elected(self, wal: Wal) -> None:
+        """Start the log's clock behind every stamp in the log, applied or not (rule 19)."""
+        largest = self.machine.now
+        for entry in wal.entries(self.machine.index + 1):
+            if entry.payload[0] == 0:
+                largest = max(largest, _stamp(entry.payload[1:])[0])
+        self.clock.elected(largest)

@@ -1,0 +1,199 @@
+"""The core's side of replication to replicants: every core may feed any number of them.
+
+A feed sends committed entries only, in order, from where the replicant stands. It is bounded by
+the bytes that the replicant has not yet reported as applied, so a slow one costs this core a fixed
+amount of memory. Two feeds at the same position share one encoded frame.
+
+Rule 18: a core that restarted may stand lower than its replicants; it waits until it has caught
+up. A replicant whose (index, term) this core's log contradicts has diverged: it is told so and
+stops. The leader's cost does not grow with the number of replicants, because each core feeds its
+own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from raftkv.raft import wire
+from raftkv.raft.membership import name_of
+
+if TYPE_CHECKING:
+    from raftkv.raft.engine import Engine
+    from raftkv.raft.transport import Link
+    from raftkv.runtime import Timer
+
+__all__ = ["Feeds"]
+
+log = logging.getLogger("raftkv.replicant")
+
+# How often an idle feed says that it is alive and who leads.
+STATUS_S = 0.2
+# A snapshot's rows per slice, and what may wait in the socket before the next slice is encoded.
+SLICE_ROWS = 500
+SNAPSHOT_UNSENT_BYTES_MAX = 4 * 1024 * 1024
+
+
+class Feed:
+    """One replicant following this core."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.next: int | None = None
+        self.applied = 0
+        self.snapshotting = False
+        self._inflight: deque[tuple[int, int]] = deque()
+        self.inflight_bytes = 0
+
+    def sent(self, last: int, size_bytes: int) -> None:
+        self.next = last + 1
+        self._inflight.append((last, size_bytes))
+        self.inflight_bytes += size_bytes
+
+    def progressed(self, index: int) -> None:
+        self.applied = max(self.applied, index)
+        while self._inflight and self._inflight[0][0] <= index:
+            self.inflight_bytes -= self._inflight.popleft()[1]
+
+
+class Feeds:
+    """All replicants that follow this core."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._feeds: dict[str, Feed] = {}
+        self._frames: dict[tuple[int, int], bytes] = {}
+        self._timer: Timer | None = None
+        self._leader_at = engine.runtime.monotonic()
+
+    @property
+    def names(self) -> list[str]:
+        """The replicants that follow this core now."""
+        return sorted(name_of(raft_id) for raft_id in self._feeds)
+
+    def link_up(self, link: Link) -> None:
+        older = self._feeds.get(link.peer_id)
+        self._feeds[link.peer_id] = Feed(link)
+        if older is not None:
+            older.link.close()
+        self._say_status(link)
+        if self._timer is None:
+            self._timer = self._engine.runtime.call_later(STATUS_S, self._status)
+
+    def link_down(self, link: Link) -> None:
+        feed = self._feeds.get(link.peer_id)
+        if feed is not None and feed.link is link:
+            del self._feeds[link.peer_id]
+
+    def on_follow(self, link: Link, message: wire.Follow) -> None:
+        feed = self._feeds.get(link.peer_id)
+        if feed is None or feed.link is not link:
+            return
+        engine = self._engine
+        if message.index <= engine.commit:
+            term = engine.wal.term_at(message.index)
+            if term is not None and term != message.term:
+                link.send(
+                    wire.Refusal(
+                        "diverged",
+                        f"entry {message.index} has term {term} here, not {message.term}",
+                    )
+                )
+                link.close()
+                return
+        feed.next = message.index + 1
+        feed.applied = message.index
+        self._push(feed)
+
+    def on_progressed(self, link: Link, message: wire.Progressed) -> None:
+        feed = self._feeds.get(link.peer_id)
+        if feed is not None:
+            feed.progressed(message.index)
+            self._push(feed)
+
+    def progressed(self) -> None:
+        """The commit index has moved."""
+        self._frames.clear()
+        for feed in self._feeds.values():
+            self._push(feed)
+
+    def office_changed(self) -> None:
+        for feed in self._feeds.values():
+            self._say_status(feed.link)
+
+    def _push(self, feed: Feed) -> None:
+        engine, wal = self._engine, self._engine.wal
+        if feed.next is None or feed.snapshotting:
+            return
+        while feed.next <= engine.commit:
+            if feed.inflight_bytes >= engine.limits.inflight_bytes_max:
+                return
+            prev_index = feed.next - 1
+            prev_term = wal.term_at(prev_index)
+            if prev_term is None:
+                self._start_snapshot(feed)
+                return
+            entries = wal.entries(feed.next, engine.commit, engine.limits.batch_bytes_max)
+            last = prev_index + len(entries)
+            frame = self._frames.get((prev_index, last))
+            if frame is None:
+                pairs = [(entry.term, entry.payload) for entry in entries]
+                frame = wire.encode(wire.Feed(prev_index, prev_term, engine.commit, pairs))
+                self._frames[prev_index, last] = frame
+            feed.link.send_frame(frame)
+            feed.sent(last, len(frame))
+
+    # -- too far behind
+
+    def _start_snapshot(self, feed: Feed) -> None:
+        feed.snapshotting = True
+        self._engine.runtime.spawn(self._send_snapshot(feed), "snapshot for a replicant")
+
+    async def _send_snapshot(self, feed: Feed) -> None:
+        engine, link = self._engine, feed.link
+        index = engine.applied
+        term = engine.wal.term_at(index)
+        assert term is not None
+        frozen = engine.application.freeze()
+        number = 0
+        try:
+            for chunk in frozen.slices(SLICE_ROWS):
+                link.send(wire.FeedSnapshot(index, term, number, False, chunk))
+                number += 1
+                await engine.runtime.sleep(0)
+                while link.unsent_bytes > SNAPSHOT_UNSENT_BYTES_MAX and link.up:
+                    await engine.runtime.sleep(0.01)
+                if not link.up or engine.stopped:
+                    return
+            link.send(wire.FeedSnapshot(index, term, number, True, b""))
+            feed.next = index + 1
+        finally:
+            frozen.close()
+            feed.snapshotting = False
+        log.info("sent a snapshot at index %d to %s", index, link.peer_name)
+        self._push(feed)
+
+    # -- who leads
+
+    def _status(self) -> None:
+        self._timer = None
+        if self._engine.stopped or not self._feeds:
+            return
+        for feed in self._feeds.values():
+            self._say_status(feed.link)
+        self._timer = self._engine.runtime.call_later(STATUS_S, self._status)
+
+    def _say_status(self, link: Link) -> None:
+        engine = self._engine
+        now = engine.runtime.monotonic()
+        if engine.leader is not None:
+            self._leader_at = now
+        leader = "" if engine.leader is None else name_of(engine.leader)
+        age_ms = int((now - self._leader_at) * 1000)
+        link.send(wire.LeaderChanged(leader, engine.term, age_ms))
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._feeds.clear()

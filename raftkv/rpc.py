@@ -1,0 +1,209 @@
+"""Calls between nodes for plugins' service halves: any member to any member, at most once.
+
+A call carries no authority over state; a verdict goes through the log. Links are dialled on
+demand, one per callee, and kept. Three kinds of failure are told apart: `PeerUnreachable` (never
+delivered), `Timeout` (perhaps handled) and `RemoteFailed` (the handler raised).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .errors import PeerUnreachable, RaftkvError, RemoteFailed, Stopped, Timeout, TooLarge
+from .raft import wire
+from .raft.transport import Hub, Link
+from .runtime import Runtime, Timer
+
+__all__ = ["Handler", "RpcHub"]
+
+log = logging.getLogger("raftkv.rpc")
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+
+# Room for the method's name and the message's frame beside the payload.
+_OVERHEAD_BYTES = 1024
+# How long the handshake of a new link may take before the callee counts as unreachable.
+_CONNECT_S = 2.0
+
+
+class _Call:
+    __slots__ = ("future", "link", "timer")
+
+    def __init__(self, future: asyncio.Future[bytes], link: Link, timer: Timer) -> None:
+        self.future = future
+        self.link = link
+        self.timer = timer
+
+
+class RpcHub:
+    """One node's calls, out and in. Methods are named `<plugin>.<method>`."""
+
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime,
+        hub: Hub,
+        address_of: Callable[[str], str | None],
+        frame_bytes_max: int,
+    ) -> None:
+        self._name = name
+        self._runtime = runtime
+        self._hub = hub
+        self._address_of = address_of
+        self._payload_bytes_max = frame_bytes_max - _OVERHEAD_BYTES
+        self._handlers: dict[str, Handler] = {}
+        self._links: dict[str, asyncio.Future[Link]] = {}
+        self._waiting: dict[Link, asyncio.Future[Link]] = {}
+        self._calls: dict[int, _Call] = {}
+        self._number = 0
+        self._stopped = False
+
+    def register(self, method: str, handler: Handler) -> None:
+        """Answer calls of `method` with `await handler(sender_name, payload)`."""
+        self._handlers[method] = handler
+
+    async def call(self, node: str, method: str, payload: bytes, timeout_s: float) -> bytes:
+        """Call a method on a member. See the module's text for the errors."""
+        if self._stopped:
+            raise Stopped("this node has stopped")
+        if len(payload) > self._payload_bytes_max:
+            raise TooLarge(
+                f"a call's payload of {len(payload)} bytes exceeds {self._payload_bytes_max}"
+            )
+        if node == self._name:
+            return await self._call_self(method, payload)
+        link = await self._link_to(node)
+        self._number += 1
+        number = self._number
+        future = self._runtime.future()
+        timer = self._runtime.call_later(timeout_s, self._timed_out, number, node, method)
+        self._calls[number] = _Call(future, link, timer)
+        link.send(wire.RpcRequest(number, method, payload))
+        try:
+            return await future  # type: ignore[no-any-return]
+        finally:
+            self._calls.pop(number, None)
+            timer.cancel()
+
+    async def _call_self(self, method: str, payload: bytes) -> bytes:
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise RemoteFailed(f"{self._name} has no method {method!r}")
+        try:
+            return await handler(self._name, payload)
+        except Exception as error:
+            raise RemoteFailed(f"{type(error).__name__}: {error}") from error
+
+    def _timed_out(self, number: int, node: str, method: str) -> None:
+        call = self._calls.get(number)
+        if call is not None and not call.future.done():
+            call.future.set_exception(Timeout(f"{node} has not answered {method} in time"))
+
+    # -- links
+
+    async def _link_to(self, node: str) -> Link:
+        known = self._links.get(node)
+        if known is not None and known.done() and not known.cancelled():
+            if known.exception() is None and known.result().up:
+                return known.result()
+            known = None
+        if known is None:
+            known = self._runtime.future()
+            self._links[node] = known
+            self._runtime.spawn(self._open(node, known), f"call {node}")
+        return await asyncio.shield(known)
+
+    async def _open(self, node: str, opened: asyncio.Future[Link]) -> None:
+        address = self._address_of(node)
+        link: Link | None = None
+        try:
+            if address is None:
+                raise OSError("no member of this name is known")
+            link = await self._hub.dial(address, "rpc")
+            self._waiting[link] = opened
+            if link.up:
+                self._connected(link)
+            self._runtime.call_later(_CONNECT_S, self._connect_timed_out, link, node)
+        except OSError as error:
+            if not opened.done():
+                opened.set_exception(PeerUnreachable(f"{node} cannot be reached: {error}"))
+                opened.exception()  # the caller may have gone; an unread error is no news
+
+    def _connected(self, link: Link) -> None:
+        opened = self._waiting.pop(link, None)
+        if opened is not None and not opened.done():
+            opened.set_result(link)
+
+    def _connect_timed_out(self, link: Link, node: str) -> None:
+        opened = self._waiting.pop(link, None)
+        if opened is not None and not opened.done():
+            opened.set_exception(PeerUnreachable(f"{node} did not greet in time"))
+            opened.exception()
+            link.close()
+
+    def link_up(self, link: Link) -> None:
+        self._connected(link)
+
+    def link_down(self, link: Link) -> None:
+        opened = self._waiting.pop(link, None)
+        if opened is not None and not opened.done():
+            opened.set_exception(PeerUnreachable("the connection broke before the greeting"))
+            opened.exception()
+        for call in list(self._calls.values()):
+            if call.link is link and not call.future.done():
+                call.future.set_exception(Timeout("the connection broke during the call"))
+
+    # -- messages
+
+    def on_request(self, link: Link, message: wire.RpcRequest) -> None:
+        self._runtime.spawn(self._answer(link, message), f"answer {message.method}")
+
+    async def _answer(self, link: Link, message: wire.RpcRequest) -> None:
+        handler = self._handlers.get(message.method)
+        try:
+            if handler is None:
+                raise RemoteFailed(f"{self._name} has no method {message.method!r}")
+            payload = await handler(link.peer_name, message.payload)
+            link.send(wire.RpcReply(message.number, "", payload))
+        except Exception as error:
+            if not isinstance(error, RaftkvError):
+                log.exception("the handler of %s failed", message.method)
+            text = f"{type(error).__name__}: {error}"[:500]
+            link.send(wire.RpcReply(message.number, "remote_failed", text.encode()))
+
+    def on_reply(self, link: Link, message: wire.RpcReply) -> None:
+        call = self._calls.get(message.number)
+        if call is None or call.link is not link or call.future.done():
+            return  # its caller has given up
+        if message.error:
+            call.future.set_exception(RemoteFailed(message.payload.decode(errors="replace")))
+        else:
+            call.future.set_result(message.payload)
+
+    def stop(self) -> None:
+        self._stopped = True
+        error: Any
+        for call in list(self._calls.values()):
+            if not call.future.done():
+                error = Timeout("this node stops")
+                call.future.set_exception(error)
+
+    def for_plugin(self, plugin: str) -> PluginRpc:
+        return PluginRpc(self, plugin)
+
+
+class PluginRpc:
+    """A plugin's view of the calls: its method names cannot meet another plugin's."""
+
+    def __init__(self, hub: RpcHub, plugin: str) -> None:
+        self._hub = hub
+        self._prefix = f"{plugin}."
+
+    def register(self, method: str, handler: Handler) -> None:
+        self._hub.register(self._prefix + method, handler)
+
+    async def call(self, node: str, method: str, payload: bytes, timeout_s: float) -> bytes:
+        return await self._hub.call(node, self._prefix + method, payload, timeout_s)

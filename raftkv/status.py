@@ -1,0 +1,110 @@
+"""What a node tells of itself: `node.status()`, `/v1/status` and `raftkv cluster status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .parts import CorePart, ReplicantPart
+
+if TYPE_CHECKING:
+    from .node import Node
+
+__all__ = ["MemberStatus", "Status", "status_of"]
+
+
+class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One member as the log knows it. `lag_entries` is known to the leader, for voters only."""
+
+    name: str
+    role: str
+    incarnation: int
+    up: bool
+    peer_address: str
+    http_address: str | None
+    lag_entries: int | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A node at one moment. Indexes are of the log; sizes in bytes."""
+
+    name: str
+    cluster: str
+    cluster_id: str
+    raft_id: str
+    role: str
+    leader: str | None
+    term: int
+    commit_index: int
+    applied_index: int
+    last_index: int | None
+    first_index: int | None
+    snapshot_index: int | None
+    incarnation: int
+    ready: bool
+    fsync: str
+    endpoint: str | None
+    upstream: str | None
+    replicants: list[str]
+    members: list[MemberStatus]
+    outbox_commands: int
+    outbox_bytes: int
+    resends: int
+    commands_applied: int
+    plugins: dict[str, Any]
+    faults: int
+    fault: str | None
+
+
+def status_of(node: Node) -> Status:
+    """Take the status of a started node."""
+    part, machine = node._part, node.machine
+    assert part is not None
+    assert node._directory is not None
+    identity, config = node._directory.identity, node.config
+    engine = part.engine if isinstance(part, CorePart) else None
+    lag: dict[str, int] = {}
+    if engine is not None and engine.leading is not None:
+        lag = engine.leading.lag()
+    members = [
+        MemberStatus(
+            name=member.name,
+            role=member.role,
+            incarnation=member.incarnation,
+            up=member.up,
+            peer_address=member.peer_address,
+            http_address=member.http_address,
+            lag_entries=lag.get(member.raft_id),
+        )
+        for member in machine.members.values()
+    ]
+    failed = node.fault.done() and not node.fault.cancelled()
+    return Status(
+        name=node.name,
+        cluster=identity.cluster,
+        cluster_id=identity.cluster_id,
+        raft_id=identity.raft_id,
+        role=part.role_name,
+        leader=part.leader,
+        term=part.term,
+        commit_index=part.commit,
+        applied_index=machine.index,
+        last_index=None if engine is None else engine.wal.last_index,
+        first_index=None if engine is None else engine.wal.first_index,
+        snapshot_index=None if engine is None else engine.snapshotting.last_index,
+        incarnation=node.incarnation,
+        ready=node.session != 0,
+        fsync=config.fsync,
+        endpoint=None if config.http_address is None else f"http://{config.http_address}",
+        upstream=part.follower.upstream if isinstance(part, ReplicantPart) else None,
+        replicants=part.feeds.names if isinstance(part, CorePart) else [],
+        members=members,
+        outbox_commands=len(node.outbox),
+        outbox_bytes=node.outbox.size_bytes,
+        resends=node.outbox.resends,
+        commands_applied=node._replica.commands_applied,
+        plugins={name: dict(s.status()) for name, s in sorted(node.hosting.services.items())},
+        faults=node.hosting.hook_faults + machine.fault_count,
+        fault=str(node.fault.result()) if failed else None,
+    )
