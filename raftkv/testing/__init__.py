@@ -1,0 +1,1 @@
+"""Tools for testing programs on raftkv: ours and our users'."""

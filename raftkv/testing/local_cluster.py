@@ -1,0 +1,165 @@
+"""A cluster inside one process, on loopback sockets and real files: for tests and for trying out.
+
+    async with LocalCluster(cores=3, replicants=3) as cluster:
+        await cluster.nodes[0].kv.put(b"k", b"v")
+        await cluster.kill(cluster.leader().name)
+
+All nodes share the event loop, so this is no place to measure speed. A killed node is stopped
+without a word to anybody, and restarts from its directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from raftkv.config import Limits, NodeConfig, RaftTimes
+from raftkv.node import Node
+from raftkv.plugin import Plugin
+
+__all__ = ["LocalCluster", "free_ports"]
+
+Plugins = Sequence[type[Plugin[Any]] | Plugin[Any]]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+class LocalCluster:
+    """`cores` voters named core1.. and `replicants` copies named replicant1..
+
+    `plugins` run beside the keyspace. `directory` is kept if it is given, else a temporary one is
+    made and removed. `fsync`, `raft` and `limits` go into every node's configuration.
+    """
+
+    def __init__(
+        self,
+        cores: int = 3,
+        replicants: int = 0,
+        *,
+        plugins: Plugins = (),
+        directory: str | None = None,
+        fsync: str = "on",
+        raft: RaftTimes | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._plugins = plugins
+        self._own_directory = directory is None
+        self.directory = directory or tempfile.mkdtemp(prefix="raftkv-")
+        core_names = [f"core{number}" for number in range(1, cores + 1)]
+        names = core_names + [f"replicant{number}" for number in range(1, replicants + 1)]
+        addresses = {
+            name: f"127.0.0.1:{port}"
+            for name, port in zip(names, free_ports(len(names)), strict=True)
+        }
+        self.configs = {
+            name: msgspec.convert(
+                {
+                    "name": name,
+                    "role": "core" if name in core_names else "replicant",
+                    "dir": f"{self.directory}/{name}",
+                    "peer_address": addresses[name],
+                    "cores": {core: addresses[core] for core in core_names},
+                    "fsync": fsync,
+                    "plugins": (),
+                },
+                NodeConfig,
+            )
+            for name in names
+        }
+        for name, config in self.configs.items():
+            self.configs[name] = msgspec.structs.replace(
+                config, raft=raft or config.raft, limits=limits or config.limits
+            )
+        self.running: dict[str, Node] = {}
+
+    async def __aenter__(self) -> LocalCluster:
+        try:
+            await asyncio.gather(*(self.start(name) for name in self.configs))
+            await self.wait_ready()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop all nodes; remove the directory if it was made here."""
+        await asyncio.gather(*(node.stop() for node in self.running.values()))
+        self.running.clear()
+        if self._own_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The running nodes, cores first."""
+        return [self.running[name] for name in self.configs if name in self.running]
+
+    @property
+    def cores(self) -> list[Node]:
+        return [node for node in self.nodes if node.config.role == "core"]
+
+    @property
+    def replicants(self) -> list[Node]:
+        return [node for node in self.nodes if node.config.role == "replicant"]
+
+    def leader(self) -> Node | None:
+        """The running core that leads the highest term, if one does."""
+        leaders = [node for node in self.cores if node.status().role == "leader"]
+        return max(leaders, key=lambda node: node.status().term, default=None)
+
+    async def start(self, name: str) -> Node:
+        """Start a node that is not running. It may not be ready yet when this returns."""
+        node = Node(self.configs[name], plugins=self._plugins)
+        self.running[name] = node
+        await node.start()
+        return node
+
+    async def kill(self, name: str) -> None:
+        """End a node without a clean shutdown of its office."""
+        await self.running.pop(name).stop()
+
+    async def restart(self, name: str) -> Node:
+        """Kill if it runs, start from the same directory, wait until it is ready."""
+        if name in self.running:
+            await self.kill(name)
+        node = await self.start(name)
+        await node.wait_ready()
+        return node
+
+    async def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Return once every running node has a session."""
+        await asyncio.gather(*(node.wait_ready(timeout_s) for node in self.nodes))
+
+    async def converge(self, timeout_s: float = 10.0) -> int:
+        """Wait until every running node has applied what the leader has; returns the index."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                indexes = {node.machine.index for node in self.nodes}
+                commits = {node.status().commit_index for node in self.cores}
+                if len(indexes) == 1 and indexes == commits:
+                    return indexes.pop()
+                await asyncio.sleep(0.005)
