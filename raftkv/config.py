@@ -88,6 +88,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Without certificates only loopback addresses are allowed unless this is set.
     insecure: bool = False
     plugins: tuple[str, ...] = ("lcr",)
+    # What a plugin needs to know locally, by plugin name; the plugin checks it at start.
+    options: dict[str, dict[str, Any]] = {}
     # The default deadline of a call that states none.
     timeout_s: float = 5.0
     raft: RaftTimes = RaftTimes()

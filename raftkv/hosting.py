@@ -41,6 +41,19 @@ def find_plugins(names: Sequence[str]) -> list[Plugin[Any]]:
     return plugins
 
 
+def _options_of(plugin: Plugin[Any], configured: Mapping[str, dict[str, Any]]) -> Any:
+    """The plugin's local options, checked. Raises ConfigError naming the key."""
+    given = configured.get(plugin.name, {})
+    if plugin.options is None:
+        if given:
+            raise ConfigError(f"options.{plugin.name}: the plugin has no options; remove them")
+        return None
+    try:
+        return msgspec.convert(given, plugin.options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"options.{plugin.name}: {error}") from None
+
+
 class NodeHost:
     """What `plugin.Host` promises, for one plugin on one node."""
 
@@ -49,7 +62,7 @@ class NodeHost:
         self._plugin = plugin
         self._allowed = (plugin.name, *plugin.uses)
         self.rpc = rpc
-        self.options: Any = None
+        self.options = _options_of(plugin, node.config.options)
         self.log = logging.getLogger(f"raftkv.plugins.{plugin.name}")
 
     @property
@@ -128,7 +141,10 @@ class Hosting:
         self._incarnation = 0
 
     def open(self) -> None:
-        """Make every plugin's API and service; nothing runs yet."""
+        """Check the options, make every plugin's API and service; nothing runs yet."""
+        for name in self._node.config.options:
+            if name not in self.plugins:
+                raise ConfigError(f"options.{name}: no plugin of this name runs on this node")
         for plugin in self._in_order():
             host = NodeHost(self._node, plugin, self._node.rpc.for_plugin(plugin.name))
             api = plugin.open(host)
@@ -230,6 +246,7 @@ class Hosting:
     async def settle(self, session: int, seq: int, timeout_s: float | None) -> Outcome:
         """Ask the log what became of a number (a command itself: rule in the design, part 2)."""
         node = self._node
+        kind = node.outbox.kind_of(seq) if session == node.outbox.session else None
         report = await node.propose("core", SettleOutcome(session, seq), timeout_s=timeout_s)
-        result = node.machine.read_report(report, None)
+        result = node.machine.read_report(report, kind)
         return Outcome(report.verdict, result)

@@ -237,9 +237,10 @@ class Outbox:
         """The unanswered numbers of the current session."""
         return list(self._sent)
 
-    def kind_of(self, seq: int) -> type[msgspec.Struct]:
-        """The class of an unanswered command."""
-        return self._sent[seq].kind
+    def kind_of(self, seq: int) -> type[msgspec.Struct] | None:
+        """The class of a command that is unanswered, or was not long ago when it timed out."""
+        waiter = self._sent.get(seq)
+        return None if waiter is None else waiter.kind
 
     def _finish(self, waiter: _Waiter, error: Exception) -> None:
         self._bytes -= waiter.size

@@ -1,5 +1,6 @@
 """The replicated state machine: pure, deterministic, without I/O, clock or chance."""
 
+from .batch import Batch, Envelope, check_envelope, encode_batch
 from .contract import (
     Change,
     Context,
@@ -22,9 +23,10 @@ from .core import (
     SetSetting,
     SettleOutcome,
 )
-from .machine import Batch, Envelope, Fault, StateMachine, StateView, encode_batch
+from .machine import Fault, StateMachine
 from .snapshot import Frozen, Image, Reader
 from .tables import ABSENT, Absent, Table, TableView
+from .views import StateView
 
 __all__ = [
     "ABSENT",
@@ -57,5 +59,6 @@ __all__ = [
     "TableSpec",
     "TableView",
     "View",
+    "check_envelope",
     "encode_batch",
 ]

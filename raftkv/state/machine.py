@@ -13,11 +13,6 @@ Rules of this file
 4. The first outcome of a number is the outcome. sessions.py has the theory.
 5. The log's clock never goes back: `now` = max(what it was, the batch's stamp).
 
-Why commands travel as a byte string inside the envelope, and not as nested msgpack: a decoder must
-walk through nested data even to skip it, and it recurses while doing so. A command of a thousand
-nested arrays would then fail, or not, by how deep the stack of each node happens to be. A byte
-string is passed over without looking; its content meets a typed decoder of bounded depth.
-
 The speed of a cluster is the speed of `apply`: see bench/test_state_bench.py before changing it.
 """
 
@@ -39,8 +34,9 @@ from raftkv.errors import (
     UnknownPlugin,
 )
 
+from .batch import Envelope, decode_batch
+from .capture import Capture, Listener
 from .contract import (
-    Change,
     Context,
     Member,
     MemberChange,
@@ -53,45 +49,24 @@ from .core import CORE, Core, NodeUp, OpenSession, OutcomeReport
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .sessions import RestoredResult, Session, Sessions, unknown_session
-from .snapshot import FORMAT, Frozen, Header, Image, Opened, Reader, decode_outcome, require_plugin
-from .snapshot import KIND_REFUSAL as _REFUSAL
-from .tables import ABSENT, TableView, UndoLog, undo_to
+from .snapshot import (
+    FORMAT,
+    KIND_REFUSAL,
+    Frozen,
+    Header,
+    Image,
+    Opened,
+    Reader,
+    decode_outcome,
+    require_plugin,
+)
+from .tables import UndoLog, undo_to
+from .views import StateView
 
-__all__ = ["Batch", "Envelope", "Fault", "StateMachine", "StateView", "encode_batch"]
+__all__ = ["Fault", "StateMachine"]
 
 # Faults kept for the node to log; more than that within one batch are counted only.
 FAULTS_KEPT: Final = 100
-
-
-class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One command on its way through the log.
-
-    `floor`: every number of this session below it has been answered to its caller. `command` is
-    the msgpack encoding of a command of `plugin`. A `NodeUp` or `OpenSession` has session 0 and its
-    nonce as number.
-    """
-
-    session: int
-    seq: int
-    floor: int
-    plugin: str
-    command: bytes
-
-
-class Batch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The commands of one log entry, stamped with the log's clock."""
-
-    stamp_ms: int
-    commands: list[Envelope]
-
-
-_decode_batch = msgspec.msgpack.Decoder(Batch).decode
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode_batch(stamp_ms: int, commands: Sequence[Envelope]) -> bytes:
-    """The body of a batch entry (without the byte that tells the kind of the entry)."""
-    return _encoder.encode((stamp_ms, commands))
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -103,31 +78,7 @@ class Fault(msgspec.Struct, frozen=True):
     detail: str
 
 
-class StateView:
-    """The applied state of one plugin, read-only. See `contract.View`."""
-
-    __slots__ = ("_machine", "_tables", "members", "settings")
-
-    def __init__(self, machine: StateMachine, routed: Routed) -> None:
-        self._machine = machine
-        self._tables = {name: table.view for name, table in routed.tables.items()}
-        self.members: Mapping[str, Member] = routed.members
-        self.settings: Mapping[str, Any] = routed.settings_view
-
-    @property
-    def index(self) -> int:
-        return self._machine.index
-
-    @property
-    def now(self) -> int:
-        return self._machine.now
-
-    def table(self, name: str) -> TableView[Any, Any]:
-        return self._tables[name]
-
-
 C = TypeVar("C")
-Listener = Callable[[int, Sequence[Change]], None]
 Outcomes = list[tuple[int, int, Any]]
 
 
@@ -150,11 +101,13 @@ class StateMachine:
         self._sessions = Sessions() if sessions is None else sessions
         self._refusals = Refusals()
         self._settings: dict[str, dict[str, Setting]] = {}
-        self._listeners: list[tuple[Listener, frozenset[str] | None]] = []
-        self._changes: list[Change] = []
         self._all = self._route(plugins)
+        self._capture = Capture({name: r.tables.values() for name, r in self._all.items()})
         self._active: dict[str, Routed] = {}
-        self._views = {name: StateView(self, routed) for name, routed in self._all.items()}
+        self._views = {
+            name: StateView(self, routed.tables, routed.members, routed.settings_view)
+            for name, routed in self._all.items()
+        }
         self.members: Mapping[str, Member] = self._all[CORE].members
         self._refresh_active()
 
@@ -198,7 +151,7 @@ class StateMachine:
         """
         self._advance(index)
         try:
-            batch = _decode_batch(body)
+            batch = decode_batch(body)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Diverged(f"entry {index} of the log is no batch of commands: {error}") from None
         if batch.stamp_ms > self.now:
@@ -228,8 +181,8 @@ class StateMachine:
                 if not session.node:
                     sessions.touch(session, self.now, self.serial)
             outcomes.append((id, seq, outcome))
-        if self._changes:
-            self._publish()
+        if self._capture.active:
+            self._capture.publish(index)
         return outcomes
 
     def skip(self, index: int) -> None:
@@ -272,8 +225,8 @@ class StateMachine:
         if self._after:
             self._finish()
         if undo:
-            if self._listeners:
-                self._collect()
+            if self._capture.active:
+                self._capture.collect(undo)
             undo.clear()
         return result
 
@@ -411,7 +364,7 @@ class StateMachine:
     def read_report(self, report: OutcomeReport, command: type[msgspec.Struct] | None) -> Any:
         """The result or refusal inside the answer to `SettleOutcome`; None if it has neither."""
         if report.verdict == "refused":
-            return decode_outcome(_REFUSAL, report.data, self._refusals)
+            return decode_outcome(KIND_REFUSAL, report.data, self._refusals)
         if report.verdict == "applied":
             return self._decode_result(report.data, command)
         return None
@@ -441,42 +394,7 @@ class StateMachine:
         appears once. Only tables of `plugins`, or of all. Returns the way to end it. A restore is
         not told: read everything anew after it.
         """
-        entry = (callback, None if plugins is None else frozenset(plugins))
-        self._listeners.append(entry)
-        self._mark_captured()
-
-        def unsubscribe() -> None:
-            if entry in self._listeners:
-                self._listeners.remove(entry)
-                self._mark_captured()
-
-        return unsubscribe
-
-    def _mark_captured(self) -> None:
-        for name, routed in self._all.items():
-            captured = any(wanted is None or name in wanted for _, wanted in self._listeners)
-            for table in routed.tables.values():
-                table.captured = captured
-
-    def _collect(self) -> None:
-        first: dict[tuple[Any, Any], Any] = {}
-        for table, key, old in self._undo:
-            if table.captured:
-                first.setdefault((table, key), old)
-        for (table, key), old in first.items():
-            new = table.get(key, ABSENT)
-            if new is not old:
-                self._changes.append(Change(table.plugin, table.name, key, old, new))
-
-    def _publish(self) -> None:
-        changes, self._changes = self._changes, []
-        for callback, wanted in list(self._listeners):
-            if wanted is None:
-                callback(self.index, changes)
-                continue
-            chosen = [change for change in changes if change.plugin in wanted]
-            if chosen:
-                callback(self.index, chosen)
+        return self._capture.subscribe(callback, plugins)
 
     # Snapshots
 

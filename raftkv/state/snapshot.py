@@ -23,7 +23,7 @@ The digest serves both ends: two nodes at the same index compare it, and a reade
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -196,7 +196,7 @@ class Frozen:
         """The digest, once all slices have been read; empty before."""
         return self._hex
 
-    def slices(self, rows_max: int = 2000) -> Iterator[bytes]:
+    def slices(self, rows_max: int = 2000) -> Generator[bytes, None, None]:
         """The chunks, once. Each step reads at most `rows_max` rows and is short."""
         assert rows_max > 0
         try:

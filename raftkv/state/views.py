@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from .contract import Member, Setting
-from .tables import TableView
+from .tables import Table, TableView
 
-__all__ = ["MembersView", "SettingsView", "decode_setting"]
+__all__ = ["MembersView", "SettingsView", "StateView", "decode_setting"]
+
+
+class Position(Protocol):
+    """Where a machine stands."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def now(self) -> int: ...
+
+
+class StateView:
+    """The applied state of one plugin, read-only. See `contract.View`."""
+
+    __slots__ = ("_position", "_tables", "members", "settings")
+
+    def __init__(
+        self,
+        position: Position,
+        tables: Mapping[str, Table[Any, Any]],
+        members: Mapping[str, Member],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._position = position
+        self._tables = {name: table.view for name, table in tables.items()}
+        self.members = members
+        self.settings = settings
+
+    @property
+    def index(self) -> int:
+        return self._position.index
+
+    @property
+    def now(self) -> int:
+        return self._position.now
+
+    def table(self, name: str) -> TableView[Any, Any]:
+        return self._tables[name]
 
 
 class MembersView(Mapping[str, Member]):

@@ -1,0 +1,1 @@
+"""The `raftkv` command, and the development cluster of real processes behind it."""

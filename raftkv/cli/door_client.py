@@ -1,0 +1,190 @@
+"""A small blocking client of the network door, enough for the command line and for tests.
+
+It speaks etcd's JSON gateway through the standard library, one connection per request, and maps
+the door's errors back to raftkv's. With several endpoints it goes on to the next one when a node
+does not answer or says that it could not apply the call; it never repeats a write whose outcome is
+unknown, because without an exactly-once session a repeated write may be applied twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import time
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NoReturn
+
+import msgspec
+
+from raftkv.errors import (
+    ConfigError,
+    NoLeader,
+    NotApplied,
+    Overloaded,
+    RaftkvError,
+    ReadTimeout,
+    Refused,
+    Stopped,
+    Timeout,
+    TooLarge,
+)
+
+__all__ = ["Consistency", "DoorClient", "Found", "request"]
+
+Consistency = Literal["linearizable", "local"]
+
+# After every endpoint has failed once, wait this long before the next round.
+ROUND_PAUSE_S: Final = 0.1
+
+_BY_REASON: Final[dict[str, type[RaftkvError]]] = {
+    error.code: error
+    for error in (Overloaded, NoLeader, TooLarge, Stopped, ReadTimeout, NotApplied)
+}
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One key as it was read. Revisions are the cluster's."""
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+
+
+class _Unreachable(NotApplied):
+    """The node could not be connected to: nothing was sent."""
+
+    code = "unreachable"
+
+
+class DoorClient:
+    """Calls to the first endpoint that can take them, all within `timeout_s` per call.
+
+    Raises `NotApplied` when no endpoint could take the call in time, `OutcomeUnknown` when the
+    connection or the deadline was lost after a write had been sent, `Refused` for a verdict.
+    """
+
+    def __init__(self, endpoints: Sequence[str], *, timeout_s: float = 5.0) -> None:
+        if not endpoints:
+            raise ConfigError("no endpoint is known: name one with --endpoint http://HOST:PORT")
+        self._endpoints = [check_endpoint(endpoint) for endpoint in endpoints]
+        self._timeout_s = timeout_s
+
+    def put(self, key: bytes, value: bytes) -> int:
+        """Write and return the cluster's revision of the write."""
+        answer = self._write("/v3/kv/put", {"key": _b64(key), "value": _b64(value)})
+        return int(answer["header"]["revision"])
+
+    def get(self, key: bytes, consistency: Consistency = "linearizable") -> Found | None:
+        """Read one key; None if it does not exist. `local` may be stale."""
+        body = {"key": _b64(key), "serializable": consistency == "local"}
+        kvs = self._call("/v3/kv/range", body, repeat=True).get("kvs", [])
+        if not kvs:
+            return None
+        return Found(
+            key=base64.b64decode(kvs[0]["key"]),
+            value=base64.b64decode(kvs[0].get("value", "")),
+            create_revision=int(kvs[0]["create_revision"]),
+            mod_revision=int(kvs[0]["mod_revision"]),
+            version=int(kvs[0]["version"]),
+        )
+
+    def delete(self, key: bytes) -> int:
+        """Delete one key and return how many there were: 0 or 1."""
+        return int(self._write("/v3/kv/deleterange", {"key": _b64(key)}).get("deleted", "0"))
+
+    def _write(self, path: str, body: dict[str, Any]) -> Any:
+        return self._call(path, body, repeat=False)
+
+    def _call(self, path: str, body: dict[str, Any], *, repeat: bool) -> Any:
+        """Go round the endpoints until one answers or the deadline passes.
+
+        `repeat` allows another attempt after an unknown outcome: for reads.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            for endpoint in self._endpoints:
+                left_s = max(deadline - time.monotonic(), 0.05)
+                if repeat and len(self._endpoints) > 1:
+                    # A node that hangs must leave time for the others.
+                    left_s = min(left_s, max(0.05, self._timeout_s / len(self._endpoints)))
+                try:
+                    return request(endpoint, "POST", path, body, timeout_s=left_s)
+                except TooLarge:
+                    raise
+                except (NotApplied, Timeout) as error:
+                    if isinstance(error, Timeout) and not repeat:
+                        raise
+                    last: RaftkvError = error
+            if time.monotonic() + ROUND_PAUSE_S >= deadline:
+                raise last
+            time.sleep(ROUND_PAUSE_S)
+
+
+def request(
+    endpoint: str, method: str, path: str, body: Any = None, *, timeout_s: float = 5.0
+) -> Any:
+    """One request to one endpoint: the decoded JSON answer, or the raftkv error it stands for."""
+    address = urllib.parse.urlsplit(check_endpoint(endpoint))
+    connection = http.client.HTTPConnection(
+        address.hostname or "", address.port or 80, timeout=timeout_s
+    )
+    payload = None if body is None else msgspec.json.encode(body)
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise _Unreachable(f"{endpoint} cannot be reached: {error}") from None
+        try:
+            connection.request(method, path, payload, {"content-type": "application/json"})
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            what = type(error).__name__ if not str(error) else str(error)
+            raise Timeout(f"{endpoint} did not answer: {what}") from None
+    finally:
+        connection.close()
+    try:
+        decoded = msgspec.json.decode(answer) if answer else {}
+    except msgspec.DecodeError:
+        decoded = {"error": answer[:200].decode("utf-8", "replace")}
+    if response.status >= 400:
+        _raise(endpoint, response.status, decoded)
+    return decoded
+
+
+def check_endpoint(endpoint: str) -> str:
+    """The endpoint without a trailing slash; `ConfigError` unless it is http://HOST:PORT."""
+    parts = urllib.parse.urlsplit(endpoint)
+    try:
+        valid = parts.scheme == "http" and bool(parts.hostname) and (parts.port or 80) > 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"{endpoint!r} is not an endpoint: write http://HOST:PORT")
+    return endpoint.rstrip("/")
+
+
+def _raise(endpoint: str, status: int, decoded: Any) -> NoReturn:
+    fields = decoded if isinstance(decoded, dict) else {}
+    text = f"{endpoint}: {fields.get('error') or fields.get('reason') or f'status {status}'}"
+    if fields.get("detail"):
+        text += f" ({fields['detail']})"
+    known = _BY_REASON.get(str(fields.get("reason")))
+    if known is not None:
+        raise known(text)
+    if status == 413:
+        raise TooLarge(text)
+    if status == 504:
+        raise Timeout(text)
+    if status == 503:
+        raise NotApplied(text)
+    if status >= 500:
+        raise RaftkvError(text)
+    raise Refused(text)
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,94 @@
+"""`raftkv serve`: one node and its door in this process, until a signal or a fault ends it.
+
+SIGTERM and SIGINT stop cleanly: the door finishes its requests, then the node closes its log. A
+second signal does not hurry: a node that hangs is killed by who started it. A fault of the node
+ends the process with that error, because a node that stopped itself must not look alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import signal
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from raftkv.config import NodeConfig, parse_address
+from raftkv.errors import RaftkvError
+from raftkv.node import Node
+from raftkv.server import App, Door
+
+__all__ = ["run"]
+
+_log = logging.getLogger("raftkv.serve")
+
+
+def run(config: NodeConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_until_signal(config))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed; asyncio's own loop serves as well, more slowly."""
+    try:
+        uvloop: Any = importlib.import_module("uvloop")
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _until_signal(config: NodeConfig) -> None:
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled.set)
+    serving = loop.create_task(_serve(config), name="serve")
+    asked = loop.create_task(signalled.wait(), name="signal")
+    await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not serving.done():
+        _log.info("stopping on a signal")
+        serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    _log.info("stopped")
+
+
+async def _serve(config: NodeConfig) -> None:
+    """Runs until it is cancelled, or until the node's fault, which it raises."""
+    async with Node(config) as node:
+        door: Door | None = None
+        if config.http_address is not None:
+            host, port = parse_address(config.http_address, "http_address")
+            routes = {name: each.routes() for name, each in node.hosting.services.items()}
+            command_bytes_max = config.limits.command_bytes_max
+            app = App(
+                node,
+                routes=routes,
+                version=_version(),
+                # base64 makes 4/3 of a command; the rest is JSON around many small operations.
+                body_bytes_max=2 * command_bytes_max,
+                route_body_bytes_max=command_bytes_max,
+            )
+            door = Door(app, host, port)
+            await door.start()
+            _log.info("serving at %s", door.endpoint)
+        try:
+            fault = await node.fault
+            if isinstance(fault, RaftkvError):
+                raise fault
+        finally:
+            if door is not None:
+                await door.stop()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("raftkv")
+    except metadata.PackageNotFoundError:
+        return "unknown"
