@@ -330,6 +330,11 @@ class Node:
         """The leader's name, as far as this node knows."""
         return None if self._part is None else self._part.leader
 
+    @property
+    def term(self) -> int:
+        """The current term, as far as this node knows."""
+        return 0 if self._part is None else self._part.term
+
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return once this node has a session, so that calls succeed. Raises NoLeader."""
         self._check_running()

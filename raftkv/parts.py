@@ -24,7 +24,7 @@ from .replica import Replica
 from .replicant.follower import Follower
 from .replicant.upstream import Feeds
 from .runtime import Runtime
-from .state import Member
+from .state import Member, check_envelope
 
 __all__ = ["CorePart", "Part", "ReplicantPart"]
 
@@ -85,6 +85,7 @@ class CorePart:
         self._peering = peering
         self._replica = replica
         self._reader = reader
+        self._command_bytes_max = config.limits.command_bytes_max
         self._relayed: dict[int, tuple[Link, int]] = {}
         self._relay_number = _RELAY_START
         self._told: tuple[str | None, int] = (None, -1)
@@ -213,11 +214,19 @@ class CorePart:
 
     def _on_propose(self, link: Link, message: wire.Propose) -> None:
         """From a replicant it is passed on; from a core only a leader takes it, or two cores that
-        each believe in the other would play ball with it. What is dropped is sent again."""
-        if link.purpose == "follow":
-            self.send(message.commands)
-        else:
+        each believe in the other would play ball with it. What is dropped is sent again.
+
+        A leader looks at every command that it did not encode itself: an entry that is no batch
+        would stop all nodes.
+        """
+        if self.engine.leading is not None:
+            limit = self._command_bytes_max
+            for command in message.commands:
+                if len(command) > limit or not check_envelope(command):
+                    raise wire.ProtocolError("a proposal holds something that is no command")
             self.engine.propose(message.commands)
+        elif link.purpose == "follow":
+            self.send(message.commands)
 
     def _on_read_request(self, link: Link, message: wire.ReadRequest) -> None:
         if self.engine.read_index((link, message.number)):

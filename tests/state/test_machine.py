@@ -28,6 +28,7 @@ from raftkv.state import (
     NodeDown,
     SetSetting,
     StateMachine,
+    check_envelope,
     encode_batch,
 )
 from tests.state.harness import (
@@ -65,8 +66,12 @@ def test_a_refused_command_leaves_nothing_behind(driver: Driver) -> None:
 
 @pytest.mark.parametrize(
     ("how", "kind"),
-    [("key", "KeyError"), ("result", "TypeError"), ("undeclared", "Undeclared")]
-    + [("arguments", "Overdrawn")],
+    [
+        ("key", "KeyError"),
+        ("result", "TypeError"),
+        ("undeclared", "Undeclared"),
+        ("arguments", "Overdrawn"),
+    ],
 )
 def test_an_unexpected_exception_becomes_an_undone_refusal(
     driver: Driver, how: str, kind: str
@@ -110,6 +115,13 @@ def test_deep_nesting_cannot_reach_a_recursive_decoder(driver: Driver) -> None:
 def test_what_is_no_batch_stops_the_node(driver: Driver) -> None:
     with pytest.raises(Diverged, match="entry 2 .* no batch"):
         driver.machine.apply(2, b"\x91\x01")
+
+
+def test_envelopes_are_checked_before_they_are_joined(driver: Driver) -> None:
+    good = encode(driver.envelope(Deposit("a", 1)))
+    assert check_envelope(good)
+    bad = [b"", b"\xc1", good[:-1], good + b"\0", b"\x91" * 5000 + b"\x90", encode(Deposit("a", 1))]
+    assert not any(map(check_envelope, bad))
 
 
 def test_entries_are_applied_in_order_only(driver: Driver) -> None:

@@ -364,7 +364,8 @@ ARRIVAL = st.lists(
 def test_exactly_once_against_a_model(arrivals: list[Any], cuts: list[int]) -> None:
     """Any arrival of numbers and floors, batched anyhow: the model is what the essay says."""
     driver = started(small(window=6))
-    floor, kept, balance = 0, {}, 0
+    kept: dict[int, Any] = {}
+    floor, balance = 0, 0
     envelopes, expected = [], []
     for seq, told, kind in arrivals:
         commands = {"d": Deposit("a", 1), "t": Transfer("a", "b", 1 + seq), "s": Close("z")}
@@ -390,7 +391,7 @@ def test_exactly_once_against_a_model(arrivals: list[Any], cuts: list[int]) -> N
                 kept[seq] = Balance("a", balance)
             expected.append(kept[seq])
     found, start = [], 0
-    for cut in cuts + [len(envelopes)]:
+    for cut in [*cuts, len(envelopes)]:
         found += driver.batch(envelopes[start : start + cut])
         start += cut
     assert [plain(outcome) for outcome in found] == expected

@@ -126,7 +126,7 @@ def test_undo_goes_back_to_the_mark_only() -> None:
 
 
 def test_two_freezes_at_once_see_each_their_own_time() -> None:
-    table = table_of({key: 0 for key in range(10)})
+    table = table_of(dict.fromkeys(range(10), 0))
     first = table.freeze()
     table.put(3, 1)
     second = table.freeze()
@@ -134,7 +134,7 @@ def test_two_freezes_at_once_see_each_their_own_time() -> None:
     table.put(11, 1)
     assert walk(second) == [(key, 1 if key == 3 else 0) for key in range(10)]
     assert walk(first) == [(key, 0) for key in range(10)]
-    assert table._frozen == ()
+    assert not any(table._frozen)
 
 
 def test_a_row_that_vanished_and_came_back_is_walked_once() -> None:
@@ -147,7 +147,7 @@ def test_a_row_that_vanished_and_came_back_is_walked_once() -> None:
 
 
 def test_what_was_passed_costs_nothing_any_more() -> None:
-    table = table_of({key: 0 for key in range(10)})
+    table = table_of(dict.fromkeys(range(10), 0))
     frozen = table.freeze()
     rows = frozen.next_rows(5)
     frozen.passed(rows[-1][0])

@@ -1,0 +1,6 @@
+"""Benchmarks of raftkv: workloads on real clusters, their log, and the Spark job that reads it.
+
+`python -m bench run` drives a cluster and logs each operation (`bench.schema`); `python -m bench
+analyse` turns the log into tables, a summary and a report (`bench.analysis`). This package is part
+of the repository, not of the installed library.
+"""

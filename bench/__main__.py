@@ -1,0 +1,45 @@
+"""`python -m bench run ...`, `python -m bench profile ...` and `python -m bench analyse ...`.
+
+The commands share nothing but the log's format. Each is imported only when it is called:
+`run` must not wait for Spark, and `analyse` must work where the cluster's packages are missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "run": "drive a cluster of real processes and log every operation",
+    "profile": "show where a leader's time goes while it is under load",
+    "analyse": "turn the log of a run into tables, a summary and a report",
+}
+
+USAGE = "\n".join(
+    [
+        "usage: python -m bench COMMAND ...",
+        "",
+        *(f"  {name:<8} {meaning}" for name, meaning in COMMANDS.items()),
+        "",
+        "`python -m bench COMMAND --help` lists the options of a command.",
+    ]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hands the arguments to the command. Exit code 2 for a missing or unknown one."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if not arguments or arguments[0] not in COMMANDS:
+        print(USAGE, file=sys.stderr)
+        return 2
+    command = importlib.import_module(f"bench.{arguments[0]}")
+    code: int | None = command.main(arguments[1:])
+    return code or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

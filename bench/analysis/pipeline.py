@@ -1,0 +1,190 @@
+"""The order of the analysis: read, check, compute, write tables and `summary.json`.
+
+Keys of `summary.json` (format 1; keys are only ever added):
+
+    format           1
+    conditions       what the driver wrote about the machine and its arguments, unchanged
+    input            files, files_damaged, rows, rows_accepted, rows_rejected,
+                     rejected (scope, reason, count), runs
+    operations, outcomes, error_totals, gaps, anomalies, verdicts, registry_ratios,
+    layout_ratios, puts, benchmarks
+                     the rows of the tables with these names, as lists of objects
+    tables           every table's directory, relative to the summary; `over_time` and `rejected`
+                     are only there
+
+What the columns mean is written in `bench.analysis.tables`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812  the name every Spark user knows
+from pyspark.sql import types as t
+
+from bench.analysis import AnalysisError, tables
+from bench.analysis.benchmarks import read_benchmarks
+from bench.analysis.checks import REASON, with_reason
+from bench.analysis.figures import Figures, Rows
+from bench.analysis.inputs import DamagedFile, Inputs, path_to_read, path_to_write
+from bench.schema import spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["FORMAT", "TABLES", "analyse", "write_summary"]
+
+FORMAT = 1
+TABLES = (
+    "operations",
+    "outcomes",
+    "error_totals",
+    "over_time",
+    "gaps",
+    "anomalies",
+    "verdicts",
+    "registry_ratios",
+    "layout_ratios",
+    "puts",
+    "benchmarks",
+)
+"""The tables in the order in which they are computed; `rejected` is written besides."""
+
+ONLY_ON_DISK = ("over_time", "rejected")
+"""Not in the summary: these grow with the length of the run."""
+
+Say = Callable[[str], None]
+
+
+def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
+    """Computes all tables, writes them below `inputs.directory`, returns their rows.
+
+    `say` gets a word before each part of the work. Raises AnalysisError when no row is left.
+    """
+    say("checking rows")
+    checked = _read_logs(spark, inputs.logs)
+    accepted = checked.where(F.col(REASON).isNull())
+    benchmark_table, damaged_benchmarks = read_benchmarks(spark, inputs.benchmarks)
+    rejected = _rejected(spark, checked, (*inputs.damaged, *damaged_benchmarks)).cache()
+    _write(rejected, inputs.directory, "rejected")
+    counts = _input_counts(inputs, checked, rejected)
+    if counts["rows_accepted"] == 0:
+        raise AnalysisError(_nothing_left(inputs.directory, counts))
+    prepared = tables.prepared(accepted).cache()
+    by_group = tables.operations(prepared).cache()
+    by_outcome = tables.outcomes(prepared).cache()
+    by_kind = tables.anomalies(prepared).cache()
+    frames = {
+        "operations": by_group,
+        "outcomes": by_outcome,
+        "error_totals": tables.error_totals(by_outcome),
+        "over_time": tables.over_time(prepared),
+        "gaps": tables.gaps(prepared),
+        "anomalies": by_kind,
+        "verdicts": tables.verdicts(by_kind),
+        "registry_ratios": tables.registry_ratios(by_group),
+        "layout_ratios": tables.layout_ratios(by_group),
+        "puts": tables.puts(by_group),
+        "benchmarks": benchmark_table,
+    }
+    rows: dict[str, Rows] = {}
+    for name in TABLES:
+        say(f"computing {name.replace('_', ' ')}")
+        rows[name] = _write_and_collect(frames[name], inputs.directory, name)
+    spark.catalog.clearCache()
+    return Figures(inputs.conditions, counts, rows)
+
+
+def write_summary(directory: Path, figures: Figures) -> Path:
+    """Writes `summary.json`, whole or not at all. Returns its path."""
+    summary: dict[str, Any] = {
+        "format": FORMAT,
+        "conditions": figures.conditions,
+        "input": figures.input,
+        **{name: rows for name, rows in figures.tables.items() if name not in ONLY_ON_DISK},
+        "tables": {name: f"tables/{name}" for name in (*TABLES, "rejected")},
+    }
+    path = directory / "summary.json"
+    temporary = directory / ".summary.json.tmp"
+    text = json.dumps(summary, indent=2, allow_nan=False, ensure_ascii=False)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _read_logs(spark: SparkSession, paths: tuple[Path, ...]) -> DataFrame:
+    """All rows with the file they come from and the reason to set them aside, if any."""
+    if paths:
+        rows = spark.read.schema(spark_schema()).parquet(*map(path_to_read, paths))
+        named = rows.select("*", F.col("_metadata.file_name").alias("file"))
+    else:
+        empty = t.StructType([*spark_schema().fields, t.StructField("file", t.StringType())])
+        named = spark.createDataFrame([], empty)
+    return with_reason(named)
+
+
+def _rejected(
+    spark: SparkSession, checked: DataFrame, damaged: tuple[DamagedFile, ...]
+) -> DataFrame:
+    """Rows that break a rule (scope `row`) and files that cannot be read (scope `file`)."""
+    rows = checked.where(F.col(REASON).isNotNull()).withColumn("scope", F.lit("row"))
+    named = t.StructType([t.StructField(n, t.StringType()) for n in ("file", REASON, "scope")])
+    files = spark.createDataFrame([(d.path.name, d.reason, "file") for d in damaged], named)
+    order = ["scope", "file", REASON, *spark_schema().names]
+    return files.unionByName(rows, allowMissingColumns=True).select(*order)
+
+
+def _input_counts(inputs: Inputs, checked: DataFrame, rejected: DataFrame) -> dict[str, Any]:
+    total = checked.agg(
+        F.count("*").alias("rows"),
+        F.count(REASON).alias("rejected"),
+        F.array_sort(F.collect_set(F.when(F.col(REASON).isNull(), F.col("run")))).alias("runs"),
+    ).collect()[0]
+    reasons = [row.asDict() for row in tables.rejected_reasons(rejected).collect()]
+    damaged = sum(row["count"] for row in reasons if row["scope"] == "file")
+    return {
+        "files": len(inputs.logs) + len(inputs.benchmarks) + len(inputs.damaged),
+        "files_damaged": damaged,
+        "rows": total["rows"],
+        "rows_accepted": total["rows"] - total["rejected"],
+        "rows_rejected": total["rejected"],
+        "rejected": reasons,
+        "runs": list(total["runs"]),
+    }
+
+
+def _nothing_left(directory: Path, counts: dict[str, Any]) -> str:
+    if not counts["rejected"]:
+        return f"the log files in {directory}/log hold no rows: run `python -m bench run` again"
+    first = max(counts["rejected"], key=lambda row: row["count"])
+    return (
+        f"nothing in {directory}/log can be used: {counts['files_damaged']} damaged files and "
+        f"{counts['rows_rejected']} rows were set aside (most often: {first['reason']}); "
+        f"see {directory}/tables/rejected, then run `python -m bench run` again"
+    )
+
+
+def _write_and_collect(frame: DataFrame, directory: Path, name: str) -> Rows:
+    kept = frame.cache()
+    _write(kept, directory, name)
+    return [{key: _plain(value) for key, value in row.asDict().items()} for row in kept.collect()]
+
+
+def _write(frame: DataFrame, directory: Path, name: str) -> None:
+    target = path_to_write(directory / "tables" / name)
+    frame.coalesce(1).write.mode("overwrite").parquet(target)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can carry: no NaN, no dates."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    return value

@@ -1,0 +1,213 @@
+"""What the coordinator and its worker processes say to each other.
+
+One JSON object a line: requests on the worker's standard input, answers on its standard output.
+Each request has one answer, `Failed` when the worker could not do it. Whatever a worker or a
+library prints goes to its error stream, which the coordinator keeps in a file: a stray `print`
+cannot garble the channel. A worker whose standard input ends stops itself, so a coordinator that
+was killed leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from bench.scenarios import Collected, Load
+from bench.truth import Expectation
+from raftkv.config import NodeConfig
+
+__all__ = [
+    "LINE_BYTES_MAX",
+    "Audit",
+    "Channel",
+    "Collect",
+    "Done",
+    "Failed",
+    "Flush",
+    "Function",
+    "Lag",
+    "Play",
+    "ProfileStart",
+    "ProfileStop",
+    "Profiled",
+    "PutLoad",
+    "Ran",
+    "Reply",
+    "Request",
+    "Setup",
+    "State",
+    "Status",
+    "Stop",
+    "open_control",
+]
+
+LINE_BYTES_MAX = 256 * 1024 * 1024
+"""One message. A driver's whole truth about 200,000 clients is some 20 MB."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """The file a worker is started with. `node` None: a caller over HTTP, without a node.
+
+    `drivers` maps the names of all drivers to the Unix sockets of their mesh.
+    """
+
+    name: str
+    run: str
+    layout: str
+    out: str
+    node: NodeConfig | None
+    drivers: dict[str, str]
+
+
+class Play(msgspec.Struct, frozen=True, tag="play"):
+    """Sends off the clients of the load that was set by `Load`."""
+
+
+class Collect(msgspec.Struct, frozen=True, tag="collect"):
+    """How is the load? `final`: also everything the audit needs."""
+
+    final: bool = False
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True, tag="audit"):
+    """Compare this node's registry with the truth."""
+
+    load: Load
+    expectations: tuple[Expectation, ...]
+
+
+class PutLoad(msgspec.Struct, frozen=True, kw_only=True, tag="puts"):
+    """Puts in a closed loop. `endpoint` and `serves`: over HTTP, to the node of that name."""
+
+    in_flight: int
+    seconds: float
+    value_bytes: int
+    endpoint: str | None = None
+    serves: str | None = None
+
+
+class Lag(msgspec.Struct, frozen=True, tag="lag"):
+    """Inject replication lag: into a replicant's apply and the legacy registry's spreading."""
+
+    seconds: float
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """Ask for `State`."""
+
+
+class Flush(msgspec.Struct, frozen=True, tag="flush"):
+    """Write the rows that have gathered."""
+
+
+class ProfileStart(msgspec.Struct, frozen=True, tag="profile_start"):
+    """Start profiling this process's event loop; without `calls` only the clocks."""
+
+    calls: bool
+
+
+class ProfileStop(msgspec.Struct, frozen=True, tag="profile_stop"):
+    """Stop profiling and ask for `Profiled`."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Write everything, stop the node, end the process."""
+
+
+Request = (
+    Load | Play | Collect | Audit | PutLoad | Lag | Status | Flush | ProfileStart | ProfileStop
+    | Stop
+)  # fmt: skip
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """It was done and there is nothing to tell."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It could not be done. `message` is for the person at the terminal."""
+
+    message: str
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """What a worker's node says about itself, and its driver's tally for the terminal."""
+
+    role: str
+    leader: str | None
+    commit_index: int
+    applied_index: int
+    endpoint: str | None
+    outcomes: dict[str, int]
+    buckets: dict[int, int]
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
+    """A put load is over. `buckets`: see `bench.live`; for the terminal only."""
+
+    outcomes: dict[str, int]
+    elapsed_s: float
+    buckets: dict[int, int]
+
+
+class Function(msgspec.Struct, frozen=True):
+    """One function of a profile: its own time, without what it called."""
+
+    file: str
+    line: int
+    name: str
+    calls: int
+    own_s: float
+
+
+class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag="profiled"):
+    """Where the time of a process went."""
+
+    elapsed_s: float
+    cpu_s: float
+    gc_s: float
+    gc_runs: int
+    sync_s: float
+    syncs: int
+    functions: tuple[Function, ...]
+
+
+Reply = Done | Failed | Collected | State | Ran | Profiled
+
+
+class Channel:
+    """A worker's end of the control channel."""
+
+    def __init__(self, reader: asyncio.StreamReader, descriptor: int) -> None:
+        self._reader = reader
+        self._descriptor = descriptor
+        self._decoder = msgspec.json.Decoder(Request)
+
+    async def receive(self) -> Request | None:
+        """The next request; None when the coordinator is gone."""
+        line = await self._reader.readline()
+        if not line.endswith(b"\n"):
+            return None
+        request: Request = self._decoder.decode(line)
+        return request
+
+    def send(self, reply: Any) -> None:
+        """Blocks while the pipe is full: a worker has nothing better to do then."""
+        view = memoryview(msgspec.json.encode(reply) + b"\n")
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+
+async def open_control() -> Channel:
+    """Takes standard input and output for the control channel; prints go to the error stream."""
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    return Channel(reader, descriptor)

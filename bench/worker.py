@@ -1,0 +1,274 @@
+"""One process of a layout: a node with the benchmark's driver inside, or a caller over HTTP.
+
+    python -m bench.worker --config FILE
+
+It is started by `bench.layouts`, takes requests on its standard input and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.clock import OsClock
+from bench.control import (
+    Audit,
+    Channel,
+    Collect,
+    Done,
+    Failed,
+    Flush,
+    Lag,
+    Play,
+    ProfileStart,
+    ProfileStop,
+    PutLoad,
+    Ran,
+    Request,
+    Setup,
+    State,
+    Status,
+    Stop,
+    open_control,
+)
+from bench.live import Tally
+from bench.mesh import SocketMesh
+from bench.probe import Probe
+from bench.puts import HttpCaller, Put, PutPlace, put_rows
+from bench.registries import LegacyRegistry, LinearRegistry
+from bench.scenarios import Driver, Load, Place
+from bench.schema import Row, RowWriter
+from raftkv import Node
+from raftkv.config import parse_address
+from raftkv.errors import RaftkvError
+from raftkv.server import App, Door
+from raftkv_lcr import LCR
+
+__all__ = ["main"]
+
+log = logging.getLogger("bench.worker")
+
+ROWS_MAX = 5_000_000
+"""Rows are written between the loads, never during one: this many are never reached."""
+
+ROLE_EVERY_S = 0.1
+"""How often a row's role is looked up: an election takes several times as long."""
+
+READY_TIMEOUT_S = 50.0
+
+
+class NodeWorker:
+    """A node, its driver, and the requests that concern them."""
+
+    def __init__(self, setup: Setup, node: Node, writer: RowWriter) -> None:
+        self._setup = setup
+        self._node = node
+        self._writer = writer
+        self._tally = Tally()
+        self._probe = Probe()
+        self._role = "follower"
+        self._load: Load | None = None
+        api = node.plugin(LCR)
+        self._legacy = api.legacy
+        self._mesh = SocketMesh(setup.name, setup.drivers)
+        self._driver = Driver(
+            Place(setup.run, setup.layout, setup.name, self._current_role),
+            {"lcr": LinearRegistry(api), "legacy": LegacyRegistry(api)},
+            self._mesh,
+            OsClock(),
+            self._add,
+        )
+
+    async def start(self) -> None:
+        """Wait for the node to take part, listen to the other drivers."""
+        if self._setup.name in self._setup.drivers:
+            await self._mesh.listen(self._driver.receive)
+        await self._node.wait_ready(READY_TIMEOUT_S)
+        # Both registries are there from the start, as on a broker that has been up for a while.
+        await self._legacy.ready()
+        self._watch_role()
+
+    def _add(self, row: Row) -> None:
+        self._writer.add(row)
+        self._tally.add(row)
+
+    def _current_role(self) -> str:
+        return self._role
+
+    def _watch_role(self) -> None:
+        role = self._node.status().role
+        # A core that stands for election serves its callers as a follower does.
+        self._role = role if role in ("leader", "replicant") else "follower"
+        asyncio.get_running_loop().call_later(ROLE_EVERY_S, self._watch_role)
+
+    async def handle(self, request: Request) -> Any:
+        """Does what is asked; returns the answer."""
+        match request:
+            case Status():
+                return self._state()
+            case Load():
+                await self._mesh.connect()
+                self._load, self._tally = request, Tally()
+                self._driver.start(request)
+            case Play():
+                self._driver.play()
+            case Collect(final):
+                return self._driver.collect(final=final)
+            case Audit():
+                await self._driver.audit(request.load, request.expectations)
+            case PutLoad():
+                return await self._puts(request)
+            case Lag(seconds):
+                self._legacy.lag_s = seconds
+                if (follower := getattr(self._node._part, "follower", None)) is not None:
+                    follower.lag_s = seconds
+            case Flush():
+                await asyncio.to_thread(self._writer.flush)
+            case ProfileStart(calls):
+                self._probe.start(calls=calls)
+            case ProfileStop():
+                return self._probe.stop()
+        return Done()
+
+    async def _puts(self, load: PutLoad) -> Ran:
+        setup = self._setup
+        place = PutPlace(setup.run, setup.layout, setup.name, self._current_role)
+        puts: list[Put] = [self._node.kv.put] * load.in_flight
+        return await _run_puts(puts, load, place, self._writer.add)
+
+    def _state(self) -> State:
+        status = self._node.status()
+        return State(
+            role=status.role,
+            leader=status.leader,
+            commit_index=status.commit_index,
+            applied_index=status.applied_index,
+            endpoint=status.endpoint,
+            outcomes=self._tally.outcomes,
+            buckets=self._tally.buckets,
+        )
+
+    def close(self) -> None:
+        self._mesh.close()
+
+
+class HttpWorker:
+    """A process without a node: it calls the leader's door."""
+
+    def __init__(self, setup: Setup, writer: RowWriter) -> None:
+        self._setup = setup
+        self._writer = writer
+
+    async def handle(self, request: Request) -> Any:
+        """Does what is asked; returns the answer."""
+        match request:
+            case PutLoad():
+                return await self._puts(request)
+            case Flush():
+                await asyncio.to_thread(self._writer.flush)
+        return Done()
+
+    async def _puts(self, load: PutLoad) -> Ran:
+        assert load.endpoint is not None
+        assert load.serves is not None
+        place = PutPlace(self._setup.run, self._setup.layout, load.serves, lambda: "http")
+        callers = [await HttpCaller.open(load.endpoint) for _ in range(load.in_flight)]
+        try:
+            return await _run_puts(
+                [caller.put for caller in callers], load, place, self._writer.add
+            )
+        finally:
+            for caller in callers:
+                caller.close()
+
+
+async def _run_puts(
+    puts: list[Put], load: PutLoad, place: PutPlace, sink: Callable[[Row], None]
+) -> Ran:
+    tally, elapsed_s = await put_rows(puts, load.seconds, bytes(load.value_bytes), place, sink)
+    return Ran(outcomes=tally.outcomes, buckets=tally.buckets, elapsed_s=elapsed_s)
+
+
+async def _serve(channel: Channel, handle: Callable[[Request], Coroutine[Any, Any, Any]]) -> None:
+    """One request after the other, until the coordinator says stop or is gone."""
+    while (request := await channel.receive()) is not None:
+        if isinstance(request, Stop):
+            channel.send(Done())
+            return
+        try:
+            reply = await handle(request)
+        except Exception as error:
+            # Whatever went wrong belongs on the coordinator's terminal, not only into a log.
+            log.exception("%s failed", type(request).__name__)
+            reply = Failed(f"{type(request).__name__}: {type(error).__name__}: {error}")
+        channel.send(reply)
+
+
+async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
+    assert setup.node is not None
+    assert setup.node.http_address is not None
+    host, port = parse_address(setup.node.http_address)
+    async with Node(setup.node, plugins=[LCR]) as node:
+        door = Door(App(node), host, port)
+        await door.start()
+        worker = NodeWorker(setup, node, writer)
+        serving = asyncio.ensure_future(_start_and_serve(worker, channel))
+        try:
+            await asyncio.wait({serving, node.fault}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                raise node.fault.result()
+            await serving
+        finally:
+            serving.cancel()
+            worker.close()
+            await door.stop()
+
+
+async def _start_and_serve(worker: NodeWorker, channel: Channel) -> None:
+    await worker.start()
+    await _serve(channel, worker.handle)
+
+
+async def _run(path: Path) -> None:
+    channel = await open_control()
+    setup = msgspec.json.decode(path.read_bytes(), type=Setup)
+    with RowWriter(Path(setup.out), setup.run, setup.name, rows_max=ROWS_MAX) as writer:
+        if setup.node is None:
+            await _serve(channel, HttpWorker(setup, writer).handle)
+        else:
+            await _run_node(setup, channel, writer)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one worker to its end. Exit code 1 when its node could not start or stopped itself."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 2 or given[0] != "--config":
+        print("usage: python -m bench.worker --config FILE", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_run(Path(given[1])))
+    except RaftkvError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed, as `raftkv serve` does."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

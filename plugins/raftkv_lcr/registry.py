@@ -1,0 +1,225 @@
+"""The decision of the Linear Channel Registry, evaluated where it counts: at apply.
+
+Rules of this file: pure. It sees its two tables, the members and the log's clock, and everything
+it answers is the same on every node. Waiting, talking to channels and retrying happen elsewhere.
+
+**The decision.** A connection that registers states the predecessor that it has taken over, as its
+own node's copy showed it (the seed's *LocalMax*). At apply the table is the truth (*RealMax*), and
+nothing can change between the look and the write. In this order:
+
+1. The owner is this very connection: the first answer again. A repeated call changes nothing.
+2. The owner is newer, or a claimant is: *outdated late*. This comes before the predecessor is
+   looked at: an old connection that has seen the newer one must not win by naming it.
+3. The predecessor is the owner (or both are none): *registered*; the owner's row is replaced.
+4. The owner is newer than the predecessor: *restart* with the real one.
+5. What was taken over is gone: *ahead*, the seed's unlikely case. Nothing is written. On one log it
+   is no inconsistency, it only means that the predecessor left between the local read and this
+   entry.
+
+**Two generations.** The seed keeps a bag and hopes that two rows suffice. Here they are a law: one
+owner, and one *claimant*, who was told `restart` and is on the way back. A newer claimant displaces
+an older one, and an older connection cannot register past a newer claim, so the newest gets in at
+its next attempt, however many contend; every other one gets a definite "outdated". A claim counts
+while its node lives and for `claim_ms`; it stands beside an owner only and goes when the owner
+goes, so that no claim is left behind. (While connections of one client arrive faster than a round
+trip through the log, claims keep displacing each other, and the owner stays who it is. That is
+wanted: the alternative is a session that moves a thousand times a second.)
+
+**Fencing.** A row counts only while its node lives in the incarnation that wrote it. The entry that
+ends a life therefore ends all its rows at once, however many. They are deleted later, in bounded
+batches, by commands that compare (node, incarnation): rows of the returned node are never hit.
+
+**Unregistering never overruns.** It names the exact row, ticket included, and nobody can know the
+ticket before the row was written. So a late or doubled delete finds nothing, and one that precedes
+its registration cannot exist. A caller whose registration ended in a time-out has no row to name:
+its node settles the outcome by session and sequence number first (`reaper.py`) and then deletes
+what was written, if anything was. If the node dies meanwhile, so does its session (the register can
+no longer be applied) and the row (fenced). There is nothing to keep tombstones for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from raftkv.plugin import Context, Member, MemberChange, Table
+
+from .commands import (
+    Ahead,
+    BadTicket,
+    Channel,
+    Claim,
+    Cleaned,
+    Cleanup,
+    Entry,
+    InProgress,
+    NoOrigin,
+    OutdatedLate,
+    Register,
+    Registered,
+    Restart,
+    SelfTakeover,
+    TakeTicket,
+    Ticket,
+    Unregister,
+    Unregistered,
+    is_newer,
+    same_channel,
+)
+
+__all__ = ["apply", "is_live", "live_owner", "mark_ended"]
+
+RegisterResult = Registered | OutdatedLate | Restart | Ahead | InProgress
+
+
+def is_live(channel: Channel, members: Mapping[str, Member]) -> bool:
+    """Whether the life of the node that holds the channel still goes on."""
+    member = members.get(channel.node)
+    return member is not None and member.up and member.incarnation == channel.incarnation
+
+
+def live_owner(entry: Entry | None, members: Mapping[str, Member]) -> Channel | None:
+    """The client's channel as everybody should see it: rows of ended lives do not exist."""
+    if entry is not None and is_live(entry.owner, members):
+        return entry.owner
+    return None
+
+
+def apply(command: Any, ctx: Context) -> Any:
+    """Apply one command of this plugin. Raises the refusals of `commands.py`."""
+    match command:
+        case Register():
+            return _register(command, ctx)
+        case Unregister():
+            return _unregister(command, ctx)
+        case TakeTicket():
+            return Ticket(ctx.serial, ctx.index)
+        case Cleanup():
+            return _cleanup(command, ctx)
+    raise AssertionError(f"not a command of lcr: {type(command).__name__}")
+
+
+def mark_ended(change: MemberChange, ctx: Context) -> None:
+    """Pure hook: remember that a life ended, so that some leader cleans up after it."""
+    if change.ended is not None and change.old is not None:
+        ctx.table("ended").put((change.old.name, change.ended), ctx.now)
+
+
+def _register(command: Register, ctx: Context) -> RegisterResult:
+    me = _connection(command, ctx)
+    clients: Table[str, Entry] = ctx.table("clients")
+    entry = clients.get(command.client_id)
+    owner = live_owner(entry, ctx.members)
+    if entry is None or owner is None:
+        return _decide(command, me, None, None, clients, ctx)
+    if same_channel(owner, me):
+        return Registered(owner, None, entry.session_present, True, ctx.index)
+    if is_newer(owner, me):
+        return OutdatedLate(owner, ctx.index)
+    rival = _rival(entry.claim, me, ctx)
+    if rival is not None and ctx.settings["policy"] == "refuse":
+        return InProgress(rival, ctx.index)
+    if rival is not None and is_newer(rival, me):
+        return OutdatedLate(rival, ctx.index)
+    if owner.ticket == me.ticket:
+        raise BadTicket(f"ticket {me.ticket} is already in use by channel {owner.channel!r}")
+    return _decide(command, me, entry, owner, clients, ctx)
+
+
+def _decide(
+    command: Register,
+    me: Channel,
+    entry: Entry | None,
+    owner: Channel | None,
+    clients: Table[str, Entry],
+    ctx: Context,
+) -> RegisterResult:
+    """LocalMax against RealMax, for a connection that is not outdated."""
+    predecessor = command.predecessor
+    if predecessor == owner:
+        clients.put(me.client_id, Entry(me, owner is not None))
+        return Registered(me, owner, owner is not None, False, ctx.index)
+    if (
+        entry is not None
+        and owner is not None
+        and (predecessor is None or is_newer(owner, predecessor))
+    ):
+        claim = Claim(me, ctx.now)
+        clients.put(me.client_id, msgspec.structs.replace(entry, claim=claim))
+        return Restart(owner, me, ctx.index)
+    return Ahead(owner, me.ticket, ctx.index)
+
+
+def _connection(command: Register, ctx: Context) -> Channel:
+    """The connection that registers, as a row: identity from the session, place from the log."""
+    origin = ctx.origin
+    if origin is None:
+        raise NoOrigin(f"client {command.client_id!r} cannot be registered without a node")
+    if command.ticket >= ctx.serial:
+        raise BadTicket(f"ticket {command.ticket} has not been issued; the log is at {ctx.serial}")
+    ticket = command.ticket or ctx.serial
+    me = Channel(
+        client_id=command.client_id,
+        channel=command.channel,
+        node=origin.name,
+        incarnation=origin.incarnation,
+        version=ticket if command.version is None else command.version,
+        ticket=ticket,
+        supplied=command.version is not None,
+    )
+    if command.predecessor is not None and same_channel(command.predecessor, me):
+        raise SelfTakeover(f"channel {command.channel!r} names itself as its predecessor")
+    return me
+
+
+def _rival(claim: Claim | None, me: Channel, ctx: Context) -> Channel | None:
+    """Another connection's claim that still counts."""
+    if claim is None or same_channel(claim.channel, me):
+        return None
+    expired = ctx.now - claim.since_ms >= ctx.settings["claim_ms"]
+    if expired or not is_live(claim.channel, ctx.members):
+        return None
+    return claim.channel
+
+
+def _unregister(command: Unregister, ctx: Context) -> Unregistered:
+    clients: Table[str, Entry] = ctx.table("clients")
+    row = command.channel
+    entry = clients.get(row.client_id)
+    if entry is not None and entry.owner == row:
+        # A claimant loses only its claim: its next attempt meets "ahead", then an empty place.
+        clients.delete(row.client_id)
+        return Unregistered(True, ctx.index)
+    if entry is not None and entry.claim is not None and entry.claim.channel == row:
+        clients.put(row.client_id, msgspec.structs.replace(entry, claim=None))
+        return Unregistered(True, ctx.index)
+    return Unregistered(False, ctx.index)
+
+
+def _cleanup(command: Cleanup, ctx: Context) -> Cleaned:
+    clients: Table[str, Entry] = ctx.table("clients")
+    rows = 0
+    for client_id in command.client_ids:
+        entry = clients.get(client_id)
+        if entry is None:
+            continue
+        if _was_held(entry.owner, command, ctx):
+            clients.delete(client_id)
+            rows += 1
+        elif entry.claim is not None and _was_held(entry.claim.channel, command, ctx):
+            clients.put(client_id, msgspec.structs.replace(entry, claim=None))
+            rows += 1
+    if command.done:
+        ctx.table("ended").delete((command.node, command.incarnation))
+    return Cleaned(rows, ctx.index)
+
+
+def _was_held(channel: Channel, command: Cleanup, ctx: Context) -> bool:
+    """By that life, and that life is over: a mistaken command cannot delete a living row."""
+    return (
+        channel.node == command.node
+        and channel.incarnation == command.incarnation
+        and not is_live(channel, ctx.members)
+    )

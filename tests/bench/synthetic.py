@@ -1,0 +1,145 @@
+"""A made-up benchmark log, for looking at the report without running a cluster.
+
+    python tests/bench/synthetic.py DIR && python -m bench analyse DIR
+
+The figures are invented: they have the shape that a real run has (longer tails under load, a legacy
+registry that answers wrongly while replication lags), and nothing else may be read from them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.schema import Row, RowWriter
+
+BEGAN_US = 1_790_000_000_000_000
+COST_MS = {"1": 0.5, "3": 0.9, "5": 1.2, "3+3": 1.5}
+NODES = {"1": ("n1",), "3": ("n1", "n2", "n3"), "3+3": ("r1", "r2", "r3")}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much to invent."""
+
+    seconds: int = 6
+    connects_per_s: int = 300
+    puts: int = 400
+
+
+def _answer(
+    chance: random.Random, registry: str, scenario: str, expected: bool
+) -> tuple[str, bool | None, int]:
+    """Outcome, session_present and attempts of one connect."""
+    draw = chance.random()
+    if draw < 0.002:
+        return "timeout", None, 3
+    if registry == "lcr" and scenario == "same_client" and draw < 0.22:
+        return chance.choice(["outdated_early", "outdated_late"]), None, 2
+    wrong = registry == "legacy" and draw < (0.18 if scenario == "same_client" else 0.05)
+    return "ok", expected != wrong, 1 + (draw > 0.97)
+
+
+def _connects(
+    chance: random.Random, layout: str, scenario: str, registry: str, scale: Scale
+) -> Iterator[Row]:
+    cost_ms = COST_MS[layout] * (1.0 if registry == "lcr" else 1.7)
+    if registry == "legacy" and scenario == "same_client":
+        cost_ms *= 6
+    for second in range(scale.seconds):
+        if second == scale.seconds // 2 and layout == "3+3" and scenario == "reconnect":
+            continue  # a leader was killed: nothing is answered for a second
+        for n in range(int(scale.connects_per_s / cost_ms)):
+            node = chance.choice(NODES[layout])
+            role = "replicant" if node.startswith("r") else ("follower", "leader")[node == "n1"]
+            expected = scenario != "initial" and chance.random() < 0.9
+            outcome, present, attempt = _answer(chance, registry, scenario, expected)
+            yield Row(
+                run="demo", layout=layout, scenario=scenario, phase="load", registry=registry,
+                node=node, role=role, op="connect", client=f"c{n % 200}", attempt=attempt,
+                start_us=BEGAN_US + second * 1_000_000 + chance.randrange(990_000),
+                duration_us=int(chance.lognormvariate(0, 0.5) * cost_ms * 1000),
+                outcome=outcome, session_present=present,
+                expected_present=expected if outcome == "ok" else None, index=n,
+            )  # fmt: skip
+
+
+def _audits(chance: random.Random, layout: str, scenario: str, registry: str) -> Iterator[Row]:
+    kinds = ["ok"] * 16 + ["duplicate_session"] * 3 + ["lost_registration"]
+    for n in range(200):
+        yield Row(
+            run="demo", layout=layout, scenario=scenario, phase="audit", registry=registry,
+            node=NODES[layout][0], role="replicant" if layout == "3+3" else "leader", op="audit",
+            client=f"c{n}", attempt=1, start_us=BEGAN_US + 9_000_000 + n * 100, duration_us=90,
+            outcome="ok" if registry == "lcr" else chance.choice(kinds),
+        )  # fmt: skip
+
+
+def _puts(chance: random.Random, layout: str, scale: Scale) -> Iterator[Row]:
+    roles = {"leader": 1.0, "follower": 1.6, "http": 3.0}
+    if layout == "3+3":
+        roles["replicant"] = 2.1
+    for place, (role, factor) in enumerate(roles.items()):
+        for in_flight in (1, 16, 64, 256):
+            cost_us = 580 * factor * (1 + in_flight / 24)
+            began = BEGAN_US + place * 60_000_000 + in_flight * 100_000
+            for n in range(scale.puts):
+                yield Row(
+                    run="demo", layout=layout, scenario="puts", phase=f"c{in_flight}",
+                    registry="none", node="n1", role=role, op="put", client=f"p{n % in_flight}",
+                    attempt=1, start_us=began + int(n // in_flight * cost_us),
+                    duration_us=int(chance.lognormvariate(0, 0.25) * cost_us), outcome="ok",
+                    index=n,
+                )  # fmt: skip
+
+
+def write(directory: Path, scale: Scale = Scale()) -> None:
+    """Writes log, conditions and a benchmark file below `directory`."""
+    chance = random.Random(7)
+    with RowWriter(directory, "demo", "made-up") as writer:
+        for layout in NODES:
+            for scenario in ("initial", "reconnect", "same_client"):
+                for registry in ("lcr", "legacy"):
+                    for row in _connects(chance, layout, scenario, registry, scale):
+                        writer.add(row)
+                    for row in _audits(chance, layout, scenario, registry):
+                        writer.add(row)
+            for row in _puts(chance, layout, scale):
+                writer.add(row)
+    conditions = {
+        "date": "2026-11-21T10:00:00Z", "cores": 2, "memory_bytes": 24 * 2**30,
+        "python": "3.11.7", "kernel": "Linux 6.1", "fsync": True,
+        "versions": {"raftkv": "0.1.0", "pysyncobj": "0.3.17"},
+        "fdatasync": {"median_us": 577.0, "p99_us": 940.0},
+        "arguments": {
+            "clients": 200, "seconds": scale.seconds, "lag_ms": 50.0, "put_seconds": 2.0,
+            "value_bytes": 64, "quick": True,
+        },
+    }  # fmt: skip
+    (directory / "conditions.json").write_text(json.dumps(conditions), encoding="utf-8")
+    benchmark = {
+        "datetime": "2026-11-21T10:00:00", "version": "5.3.1",
+        "benchmarks": [
+            {
+                "group": "wal", "name": f"test_append_sync[{n}]",
+                "fullname": f"bench/test_wal.py::test_append_sync[{n}]",
+                "extra_info": {"entries": n},
+                "stats": {
+                    "min": 2e-4, "max": 9e-4, "mean": 3e-4, "median": 2.5e-4 + n * 1e-6,
+                    "stddev": 1e-5, "q1": 2.4e-4, "q3": 3e-4, "iqr": 6e-5, "ops": 3333.3,
+                    "rounds": 100, "iterations": 1,
+                },
+            }
+            for n in (1, 10, 100)
+        ],
+    }  # fmt: skip
+    (directory / "benchmark").mkdir(exist_ok=True)
+    (directory / "benchmark" / "parts.json").write_text(json.dumps(benchmark), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

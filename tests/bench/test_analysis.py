@@ -1,0 +1,447 @@
+"""The whole analysis on a small log, against figures worked out by hand.
+
+The log is built so that each figure can be checked with pencil and paper: the comments say how. The
+command runs as a user would run it, and the Parquet tables that it wrote are read back. All tests
+share one run of Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="pyarrow is in the extra `bench`")
+pytest.importorskip("pyspark", reason="pyspark is in the extra `bench`")
+pytest.importorskip("matplotlib", reason="matplotlib is in the extra `bench`")
+
+import pyarrow as pa
+from pyarrow import parquet
+
+import bench.__main__ as command
+from bench import analyse
+from bench.analysis import AnalysisError
+from bench.analysis.java import find_java
+from bench.schema import Row, RowWriter, arrow_schema
+
+T0 = 1_790_000_000_000_000
+LCR = {"layout": "3", "scenario": "reconnect", "phase": "load", "registry": "lcr"}
+LEGACY = {**LCR, "registry": "legacy"}
+CONNECT = {"op": "connect", "role": "all"}
+
+
+def row(at_us: int, duration_us: int, outcome: str = "ok", **changes: Any) -> Row:
+    values: dict[str, Any] = {
+        **LCR, "run": "r1", "node": "n1", "role": "leader", "op": "connect", "client": "c1",
+        "attempt": 1, "start_us": T0 + at_us, "duration_us": duration_us, "outcome": outcome,
+    }  # fmt: skip
+    return Row(**{**values, **changes})
+
+
+def lcr_connects() -> Iterator[Row]:
+    """Four ok, one refused, one timeout in 4 s; answered in 1, 2, 3, 4 and 10 ms."""
+    right: dict[str, Any] = {"session_present": True, "expected_present": True}
+    yield row(0, 1_000, **right)
+    yield row(500_000, 2_000, session_present=False, expected_present=False)
+    yield row(1_000_000, 3_000, attempt=2, **right)
+    yield row(1_500_000, 4_000, "outdated_early")
+    follower = {"node": "n2", "role": "follower"}
+    yield row(2_000_000, 1_000_000, "timeout", attempt=3, **follower)
+    yield row(3_990_000, 10_000, **follower, **right)
+
+
+def legacy_connects() -> Iterator[Row]:
+    """Four ok in 2 s, in 2, 4, 6 and 8 ms; one of three checked flags is wrong."""
+    for at_us, duration_us, present, expected in (
+        (10_000_000, 2_000, True, True),
+        (10_500_000, 4_000, False, True),
+        (11_000_000, 6_000, False, False),
+        (11_992_000, 8_000, True, None),
+    ):
+        flags: dict[str, Any] = {"session_present": present, "expected_present": expected}
+        yield row(at_us, duration_us, registry="legacy", **flags)
+
+
+def audits() -> Iterator[Row]:
+    found = {"lcr": ["ok", "ok"]}
+    found["legacy"] = ["ok", "duplicate_session", "wrong_owner", "error:stopped"]
+    for registry, outcomes in found.items():
+        for n, outcome in enumerate(outcomes):
+            yield row(20_000_000 + n, 90, outcome, op="audit", phase="audit", registry=registry)
+
+
+def puts() -> Iterator[Row]:
+    """1 core: 2 in 1 s. 3 cores: 2 in 2 s; with 16 in flight two runs, 2 in 1 s and 2 in 3 s."""
+    put = {"op": "put", "scenario": "puts", "registry": "none", "phase": "c1"}
+    yield row(0, 500, **{**put, "layout": "1"})
+    yield row(998_500, 1_500, **{**put, "layout": "1"})
+    yield row(0, 2_000, **put)
+    yield row(1_998_000, 2_000, **put)
+    for run, window_us in (("r1", 1_000_000), ("r2", 3_000_000)):
+        far = 0 if run == "r1" else 86_400_000_000
+        yield row(far, 4_000, **{**put, "run": run, "phase": "c16"})
+        yield row(far + window_us - 4_000, 4_000, **{**put, "run": run, "phase": "c16"})
+
+
+GOOD_ROWS = [*lcr_connects(), *legacy_connects(), *audits(), *puts()]
+
+BAD_ROWS: dict[str, dict[str, Any]] = {
+    "run is missing": {"run": None},
+    "duration_us is negative": {"duration_us": -1},
+    "unknown layout": {"layout": "7"},
+    "unknown phase": {"phase": "c0"},
+    "unknown outcome": {"outcome": "error:"},
+    "attempt is below 1; unknown role": {"attempt": 0, "role": "observer"},
+}
+
+
+def write_bad_rows(path: Path) -> None:
+    good = {name: getattr(row(0, 1), name) for name in arrow_schema().names}
+    nullable = pa.schema([pa.field(f.name, f.type) for f in arrow_schema()])
+    rows = [{**good, **changes} for changes in BAD_ROWS.values()]
+    parquet.write_table(pa.Table.from_pylist(rows, schema=nullable), path)
+
+
+def write_damaged_files(log: Path, sound: Path) -> None:
+    (log / "garbage.parquet").write_bytes(b"this is no Parquet file")
+    data = sound.read_bytes()
+    (log / "short.parquet").write_bytes(data[: len(data) // 2])
+    flipped = bytearray(data)
+    flipped[100] ^= 0xFF  # inside the first column's pages: the footer still reads well
+    (log / "flipped.parquet").write_bytes(flipped)
+    less = parquet.read_table(sound).drop_columns(["outcome"])
+    parquet.write_table(less, log / "columns.parquet")
+
+
+def benchmark_json() -> dict[str, Any]:
+    times = ("min", "max", "mean", "median", "stddev", "q1", "q3", "iqr")
+    stats = {**dict.fromkeys(times, 0.00025), "ops": 4000.0, "rounds": 9, "iterations": 2}
+    one = {
+        "group": "wal", "name": "test_append", "fullname": "bench/test_wal.py::test_append",
+        "extra_info": {"entries": 10}, "stats": stats, "params": None,
+    }  # fmt: skip
+    return {"machine_info": {}, "datetime": "2026-11-21T10:00:00", "benchmarks": [one]}
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    try:
+        find_java()
+    except AnalysisError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def analysed(java: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("a run [1], with blanks*")
+    with RowWriter(directory, "r1", "n1") as writer:
+        for one in GOOD_ROWS:
+            writer.add(one)
+    write_damaged_files(directory / "log", directory / "log" / "r1-n1-0.parquet")
+    write_bad_rows(directory / "log" / "bad-rows.parquet")
+    (directory / "benchmark").mkdir()
+    (directory / "benchmark" / "parts.json").write_text(json.dumps(benchmark_json()))
+    (directory / "benchmark" / "broken.json").write_text('{"benchmarks": [')
+    conditions = {"cores": 2, "fsync": True, "arguments": {"clients": 5, "note": "<script>"}}
+    (directory / "conditions.json").write_text(json.dumps(conditions))
+    assert command.main(["analyse", str(directory)]) == 0
+    return directory
+
+
+def table(directory: Path, name: str, **where: object) -> list[dict[str, Any]]:
+    rows = parquet.read_table(directory / "tables" / name).to_pylist()
+    return [one for one in rows if all(one[key] == value for key, value in where.items())]
+
+
+def only(directory: Path, name: str, **where: object) -> dict[str, Any]:
+    (found,) = table(directory, name, **where)
+    return found
+
+
+@pytest.mark.spark
+class TestFigures:
+    def test_counts_and_throughput(self, analysed: Path) -> None:
+        found = only(analysed, "operations", **LCR, **CONNECT)
+        counts = ("count", "ok", "refused", "error", "wrong", "retried", "attempt_max", "nodes")
+        assert [found[key] for key in counts] == [6, 4, 1, 1, 0, 2, 3, 2]
+        assert found["window_s"] == pytest.approx(4.0)
+        assert found["throughput_per_s"] == pytest.approx(4 / 4.0)
+        assert found["answered_per_s"] == pytest.approx(5 / 4.0)
+        assert found["refused_share"] == pytest.approx(1 / 6)
+
+    def test_exact_percentiles_of_answered_operations(self, analysed: Path) -> None:
+        # 1, 2, 3, 4, 10 ms: rank 0.95 * 4 = 3.8 lies between 4 and 10; the timeout is not in it.
+        found = only(analysed, "operations", **LCR, **CONNECT)
+        assert found["p50_ms"] == pytest.approx(3.0)
+        assert found["p95_ms"] == pytest.approx(4 + 0.8 * 6)
+        assert found["p99_ms"] == pytest.approx(4 + 0.96 * 6)
+        assert found["max_ms"] == pytest.approx(10.0)
+
+    def test_each_role_by_itself(self, analysed: Path) -> None:
+        leader = only(analysed, "operations", **LCR, op="connect", role="leader")
+        assert (leader["count"], leader["ok"], leader["error"]) == (4, 3, 0)
+        assert leader["throughput_per_s"] == pytest.approx(3 / 1.504)
+        follower = only(analysed, "operations", **LCR, op="connect", role="follower")
+        assert (follower["count"], follower["ok"], follower["error"]) == (2, 1, 1)
+
+    def test_errors_by_kind(self, analysed: Path) -> None:
+        kinds = {
+            (one["class"], one["outcome"]): one["count"]
+            for one in table(analysed, "outcomes", **LCR, **CONNECT)
+        }
+        assert kinds == {
+            ("ok", "ok"): 4,
+            ("refused", "outdated_early"): 1,
+            ("error", "timeout"): 1,
+        }
+        assert {one["outcome"]: one["count"] for one in table(analysed, "error_totals")} == {
+            "error:stopped": 1,
+            "timeout": 1,
+        }
+
+    def test_throughput_over_time_with_its_gap_filled(self, analysed: Path) -> None:
+        # Ends: 0.001 0.502 | 1.003 1.504 (refused) | nothing | 3.0 (timeout) | 4.0, a second
+        # that the phase only touches.
+        found = [
+            (one["second"], one["count"], one["ok"], one["error"], one["whole"])
+            for one in table(analysed, "over_time", **LCR, **CONNECT)
+        ]
+        assert found == [
+            (0, 2, 2, 0, True),
+            (1, 2, 1, 0, True),
+            (2, 0, 0, 0, True),
+            (3, 1, 0, 1, True),
+            (4, 1, 1, 0, False),
+        ]
+
+    def test_longest_gap(self, analysed: Path) -> None:
+        # From the third ok connect (1.003 s) to the fourth (4.0 s).
+        found = only(analysed, "gaps", **LCR, **CONNECT)
+        assert found["gap_max_ms"] == pytest.approx(2997.0)
+
+    def test_anomalies_and_what_was_checked(self, analysed: Path) -> None:
+        flags = {"kind": "wrong_session_present", "role": "all"}
+        legacy = only(analysed, "anomalies", **LEGACY, **flags)
+        assert (legacy["anomalies"], legacy["checked"]) == (1, 3)
+        right = only(analysed, "anomalies", **LCR, **flags)
+        assert (right["anomalies"], right["checked"]) == (0, 4)
+        audit = {**LEGACY, "phase": "audit", "role": "all"}
+        kinds = {
+            one["kind"]: (one["anomalies"], one["checked"])
+            for one in table(analysed, "anomalies", **audit)
+        }
+        assert kinds == {
+            "duplicate_session": (1, 3),
+            "lost_registration": (0, 3),
+            "wrong_owner": (1, 3),
+            "leaked_registration": (0, 3),
+        }
+
+    def test_verdicts(self, analysed: Path) -> None:
+        whole = {"layout": "all", "scenario": "all"}
+        lcr = only(analysed, "verdicts", registry="lcr", **whole)
+        keys = ("anomalies", "connects_checked", "audits_checked")
+        assert [lcr[key] for key in keys] == [0, 4, 2]
+        legacy = only(analysed, "verdicts", registry="legacy", **whole)
+        assert [legacy[key] for key in keys] == [3, 3, 3]
+        assert legacy["audits_wrong"] == 2
+        assert legacy["connects_wrong_share"] == pytest.approx(1 / 3)
+        assert legacy["audits_wrong_share"] == pytest.approx(2 / 3)
+
+    def test_registry_on_against_off(self, analysed: Path) -> None:
+        group = {key: value for key, value in LCR.items() if key != "registry"}
+        found = only(analysed, "registry_ratios", **group, **CONNECT)
+        assert found["throughput_ratio"] == pytest.approx(1.0 / 2.0)
+        assert found["p50_ratio"] == pytest.approx(3.0 / 5.0)
+        assert found["p99_ratio"] == pytest.approx((4 + 0.96 * 6) / (6 + 0.97 * 2))
+
+    def test_layouts_against_each_other(self, analysed: Path) -> None:
+        found = only(analysed, "layout_ratios", op="put", phase="c1")
+        assert (found["layout"], found["base"]) == ("3", "1")
+        assert found["throughput_ratio"] == pytest.approx(1.0 / 2.0)
+        assert found["p50_ratio"] == pytest.approx(2.0 / 1.0)
+
+    def test_puts_by_caller_and_concurrency_over_two_runs(self, analysed: Path) -> None:
+        found = {
+            (one["layout"], one["role"], one["in_flight"]): one["throughput_per_s"]
+            for one in table(analysed, "puts")
+        }
+        # Windows of 1 s and 3 s are added; the day between the runs is not.
+        assert found == {
+            ("1", "leader", 1): pytest.approx(2.0),
+            ("3", "leader", 1): pytest.approx(1.0),
+            ("3", "leader", 16): pytest.approx(4 / 4.0),
+        }
+
+    def test_files_of_pytest_benchmark(self, analysed: Path) -> None:
+        found = only(analysed, "benchmarks")
+        assert (found["group"], found["name"], found["rounds"]) == ("wal", "test_append", 9)
+        assert found["median_us"] == pytest.approx(250.0)
+        assert dict(found["extra_info"]) == {"entries": "10"}
+
+
+@pytest.mark.spark
+class TestSetAside:
+    def test_rows_with_every_reason(self, analysed: Path) -> None:
+        rows = table(analysed, "rejected", scope="row")
+        assert sorted(one["reason"] for one in rows) == sorted(BAD_ROWS)
+        assert {one["file"] for one in rows} == {"bad-rows.parquet"}
+        (negative,) = (one for one in rows if one["reason"] == "duration_us is negative")
+        assert (negative["duration_us"], negative["node"]) == (-1, "n1")
+
+    def test_files_with_their_reasons(self, analysed: Path) -> None:
+        files = {
+            one["file"]: one["reason"].split(":")[0]
+            for one in table(analysed, "rejected", scope="file")
+        }
+        assert files == {
+            "garbage.parquet": "unreadable",
+            "short.parquet": "unreadable",
+            "flipped.parquet": "unreadable",
+            "columns.parquet": "wrong schema",
+            "broken.json": "unreadable",
+        }
+
+    def test_they_are_counted(self, analysed: Path) -> None:
+        counts = json.loads((analysed / "summary.json").read_text())["input"]
+        assert counts["rows"] == len(GOOD_ROWS) + len(BAD_ROWS)
+        assert counts["rows_accepted"] == len(GOOD_ROWS)
+        assert counts["rows_rejected"] == len(BAD_ROWS)
+        assert (counts["files"], counts["files_damaged"]) == (8, 5)
+        assert counts["runs"] == ["r1", "r2"]
+
+
+@pytest.mark.spark
+class TestSummary:
+    def test_its_keys(self, analysed: Path) -> None:
+        summary = json.loads((analysed / "summary.json").read_text())
+        assert list(summary) == [
+            "format", "conditions", "input", "operations", "outcomes", "error_totals", "gaps",
+            "anomalies", "verdicts", "registry_ratios", "layout_ratios", "puts", "benchmarks",
+            "tables",
+        ]  # fmt: skip
+        assert summary["format"] == 1
+        assert summary["conditions"]["cores"] == 2
+        for path in summary["tables"].values():
+            assert list((analysed / path).glob("*.parquet")), path
+
+    def test_it_holds_the_tables(self, analysed: Path) -> None:
+        summary = json.loads((analysed / "summary.json").read_text())
+        for name in ("operations", "verdicts", "registry_ratios", "puts"):
+            assert summary[name] == table(analysed, name), name
+
+
+class Page(HTMLParser):
+    """Collects what a browser would load, and the text that a reader would see."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name.split(":")[-1] in {"src", "href", "srcset", "data", "action", "poster"}:
+                self.loads.append(value or "")
+            if name == "id" and value is not None:
+                self.ids.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def text(analysed: Path) -> str:
+    return (analysed / "report" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> Page:
+    return Page(text)
+
+
+@pytest.mark.spark
+class TestReport:
+    def test_it_loads_nothing(self, text: str, page: Page) -> None:
+        assert [load for load in page.loads if not load.startswith("#")] == []
+        assert not page.tags & {"script", "link", "iframe", "object", "embed", "img", "base"}
+        assert re.findall(r"@import|url\((?!#)|//[a-z]", text) == []
+
+    def test_references_inside_the_page_are_unique_and_lead_somewhere(self, page: Page) -> None:
+        assert len(page.ids) == len(set(page.ids))
+        assert {load[1:] for load in page.loads} <= set(page.ids)
+
+    def test_it_has_its_pictures(self, page: Page) -> None:
+        assert "svg" in page.tags
+        prefixes = {name.split("-")[0] for name in page.ids}
+        assert prefixes == {"anomalies", "throughput", "latency", "time", "puts"}
+
+    def test_it_says_in_words_what_came_out(self, page: Page) -> None:
+        words = " ".join("".join(page.words).split())
+        sentences = """
+            With the registry on (LCR) there was no wrong answer in 4 checked connects and 2
+            audited client ids.
+
+            With the legacy registry 3 answers were wrong in 3 checked connects and 3 audited
+            client ids: 1 wrong session-present flag, 1 duplicate session and 1 wrong owner
+            (33.3 % of the connects and 66.7 % of the client ids).
+
+            On 3 cores LCR settled 0.500 times as many reconnections per second as legacy (1.00/s
+            against 2.00/s, median 3.00 ms against 5.00 ms, 16.7 % of the connects refused by LCR
+            as lost races).
+
+            Operations without an answer: 1 error:stopped and 1 timeout.
+
+            6 rows and 5 files were set aside
+
+            2 CPU cores shared by all nodes and clients, fsync before acknowledging, 5 clients for
+            each driver.
+        """
+        for sentence in sentences.split("\n\n"):
+            assert " ".join(sentence.split()) in words
+
+    def test_what_comes_from_data_is_escaped(self, text: str) -> None:
+        assert "&lt;script&gt;" in text
+
+
+@pytest.mark.spark
+def test_a_wrong_answer_of_lcr_is_called_a_fault(analysed: Path) -> None:
+    from bench.analysis.figures import Figures
+    from bench.analysis.words import lead
+
+    rows = table(analysed, "verdicts", registry="legacy", layout="all", scenario="all")
+    (finding,) = lead(Figures({}, {}, {"verdicts": [{**rows[0], "registry": "lcr"}]}))
+    assert finding.tone == "bad"
+    assert "There must be none" in finding.text
+
+
+@pytest.mark.spark
+def test_a_log_without_one_good_row(
+    java: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").mkdir()
+    write_bad_rows(tmp_path / "log" / "bad-rows.parquet")
+    (tmp_path / "log" / "garbage.parquet").write_bytes(b"this is no Parquet file")
+    assert analyse.main([str(tmp_path)]) == 2
+    message = last_line(capsys)
+    assert "1 damaged files and 6 rows were set aside" in message
+    assert len(table(tmp_path, "rejected")) == 7
+    assert not (tmp_path / "summary.json").exists()
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The message of the command: one line, and no traceback before it."""
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    (line,) = (one for one in text.splitlines() if one.startswith("bench analyse: "))
+    return line

@@ -1,0 +1,225 @@
+"""`python -m bench run` on real processes: what it logs, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from bench.control import Function, State
+from bench.coordinator import evenly, leader_of
+from bench.layouts import ROOT, Layout, node_configs
+from bench.profile import by_module, module_of
+from bench.run import main
+from bench.schema import LAYOUTS
+from bench.truth import Expectation
+
+FINISH_S = 120.0
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    return [
+        row
+        for path in (out / "log").glob("*.parquet")
+        for row in parquet.read_table(path).to_pylist()
+    ]
+
+
+def start(out: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "bench", "run", "--out", str(out), *options]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+    return subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def workers_of(out: Path) -> dict[str, int]:
+    """The running workers of a run: name and process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue  # it ended meanwhile
+            if "bench.worker" in words and str(out) in " ".join(words):
+                found[Path(words[-2]).stem] = int(entry.name)
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + FINISH_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+# Real processes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_run_convicts_the_legacy_registry_and_acquits_the_linear_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(
+        out, "--layout", "3+3", "--clients", "8", "--seconds", "1", "--put-seconds", "0.1",
+        "--lag-ms", "40",
+    )  # fmt: skip
+    printed, errors = process.communicate(timeout=FINISH_S)
+    assert process.returncode == 0, errors.decode()
+    assert f"python -m bench analyse {out}" in printed.decode()
+    rows = rows_of(out)
+    wrong: Counter[str] = Counter()
+    checked: Counter[str] = Counter()
+    for row in rows:
+        if row["op"] == "audit":
+            checked[row["registry"]] += 1
+            wrong[row["registry"]] += row["outcome"] != "ok"
+        elif row["expected_present"] is not None and row["session_present"] is not None:
+            checked[row["registry"]] += 1
+            wrong[row["registry"]] += row["session_present"] != row["expected_present"]
+    assert wrong["lcr"] == 0
+    assert wrong["legacy"] > 0
+    assert min(checked["lcr"], checked["legacy"]) > 100
+    scenarios = {(row["scenario"], row["registry"], row["role"]) for row in rows}
+    for scenario in ("initial", "reconnect", "same_client"):
+        for registry in ("lcr", "legacy"):
+            assert (scenario, registry, "replicant") in scenarios
+    puts = {(row["role"], row["phase"]) for row in rows if row["op"] == "put"}
+    roles = ("leader", "follower", "replicant", "http")
+    assert puts == {(role, f"c{n}") for role in roles for n in (1, 16, 64, 256)}
+    audited = {row["node"] for row in rows if row["op"] == "audit"}
+    assert audited == {"c1", "c2", "c3", "r1", "r2", "r3"}
+    conditions = json.loads((out / "conditions.json").read_text(encoding="utf-8"))
+    assert conditions["fsync"] is True
+    assert conditions["fdatasync"]["median_us"] > 0
+    assert conditions["arguments"]["lag_ms"] == 40
+    assert not workers_of(out)
+    assert not list((out / "nodes" / "3+3").glob("*/"))
+
+
+@pytest.mark.cluster
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(out, "--layout", "3", "--scenario", "initial", "--seconds", "60")
+    wait_until(lambda: len(workers_of(out)) == 4)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=FINISH_S)
+    assert process.returncode == 130
+    assert b"Interrupted" in errors
+    assert not workers_of(out)
+
+
+@pytest.mark.cluster
+def test_a_killed_coordinator_leaves_no_worker(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(out, "--layout", "3", "--scenario", "initial", "--seconds", "60")
+    wait_until(lambda: len(workers_of(out)) == 4)
+    process.kill()
+    process.communicate(timeout=FINISH_S)
+    wait_until(lambda: not workers_of(out))
+
+
+@pytest.mark.cluster
+def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(out, "--layout", "3", "--scenario", "initial", "--seconds", "60")
+    wait_until(lambda: "c2" in workers_of(out))
+    os.kill(workers_of(out)["c2"], signal.SIGKILL)
+    _, errors = process.communicate(timeout=FINISH_S)
+    assert process.returncode == 1
+    assert b"c2 ended" in errors
+    assert not workers_of(out)
+
+
+# Without processes -------------------------------------------------------------------------------
+
+
+def test_a_log_that_is_there_is_not_mixed_with_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "a-b-0.parquet").touch()
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "--append" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--layout", "2"],
+        ["--seconds", "0"],
+        ["--seconds", "nan"],
+        ["--lag-ms", "-1"],
+        ["--clients", "1.5"],
+        ["--scenario", "chaos"],
+    ],
+)
+def test_bad_arguments_are_refused(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--out", str(tmp_path / "out"), *options])
+    assert stopped.value.code == 2
+    assert options[0] in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_has_its_nodes(name: str, tmp_path: Path) -> None:
+    layout = Layout.parse(name)
+    configs = node_configs(layout, tmp_path, "on")
+    assert list(configs) == layout.names
+    assert sum(config.role == "core" for config in configs.values()) == layout.cores
+    assert sum(config.role == "replicant" for config in configs.values()) == layout.replicants
+    addresses = [config.peer_address for config in configs.values()]
+    addresses += [config.http_address or "" for config in configs.values()]
+    assert len(set(addresses)) == 2 * len(configs)
+    expected = layout.replicant_names or layout.core_names
+    assert layout.drivers == expected
+
+
+def state(role: str) -> State:
+    return State(
+        role=role, leader=None, commit_index=1, applied_index=1, endpoint=None, outcomes={},
+        buckets={},
+    )  # fmt: skip
+
+
+def test_a_cluster_with_two_claimants_has_no_leader() -> None:
+    assert leader_of({"a": state("leader"), "b": state("follower")}) == "a"
+    assert leader_of({"a": state("leader"), "b": state("leader")}) is None
+    assert leader_of({"a": state("follower")}) is None
+
+
+def test_audits_are_thinned_out_evenly() -> None:
+    many = [Expectation(str(number), None) for number in range(1000)]
+    assert evenly(many, 1000) == many
+    assert [each.client for each in evenly(many, 4)] == ["0", "250", "500", "750"]
+
+
+def test_a_profile_is_summed_by_module() -> None:
+    ours = str(ROOT / "raftkv" / "outbox.py")
+    functions = [
+        Function(ours, 1, "submit", 10, 0.5),
+        Function("~", 0, "<built-in method len>", 100, 0.6),
+        Function(ours, 9, "settle", 10, 0.4),
+        Function(os.__file__, 1, "fspath", 1, 0.1),
+    ]
+    assert by_module(functions) == [
+        ("raftkv/outbox.py", 0.9, 20),
+        ("built in (C)", 0.6, 100),
+        ("python: os.py", 0.1, 1),
+    ]
+    assert module_of(pytest.__file__) == "pytest/__init__.py"

@@ -1,0 +1,60 @@
+"""Command groups of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from raftkv.cli import groups
+
+
+class Point:
+    """An entry point: what an installed plugin announces."""
+
+    def __init__(self, name: str, plugin: Callable[[], Any]) -> None:
+        self.name = name
+        self._plugin = plugin
+
+    def load(self) -> Callable[[], Any]:
+        return self._plugin
+
+
+class Toy:
+    def cli(self) -> typer.Typer:
+        group = typer.Typer()
+
+        @group.command()
+        def hello(name: str) -> None:
+            typer.echo(f"hello {name}")
+
+        @group.command()
+        def bye() -> None:
+            typer.echo("bye")
+
+        return group
+
+
+class Silent:
+    def cli(self) -> None:
+        return None
+
+
+def broken() -> None:
+    raise ImportError("no such thing")
+
+
+def test_groups_of_plugins_are_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [Point("toy", Toy), Point("silent", Silent), Point("broken", broken)]
+    monkeypatch.setattr(groups, "entry_points", lambda group: points)
+    app = typer.Typer()
+    groups.add_plugin_groups(app)
+    assert "plugin broken are missing: ImportError: no such thing" in capsys.readouterr().err
+    done = CliRunner().invoke(app, ["toy", "hello", "you"])
+    assert (done.exit_code, done.output) == (0, "hello you\n")
+    assert CliRunner().invoke(app, ["silent"]).exit_code == 2

@@ -1,0 +1,329 @@
+"""The door itself: pages, limits, routes of plugins, addresses, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from raftkv import errors
+from raftkv.plugin import Request, Response, Route
+from raftkv.server import App, Door
+from raftkv.server.bounded import HEAD_BYTES_MAX
+from tests.server.conftest import Served, b64
+from tests.server.solo import SoloNode
+
+PUT_BYTES_MAX = 1_000
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Served]:
+    """A door with small limits and the toy's routes."""
+    server = Served(body_bytes_max=PUT_BYTES_MAX, route_body_bytes_max=100, routes={"toy": TOY})
+    server.start()
+    yield server
+    server.stop()
+
+
+async def _echo(request: Request) -> Response:
+    body = {
+        "params": dict(request.params),
+        "query": dict(request.query),
+        "body": request.body.decode(),
+        "local": request.peer.startswith("127.0.0.1:"),
+    }
+    return Response(body, status=201)
+
+
+async def _fixed(request: Request) -> Response:
+    return Response(b'{"which":"literal"}')
+
+
+class OutOfToys(errors.Refused):
+    code = "out_of_toys"
+
+
+RAISED: dict[str, Exception] = {
+    "refused": OutOfToys("none left"),
+    "not_applied": errors.NoLeader("none"),
+    "unknown": errors.Timeout("late"),
+    "large": errors.TooLarge("big"),
+    "bug": KeyError("secret"),
+}
+
+
+async def _raise(request: Request) -> Response:
+    raise RAISED[request.params["what"]]
+
+
+class Ticks:
+    """A stream that remembers that it was closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def endless(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"tick\n"
+                await asyncio.sleep(0.001)
+        finally:
+            self.is_closed = True
+
+    async def two(self) -> AsyncIterator[bytes]:
+        yield b"one\n"
+        yield b"two\n"
+
+
+TICKS = Ticks()
+
+
+async def _stream(request: Request) -> Response:
+    return Response(stream=TICKS.endless() if request.params["n"] == "all" else TICKS.two())
+
+
+TOY = [
+    Route("POST", "things/{id}", _echo, "echo"),
+    Route("GET", "things/{id}/raise/{what}", _raise, "raise"),
+    Route("POST", "things/fixed", _fixed, "the literal wins"),
+    Route("GET", "stream/{n}", _stream, "a stream"),
+]
+
+
+# Pages --------------------------------------------------------------------------------------------
+
+
+def test_health_says_whether_there_is_a_leader(served: Served) -> None:
+    status, headers, body = served.ask("GET", "/health")
+    assert (status, json.loads(body)) == (200, {"health": "true"})
+    assert headers["content-type"] == "application/json"
+    served.node.leader = None
+    status, _, body = served.ask("GET", "/health")
+    assert status == 503
+    assert json.loads(body)["health"] == "false"
+
+
+def test_version_names_etcds_level_and_our_own(served: Served) -> None:
+    expected = {"etcdserver": "3.4.0", "etcdcluster": "3.4.0", "raftkv": "1.2.3"}
+    assert json.loads(served.ask("GET", "/version")[2]) == expected
+
+
+def test_status_is_the_nodes_own(served: Served) -> None:
+    found = json.loads(served.ask("GET", "/v1/status")[2])
+    assert (found["name"], found["role"], found["term"]) == ("solo", "leader", 7)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v3/watch", 501, 12),
+        ("POST", "/v3/lease/grant", 501, 12),
+        ("POST", "/v3beta/kv/put", 501, 12),
+        ("GET", "/v3/kv/put", 405, 12),
+        ("POST", "/health", 405, 12),
+        ("GET", "/", 404, 5),
+        ("GET", "/v1/toy/none", 404, 5),
+        ("GET", "/v1/", 404, 5),
+        ("GET", "/%2e%2e/etc", 404, 5),
+    ],
+)
+def test_everything_else_is_refused(
+    served: Served, method: str, path: str, status: int, code: int
+) -> None:
+    found, _, body = served.ask(method, path, b"{}" if method == "POST" else None)
+    assert (found, json.loads(body)["code"]) == (status, code)
+
+
+def test_head_gives_the_headers_only(served: Served) -> None:
+    status, headers, body = served.ask("HEAD", "/health")
+    assert (status, headers["content-length"], body) == (200, "17", b"")
+
+
+# Limits -------------------------------------------------------------------------------------------
+
+
+def put_of(size: int) -> bytes:
+    """A put whose body has exactly `size` bytes."""
+    body = json.dumps({"key": b64(b"k"), "value": ""}).encode()
+    return body[:-2] + b'"' + b" " * (size - len(body)) + b"}"
+
+
+def test_a_body_may_have_exactly_the_limit(small: Served) -> None:
+    assert small.post("/v3/kv/put", put_of(PUT_BYTES_MAX))[0] == 200
+    assert small.post("/v3/kv/put", put_of(PUT_BYTES_MAX + 1))[0] == 413
+
+
+def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(small: Served) -> None:
+    with socket.create_connection(("127.0.0.1", small.door.port), timeout=10) as wire:
+        wire.sendall(b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999\r\n\r\n{")
+        answer = _until_closed(wire)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"etcdserver: request is too large" in answer
+
+
+def test_a_body_without_an_announced_length_is_counted(small: Served) -> None:
+    with socket.create_connection(("127.0.0.1", small.door.port), timeout=10) as wire:
+        head = b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        wire.sendall(head + b"258\r\n" + b"x" * 600 + b"\r\n")
+        wire.sendall(b"258\r\n" + b"x" * 600 + b"\r\n")
+        answer = _until_closed(wire)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_endless_headers_close_the_connection(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.door.port), timeout=10) as wire:
+        wire.sendall(b"GET /health HTTP/1.1\r\n")
+        try:
+            for n in range(2 * HEAD_BYTES_MAX // 1_000):
+                wire.sendall(b"x-%d: " % n + b"y" * 1_000 + b"\r\n")
+            answer = _until_closed(wire)
+        except ConnectionError:
+            answer = b""  # closed while we were still sending
+    assert b" 200 " not in answer
+    assert served.ask("GET", "/health")[0] == 200
+
+
+def test_requests_on_one_connection_each_get_a_full_head(served: Served) -> None:
+    padding = {"x-padding": "y" * (HEAD_BYTES_MAX // 2)}
+    connection = served.connect()
+    try:
+        for _ in range(5):
+            connection.request("GET", "/health", headers=padding)
+            response = connection.getresponse()
+            assert response.status == 200
+            response.read()
+    finally:
+        connection.close()
+
+
+def _until_closed(wire: socket.socket) -> bytes:
+    parts = []
+    while part := wire.recv(65_536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+# Plugins' routes ----------------------------------------------------------------------------------
+
+
+def test_a_route_gets_its_words_its_query_and_its_body(small: Served) -> None:
+    status, _, body = small.ask("POST", "/v1/toy/things/a%2Fb?x=1&y=%C3%A4", b"hello")
+    assert status == 201
+    assert json.loads(body) == {
+        "params": {"id": "a/b"},
+        "query": {"x": "1", "y": "ä"},
+        "body": "hello",
+        "local": True,
+    }
+
+
+def test_a_literal_segment_wins_over_a_captured_one(small: Served) -> None:
+    assert small.post("/v1/toy/things/fixed", b"")[1] == {"which": "literal"}
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "reason"),
+    [
+        ("refused", 409, "out_of_toys"),
+        ("not_applied", 503, "no_leader"),
+        ("unknown", 504, "timeout"),
+        ("large", 413, "too_large"),
+        ("bug", 500, "internal"),
+    ],
+)
+def test_a_routes_errors(small: Served, what: str, status: int, reason: str) -> None:
+    found, _, body = small.ask("GET", f"/v1/toy/things/1/raise/{what}")
+    assert (found, json.loads(body)["reason"]) == (status, reason)
+    assert b"secret" not in body
+
+
+def test_a_route_has_its_own_body_limit(small: Served) -> None:
+    assert small.ask("POST", "/v1/toy/things/1", b"x" * 100)[0] == 201
+    assert small.ask("POST", "/v1/toy/things/1", b"x" * 101)[0] == 413
+
+
+def test_a_path_with_another_method_is_405(small: Served) -> None:
+    assert small.ask("GET", "/v1/toy/things/1")[0] == 405
+
+
+def test_a_stream_is_sent_in_parts_and_ends(small: Served) -> None:
+    status, headers, body = small.ask("GET", "/v1/toy/stream/two")
+    assert (status, body) == (200, b"one\ntwo\n")
+    assert headers["transfer-encoding"] == "chunked"
+
+
+def test_a_stream_is_closed_when_the_client_goes(small: Served) -> None:
+    connection = small.connect()
+    connection.request("GET", "/v1/toy/stream/all")
+    response = connection.getresponse()
+    assert response.read(5) == b"tick\n"
+    response.close()
+    connection.close()
+
+    async def closed() -> bool:
+        for _ in range(5_000):
+            if TICKS.is_closed:
+                return True
+            await asyncio.sleep(0.001)
+        return False
+
+    assert small.run(closed())
+
+
+def test_two_routes_that_look_the_same_are_refused() -> None:
+    doubled = [*TOY, Route("POST", "things/{name}", _echo, "again")]
+    with pytest.raises(errors.ConfigError, match="two routes answer POST toy/things"):
+        App(SoloNode(), routes={"toy": doubled})
+
+
+# Starting and stopping ----------------------------------------------------------------------------
+
+
+def test_a_taken_address_is_an_error_that_says_so(served: Served) -> None:
+    second = Door(App(SoloNode()), "127.0.0.1", served.door.port)
+    with pytest.raises(errors.AddressInUse, match=str(served.door.port)):
+        asyncio.run(second.start())
+    assert served.ask("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_an_impossible_address_is_a_configuration_error(host: str) -> None:
+    with pytest.raises(errors.ConfigError, match="http_address"):
+        asyncio.run(Door(App(SoloNode()), host, 0).start())
+
+
+def test_a_request_under_way_is_answered_when_the_door_stops() -> None:
+    async def story() -> tuple[bytes, Any]:
+        started, release = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: Request) -> Response:
+            started.set()
+            await release.wait()
+            return Response({"done": True})
+
+        door = Door(
+            App(SoloNode(), routes={"toy": [Route("GET", "slow", slow, "")]}), "127.0.0.1", 0
+        )
+        await door.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(b"GET /v1/toy/slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        await started.wait()
+        stopping = asyncio.create_task(door.stop())
+        await asyncio.sleep(0)
+        release.set()
+        answer = await reader.read()
+        writer.close()
+        await stopping
+        await door.stop()
+        with pytest.raises(OSError, match=r"refused|Connect"):
+            await asyncio.open_connection("127.0.0.1", door.port)
+        return answer, door.endpoint
+
+    answer, endpoint = asyncio.run(story())
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b'{"done":true}')
+    assert endpoint.startswith("http://127.0.0.1:")

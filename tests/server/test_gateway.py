@@ -1,0 +1,264 @@
+"""etcd's key-value words over a real socket, on the real keyspace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from raftkv import errors
+from tests.server.conftest import Served, b64
+
+ALL = {"key": b64(b"\0"), "range_end": b64(b"\0")}
+
+
+def keys(answer: Any) -> list[str]:
+    return [kv["key"] for kv in answer.get("kvs", [])]
+
+
+def test_a_put_is_read_back_with_its_revisions(served: Served) -> None:
+    put = served.put(b"k", b"v")
+    assert put["header"]["revision"] == "2"
+    assert put["header"]["raft_term"] == "7"
+    assert int(put["header"]["cluster_id"]) > 0
+    assert int(put["header"]["member_id"]) > 0
+    status, answer = served.post("/v3/kv/range", {"key": b64(b"k")})
+    assert status == 200
+    assert answer == {
+        "header": put["header"],
+        "kvs": [
+            {
+                "key": b64(b"k"),
+                "create_revision": "2",
+                "mod_revision": "2",
+                "version": "1",
+                "value": b64(b"v"),
+            }
+        ],
+        "count": "1",
+    }
+
+
+def test_defaults_are_left_out(served: Served) -> None:
+    served.put(b"k", b"")
+    assert served.post("/v3/kv/range", {"key": b64(b"none")})[1].keys() == {"header"}
+    (kv,) = served.post("/v3/kv/range", {"key": b64(b"k")})[1]["kvs"]
+    assert kv.keys() == {"key", "create_revision", "mod_revision", "version"}
+    assert served.post("/v3/kv/deleterange", {"key": b64(b"none")})[1].keys() == {"header"}
+
+
+def test_bytes_of_every_value_survive(served: Served) -> None:
+    value = bytes(range(256))
+    served.put(value, value)
+    (kv,) = served.post("/v3/kv/range", {"key": b64(value)})[1]["kvs"]
+    assert kv["key"] == kv["value"] == b64(value)
+
+
+def test_prev_kv_of_put_and_delete(served: Served) -> None:
+    served.put(b"k", b"1")
+    body = {"key": b64(b"k"), "value": b64(b"2"), "prev_kv": True}
+    assert served.post("/v3/kv/put", body)[1]["prev_kv"]["value"] == b64(b"1")
+    answer = served.post("/v3/kv/deleterange", {"key": b64(b"k"), "prev_kv": True})[1]
+    assert answer["deleted"] == "1"
+    assert [kv["value"] for kv in answer["prev_kvs"]] == [b64(b"2")]
+
+
+@pytest.mark.parametrize(
+    ("request_body", "expected", "count", "more"),
+    [
+        ({"key": b64(b"b"), "range_end": b64(b"d")}, [b"b", b"c"], "2", False),
+        ({"key": b64(b"b"), "range_end": b64(b"\0")}, [b"b", b"c", b"d"], "3", False),
+        (ALL, [b"a", b"b", b"c", b"d"], "4", False),
+        (ALL | {"limit": "2"}, [b"a", b"b"], "4", True),
+        (ALL | {"limit": 2}, [b"a", b"b"], "4", True),
+        (ALL | {"limit": -1}, [b"a", b"b", b"c", b"d"], "4", False),
+        (ALL | {"count_only": True}, [], "4", False),
+        (
+            ALL | {"sort_order": "ASCEND", "sort_target": "KEY"},
+            [b"a", b"b", b"c", b"d"],
+            "4",
+            False,
+        ),
+        (ALL | {"sort_order": 1, "sort_target": 0}, [b"a", b"b", b"c", b"d"], "4", False),
+        ({"key": b64(b"d"), "range_end": b64(b"b")}, [], None, False),
+    ],
+)
+def test_ranges(
+    served: Served, request_body: Any, expected: list[bytes], count: str | None, more: bool
+) -> None:
+    for key in (b"a", b"b", b"c", b"d"):
+        served.put(key, b"v" + key)
+    status, answer = served.post("/v3/kv/range", request_body)
+    assert status == 200, answer
+    assert keys(answer) == [b64(key) for key in expected]
+    assert answer.get("count") == count
+    assert answer.get("more", False) is more
+
+
+def test_keys_only_leaves_the_values_out(served: Served) -> None:
+    served.put(b"k", b"v")
+    (kv,) = served.post("/v3/kv/range", ALL | {"keys_only": True})[1]["kvs"]
+    assert "value" not in kv
+
+
+def test_serializable_reads_the_local_copy(served: Served) -> None:
+    served.post("/v3/kv/range", ALL)
+    served.post("/v3/kv/range", ALL | {"serializable": True})
+    assert served.node.host.consistencies == ["linearizable", "local"]
+
+
+@pytest.mark.parametrize("end", [b"\0", b"d"])
+def test_delete_range(served: Served, end: bytes) -> None:
+    for key in (b"a", b"b", b"c"):
+        served.put(key, b"v")
+    body = {"key": b64(b"b"), "range_end": b64(end)}
+    assert served.post("/v3/kv/deleterange", body)[1]["deleted"] == "2"
+    assert keys(served.post("/v3/kv/range", ALL)[1]) == [b64(b"a")]
+
+
+TXN = {
+    "compare": [{"key": b64(b"k"), "target": "VERSION", "result": "EQUAL", "version": "0"}],
+    "success": [
+        {"request_put": {"key": b64(b"k"), "value": b64(b"v")}},
+        {"request_range": {"key": b64(b"k")}},
+    ],
+    "failure": [{"request_delete_range": {"key": b64(b"k"), "prev_kv": True}}],
+}
+
+
+def test_a_transaction_takes_either_branch(served: Served) -> None:
+    status, first = served.post("/v3/kv/txn", TXN)
+    assert status == 200
+    assert first["succeeded"] is True
+    put, found = first["responses"]
+    assert put == {"response_put": {"header": {"revision": "2"}}}
+    assert found["response_range"]["kvs"][0]["value"] == b64(b"v")
+    second = served.post("/v3/kv/txn", TXN)[1]
+    assert "succeeded" not in second
+    (deleted,) = second["responses"]
+    assert deleted["response_delete_range"]["deleted"] == "1"
+    assert second["header"]["revision"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ({"target": "VALUE", "value": b64(b"v")}, True),
+        ({"target": "VALUE", "value": b64(b"w"), "result": "LESS"}, True),
+        ({"target": "VALUE", "value": b64(b"w"), "result": "GREATER"}, False),
+        ({"target": 3, "result": 3, "value": b64(b"v")}, False),
+        ({"target": "CREATE", "create_revision": "2"}, True),
+        ({"target": "MOD", "mod_revision": 1, "result": "GREATER"}, True),
+        ({"target": "VERSION", "version": 1, "result": "NOT_EQUAL"}, False),
+    ],
+)
+def test_comparisons(served: Served, condition: dict[str, Any], holds: bool) -> None:
+    served.put(b"k", b"v")
+    answer = served.post("/v3/kv/txn", {"compare": [{"key": b64(b"k"), **condition}]})[1]
+    assert answer.get("succeeded", False) is holds
+
+
+def test_camel_case_nulls_and_unknown_fields_are_read_as_etcd_reads_them(served: Served) -> None:
+    body = {
+        "compare": [{"createRevision": "0", "target": "CREATE", "key": b64(b"k"), "result": None}],
+        "success": [{"requestPut": {"key": b64(b"k"), "value": b64(b"v"), "prevKv": True}}],
+        "somethingElse": {"deep": [1]},
+    }
+    status, answer = served.post("/v3/kv/txn", body)
+    assert status == 200
+    assert answer["succeeded"] is True
+    assert served.post("/v3/kv/range", {"key": b64(b"k"), "rangeEnd": None})[1]["count"] == "1"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b'"x"', b'{"key":1}', b'{"key":"&&"}', b'{"limit":"x"}', b"\xff", b"[" * 100_000],
+)
+def test_what_is_no_request_is_refused(served: Served, body: bytes) -> None:
+    status, answer = served.post("/v3/kv/range", body)
+    assert status == 400
+    assert answer["code"] == 3
+    assert answer["error"] == answer["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b" "])
+def test_a_request_without_a_key_gets_etcds_answer(served: Served, body: bytes) -> None:
+    for path in ("range", "put", "deleterange"):
+        status, answer = served.post(f"/v3/kv/{path}", body)
+        assert (status, answer["code"]) == (400, 3)
+        assert answer["error"] == "etcdserver: key is not provided"
+
+
+def test_integers_beyond_64_bits_are_refused(served: Served) -> None:
+    for limit in (2**63, str(2**63), -(2**63) - 1):
+        status, answer = served.post("/v3/kv/range", ALL | {"limit": limit})
+        assert (status, answer["code"]) == (400, 3)
+
+
+def test_duplicate_keys_in_a_transaction_get_etcds_answer(served: Served) -> None:
+    put = {"request_put": {"key": b64(b"k"), "value": b64(b"v")}}
+    status, answer = served.post("/v3/kv/txn", {"success": [put, put]})
+    assert (status, answer["code"]) == (400, 3)
+    assert answer["error"] == "etcdserver: duplicate key given in txn request"
+
+
+@pytest.mark.parametrize("operation", [{}, {"request_range": ALL, "request_put": ALL}])
+def test_an_operation_is_exactly_one_request(served: Served, operation: Any) -> None:
+    status, answer = served.post("/v3/kv/txn", {"success": [operation]})
+    assert (status, answer["code"]) == (400, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("put", {"key": b64(b"k"), "lease": "5"}),
+        ("put", {"key": b64(b"k"), "ignore_value": True}),
+        ("range", {"key": b64(b"k"), "revision": 1}),
+        ("range", {"key": b64(b"k"), "maxCreateRevision": "1"}),
+        ("range", {"key": b64(b"k"), "sort_order": "DESCEND"}),
+        ("range", {"key": b64(b"k"), "sort_target": "VALUE"}),
+        ("txn", {"success": [{"request_txn": {}}]}),
+        ("txn", {"compare": [{"key": b64(b"k"), "target": "LEASE"}]}),
+    ],
+)
+def test_what_is_not_served_is_refused_loudly(served: Served, path: str, body: Any) -> None:
+    status, answer = served.post(f"/v3/kv/{path}", body)
+    assert (status, answer["code"]) == (501, 12)
+
+
+def test_unknown_enum_values_are_refused(served: Served) -> None:
+    for order in ("SIDEWAYS", 9, "9"):
+        assert served.post("/v3/kv/range", ALL | {"sort_order": order})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status", "code", "reason"),
+    [
+        (errors.NoLeader("none"), 503, 14, "no_leader"),
+        (errors.Overloaded("full"), 503, 14, "overloaded"),
+        (errors.Stopped("stopping"), 503, 14, "stopped"),
+        (errors.DiskFailed("no space"), 503, 14, "disk_failed"),
+        (errors.Timeout("late"), 504, 4, "timeout"),
+        (errors.ReadTimeout("late"), 504, 4, "read_timeout"),
+        (errors.TooLarge("big"), 400, 3, "too_large"),
+        (errors.PluginFault("kv", "KeyError"), 400, 9, "plugin_fault"),
+        (ValueError("a bug"), 500, 13, "internal"),
+    ],
+)
+def test_errors_of_the_node(
+    served: Served, trouble: Exception, status: int, code: int, reason: str
+) -> None:
+    served.node.host.trouble = lambda: trouble
+    found, answer = served.post("/v3/kv/put", {"key": b64(b"k")})
+    assert (found, answer["code"], answer["reason"]) == (status, code, reason)
+    assert "a bug" not in json.dumps(answer), "what an unexpected error says is for the log"
+
+
+def test_a_value_over_the_limit_names_the_limit_and_changes_nothing(served: Served) -> None:
+    body = {"key": b64(b"k"), "value": b64(b"x" * (1024 * 1024 + 1))}
+    status, answer = served.post("/v3/kv/put", body)
+    assert (status, answer["code"]) == (400, 3)
+    assert answer["error"] == "etcdserver: request is too large"
+    assert "value_bytes_max" in answer["detail"]
+    assert "kvs" not in served.post("/v3/kv/range", ALL)[1]

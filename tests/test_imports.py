@@ -1,0 +1,271 @@
+"""The dependency rule of docs/architecture.md, read from the source of every module.
+
+    cli, server -> node -> {plugin, rpc} -> {state, raft, replicant}
+
+Imports inside functions and under TYPE_CHECKING count too: a type that is needed is a dependency.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (ROOT / "raftkv", *(p for p in sorted((ROOT / "plugins").iterdir()) if p.is_dir()))
+
+# Time, chance, streams, threads, processes and files: runtime.py alone may touch them.
+WORLD = frozenset(
+    "concurrent ctypes datetime fcntl glob io mmap multiprocessing pathlib pty random secrets "
+    "select selectors shutil signal socket socketserver ssl subprocess tempfile threading time "
+    "uuid _thread".split()
+)
+# What `os` offers without asking the system anything.
+OS_PURE = {"fspath", "PathLike", "path"}
+OS_PATH_PURE = {"join", "dirname", "basename", "isabs", "split", "splitext", "normpath"}
+
+# The modules of raft/ that only decide; they know no engine, no loop and no file.
+PURE_RAFT = {"election", "append", "progress", "membership", "reads"}
+
+
+class Import(NamedTuple):
+    """`module` is absolute; `names` are what a `from` import takes out of it."""
+
+    module: str
+    names: tuple[str, ...]
+    line: int
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Everything this import may bind: the module and, for `from`, each name under it."""
+        return (self.module, *(f"{self.module}.{name}" for name in self.names))
+
+
+def module_name(path: Path) -> str:
+    base = ROOT / "plugins" if "plugins" in path.relative_to(ROOT).parts else ROOT
+    parts = path.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules() -> dict[str, Path]:
+    paths = (path for package in PACKAGES for path in sorted(package.rglob("*.py")))
+    return {module_name(path): path for path in paths}
+
+
+MODULES = modules()
+
+
+def imports(source: str, name: str, *, is_package: bool) -> Iterator[Import]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, (), node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                up = name.split(".")[: len(name.split(".")) - node.level + is_package]
+                module = ".".join([*up, module] if module else up)
+            yield Import(module, tuple(alias.name for alias in node.names), node.lineno)
+
+
+def imports_of(name: str) -> list[Import]:
+    path = MODULES[name]
+    source = path.read_text(encoding="utf-8")
+    return list(imports(source, name, is_package=path.name == "__init__.py"))
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def crossing(names: list[str], *forbidden: str) -> list[str]:
+    """The imports of modules `names` that reach one of `forbidden`."""
+    return [
+        f"{name}:{found.line} imports {target}"
+        for name in names
+        for found in imports_of(name)
+        for target in found.targets
+        if within(target, *forbidden)
+    ]
+
+
+def select(*packages: str) -> list[str]:
+    chosen = [name for name in MODULES if within(name, *packages)]
+    assert chosen, f"no module in {packages}: the rule would check nothing"
+    return chosen
+
+
+# The layers --------------------------------------------------------------------------------------
+
+UPPER = ("raftkv.cli", "raftkv.server", "raftkv.node", "raftkv.client", "raftkv.blocking")
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("raftkv.raft", ("raftkv.state", "raftkv.kv", "raftkv.plugin", "raftkv.rpc", *UPPER)),
+        ("raftkv.replicant", ("raftkv.state", "raftkv.kv", "raftkv.plugin", "raftkv.rpc", *UPPER)),
+        ("raftkv.state", ("raftkv.raft", "raftkv.replicant", "raftkv.kv", "raftkv.rpc", *UPPER)),
+        ("raftkv.state", ("raftkv.runtime", "raftkv.config", "raftkv.testing", "asyncio")),
+        ("raftkv.state", ("os", "sys", "logging", "pysyncobj", "numpy")),
+        ("raftkv.plugin", ("raftkv.raft", "raftkv.replicant", *UPPER)),
+        ("raftkv.rpc", ("raftkv.state", "raftkv.kv", *UPPER)),
+        ("raftkv.node", ("raftkv.cli", "raftkv.client", "raftkv.blocking")),
+        ("raftkv.server", ("raftkv.cli", "raftkv.raft", "raftkv.replicant", "raftkv.testing")),
+        ("raftkv.errors", ("raftkv.raft", "raftkv.state", "raftkv.config", "raftkv.runtime")),
+        ("raftkv.runtime", ("raftkv.raft", "raftkv.state", "raftkv.config", "raftkv.plugin")),
+        ("raftkv.config", ("raftkv.raft", "raftkv.state", "raftkv.runtime", "raftkv.plugin")),
+    ],
+)
+def test_arrows_point_down_only(package: str, forbidden: tuple[str, ...]) -> None:
+    found = crossing(select(package), *forbidden)
+    assert not found, "\n".join(found)
+
+
+def test_only_tests_and_users_import_the_testing_package() -> None:
+    others = [n for n in MODULES if not within(n, "raftkv.testing")]
+    found = crossing(others, "raftkv.testing")
+    assert not found, "\n".join(found)
+
+
+def test_the_pure_modules_of_raft_know_no_engine_loop_or_file() -> None:
+    chosen = [name for name in select("raftkv.raft") if name.rpartition(".")[2] in PURE_RAFT]
+    assert chosen, "no pure module of raft/ was found"
+    found = crossing(chosen, "pysyncobj", "asyncio", "raftkv.runtime", "raftkv.raft.engine", "os")
+    assert not found, "\n".join(found)
+
+
+# Plugins see public names only -------------------------------------------------------------------
+
+PUBLIC = {"raftkv", "raftkv.errors", "raftkv.plugin"}
+
+
+def test_kv_and_plugins_import_public_names_only() -> None:
+    found = []
+    for name in [n for n in MODULES if within(n, "raftkv.kv") or not within(n, "raftkv")]:
+        own = "raftkv.kv" if within(name, "raftkv.kv") else name.split(".")[0]
+        for each in imports_of(name):
+            if not within(each.module, "raftkv") or within(each.module, own):
+                continue
+            # `from raftkv import kv` would bind a module that is not a public name.
+            private = [n for n in each.names if n.startswith("_") or f"raftkv.{n}" in MODULES]
+            if each.module not in PUBLIC or (each.module == "raftkv" and private):
+                found.append(f"{name}:{each.line} imports {each.module} {' '.join(each.names)}")
+    assert not found, "\n".join(found)
+
+
+def test_a_plugin_imports_another_only_by_its_public_name() -> None:
+    plugins = {name.split(".")[0] for name in MODULES} - {"raftkv"}
+    found = [
+        f"{name}:{each.line} imports {each.module}"
+        for name in MODULES
+        for each in imports_of(name)
+        if each.module.split(".")[0] in plugins - {name.split(".")[0]} and "." in each.module
+    ]
+    assert not found, "\n".join(found)
+
+
+# The world comes through runtime.py --------------------------------------------------------------
+
+ENGINE = ("raftkv.raft", "raftkv.replicant", "raftkv.state", "raftkv.kv")
+ENGINE_MODULES = [
+    name
+    for name in MODULES
+    if within(name, *ENGINE, "raftkv.node", "raftkv.rpc", "raftkv.plugin")
+    or not within(name, "raftkv")
+]
+
+
+def world_use(source: str, name: str, *, is_package: bool = False) -> list[str]:
+    """Imports of world modules, use of `os` beyond pure path arithmetic, calls of open()."""
+    found = [
+        f"{each.line}: imports {each.module}"
+        for each in imports(source, name, is_package=is_package)
+        if each.module.split(".")[0] in WORLD or (each.module == "os" and each.names)
+    ]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in {"open", "input", "print"}:
+                found.append(f"{node.lineno}: calls {node.func.id}()")
+        elif isinstance(node, ast.Attribute):
+            whole = ast.unparse(node)
+            if whole.startswith("os.path."):
+                impure = whole.split(".")[2] not in OS_PATH_PURE
+            else:
+                impure = whole.startswith("os.") and whole.split(".")[1] not in OS_PURE
+            if impure:
+                found.append(f"{node.lineno}: uses {whole}")
+    return found
+
+
+def test_only_the_runtime_touches_the_world() -> None:
+    found = []
+    for name in ENGINE_MODULES:
+        path = MODULES[name]
+        source = path.read_text(encoding="utf-8")
+        is_package = path.name == "__init__.py"
+        found += [f"{name}:{use}" for use in world_use(source, name, is_package=is_package)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from random import choice",
+        "import os\nos.fsync(3)",
+        "import os\nos.path.exists('x')",
+        "from os import path",
+        "def f():\n    import socket",
+        "open('x')",
+    ],
+)
+def test_a_planted_use_of_the_world_is_found(source: str) -> None:
+    assert world_use(source, "raftkv.raft.planted")
+
+
+def test_path_arithmetic_is_allowed() -> None:
+    assert not world_use("import os\nos.path.join('a', 'b')", "raftkv.raft.planted")
+
+
+# State is a pure function of the log -------------------------------------------------------------
+
+
+def impure_calls(source: str) -> list[str]:
+    """`hash` of a string and `id` differ from process to process, so no replica may use them."""
+    return [
+        f"{node.lineno}: calls {node.func.id}()"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"hash", "id", "open", "globals", "__import__"}
+    ]
+
+
+def test_state_does_nothing_that_differs_between_processes() -> None:
+    found = [
+        f"{name}:{call}"
+        for name in select("raftkv.state")
+        for call in impure_calls(MODULES[name].read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_planted_impurity_is_found() -> None:
+    assert impure_calls("x = hash('a')") == ["1: calls hash()"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from . import a", ("raftkv.raft", "raftkv.raft.a")),
+        ("from ..state import b", ("raftkv.state", "raftkv.state.b")),
+        ("import x.y", ("x.y",)),
+        ("def f():\n    from ...raftkv import c", ("raftkv", "raftkv.c")),
+    ],
+)
+def test_relative_imports_are_resolved(source: str, expected: tuple[str, ...]) -> None:
+    (found,) = imports(source, "raftkv.raft.wal", is_package=False)
+    assert found.targets == expected

@@ -1,0 +1,262 @@
+"""The simulated disk: kind to what was synced, unkind to everything else, the same for a seed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftkv.runtime import Files, OsFiles
+from raftkv.testing.disk import SECTOR_BYTES, SimDisk
+
+
+def new_disk(seed: int = 1) -> SimDisk:
+    disk = SimDisk(random.Random(seed))
+    disk.makedirs("d")
+    return disk
+
+
+def put(disk: SimDisk, path: str, data: bytes, *, durable: bool = True) -> None:
+    file = disk.open(path, "w")
+    file.write(data)
+    if durable:
+        file.datasync()
+        disk.sync_dir("d")
+
+
+def get(disk: SimDisk, path: str) -> bytes:
+    file = disk.open(path, "r")
+    return file.pread(0, file.size())
+
+
+# It is a file system -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["real", "simulated"])
+def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.chdir(tmp_path)
+    return OsFiles() if request.param == "real" else SimDisk(random.Random(1))
+
+
+def test_both_file_systems_behave_alike(files: Files) -> None:
+    files.makedirs("a/b")
+    files.makedirs("a/b")
+    file = files.open("a/b/one", "a")
+    file.write(b"hello ")
+    file.write(b"world")
+    assert (file.size(), file.pread(6, 100), file.pread(50, 1)) == (11, b"world", b"")
+    file.truncate(5)
+    again = files.open("a/b/one", "a")
+    again.write(b"!")
+    assert file.pread(0, 100) == b"hello!"
+    again.datasync()
+    files.rename("a/b/one", "a/b/two")
+    files.sync_dir("a/b")
+    assert not files.exists("a/b/one")
+    assert files.listdir("a/b") == ["two"]
+    assert files.listdir("a") == ["b"]
+    assert files.open("a/b/two", "w").size() == 0
+    files.remove("a/b/two")
+    assert file.pread(0, 10) == b"", "an open file outlives its name"
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match=""):
+        file.size()
+    for mistake in (
+        lambda: files.open("a/b/none", "r"),
+        lambda: files.open("none/one", "w"),
+        lambda: files.remove("a/b/none"),
+        lambda: files.listdir("none"),
+        lambda: files.rename("a/b/none", "a/b/x"),
+        lambda: files.sync_dir("none"),
+    ):
+        with pytest.raises(FileNotFoundError):
+            mistake()
+
+
+def test_a_lock_is_exclusive(files: Files) -> None:
+    files.makedirs("a")
+    lock = files.lock("a/lock")
+    with pytest.raises(BlockingIOError):
+        files.lock("a/lock")
+    lock.release()
+    lock.release()
+    files.lock("a/lock").release()
+    assert files.exists("a/lock")
+
+
+def test_a_file_opened_for_reading_cannot_be_written(files: Files) -> None:
+    files.makedirs("a")
+    files.open("a/x", "w").close()
+    with pytest.raises(OSError, match=""):
+        files.open("a/x", "r").write(b"x")
+
+
+# Crashes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_was_synced_survives(seed: int) -> None:
+    disk = new_disk(seed)
+    put(disk, "d/a", b"x" * 3000)
+    put(disk, "d/b", b"old")
+    disk.rename("d/b", "d/c")
+    disk.sync_dir("d")
+    disk.open("d/a", "a").write(b"more" * 500)
+    disk.crash()
+    assert get(disk, "d/a")[:3000] == b"x" * 3000
+    assert get(disk, "d/c") == b"old"
+    assert not disk.exists("d/b")
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32), st.integers(0, 3000), st.integers(1, 5000))
+def test_each_sector_of_an_unsynced_write_is_new_or_old(seed: int, before: int, size: int) -> None:
+    disk = new_disk(seed)
+    put(disk, "d/a", b"o" * before)
+    disk.open("d/a", "a").write(b"n" * size)
+    disk.crash()
+    found = get(disk, "d/a")
+    whole = b"o" * before + b"n" * size
+    assert before <= len(found) <= len(whole)
+    for start in range(0, len(found), SECTOR_BYTES):
+        piece = found[start : start + SECTOR_BYTES]
+        old = whole[:before][start : start + SECTOR_BYTES].ljust(len(piece), b"\0")
+        assert piece in (whole[start : start + len(piece)], old)
+
+
+def outcomes(write: bytes) -> set[str]:
+    seen = set()
+    for seed in range(200):
+        disk = new_disk(seed)
+        put(disk, "d/a", b"o" * 100)
+        disk.open("d/a", "a").write(write)
+        disk.crash()
+        found = get(disk, "d/a")[100:]
+        if not found:
+            seen.add("lost")
+        elif found == write:
+            seen.add("whole")
+        elif b"\0" in found:
+            seen.add("zeroed")
+        else:
+            seen.add("cut at a sector" if len(found) % 512 == 412 else "cut inside a sector")
+    return seen
+
+
+def test_every_kind_of_tear_happens() -> None:
+    expected = {"lost", "whole", "zeroed", "cut at a sector", "cut inside a sector"}
+    assert outcomes(b"n" * 3000) == expected
+
+
+def test_unsynced_names_may_be_lost_in_any_combination() -> None:
+    seen = set()
+    for seed in range(300):
+        disk = new_disk(seed)
+        put(disk, "d/old", b"x")
+        put(disk, "d/gone", b"x")
+        file = disk.open("d/new", "w")
+        file.write(b"n")
+        file.datasync()
+        disk.rename("d/new", "d/named")
+        disk.remove("d/gone")
+        disk.crash()
+        seen.add(tuple(disk.listdir("d")))
+        if disk.exists("d/named"):
+            assert get(disk, "d/named") == b"n"
+    assert seen == {
+        ("gone", "old"),
+        ("gone", "new", "old"),
+        ("gone", "named", "old"),
+        ("named", "old"),
+        ("old",),
+        ("new", "old"),
+    }
+
+
+def test_locks_and_open_files_do_not_survive_a_crash() -> None:
+    disk = new_disk()
+    put(disk, "d/a", b"x")
+    file = disk.open("d/a", "a")
+    stale = disk.lock("d/lock")
+    disk.crash()
+    with pytest.raises(OSError, match="closed"):
+        file.write(b"y")
+    held = disk.lock("d/lock")
+    stale.release()
+    with pytest.raises(BlockingIOError):
+        disk.lock("d/lock")
+    held.release()
+
+
+def trace(seed: int) -> list[tuple[str, bytes]]:
+    disk = new_disk(seed)
+    found = []
+    for turn in range(20):
+        put(disk, f"d/{turn}", bytes([turn]) * 2000, durable=turn % 3 == 0)
+        disk.open("d/0", "a").write(b"x" * 700)
+        disk.crash()
+        if not disk.exists("d/0"):
+            put(disk, "d/0", b"")
+        found += [(name, get(disk, f"d/{name}")) for name in disk.listdir("d")]
+    return found
+
+
+def test_the_same_seed_gives_the_same_disk() -> None:
+    assert trace(5) == trace(5)
+    assert trace(5) != trace(6)
+
+
+# Faults ------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_writes_a_part_at_most() -> None:
+    disk = new_disk()
+    put(disk, "d/a", b"old")
+    disk.fail_writes = True
+    with pytest.raises(OSError, match="no space left"):
+        disk.open("d/a", "a").write(b"x" * 100)
+    assert get(disk, "d/a").rstrip(b"x") == b"old"
+    assert len(get(disk, "d/a")) < 103
+
+
+def test_what_a_failed_sync_should_have_written_stays_unwritten() -> None:
+    disk = new_disk()
+    put(disk, "d/a", b"old")
+    file = disk.open("d/a", "a")
+    file.write(b"lost")
+    disk.fail_syncs = True
+    with pytest.raises(OSError, match="failed to sync"):
+        file.datasync()
+    disk.fail_syncs = False
+    file.datasync()
+    assert get(disk, "d/a") == b"oldlost"
+    disk.crash()
+    assert get(disk, "d/a") == b"old"
+
+
+def test_a_flipped_bit_stays_flipped() -> None:
+    disk = new_disk()
+    put(disk, "d/a", b"\0" * 10)
+    disk.flip_bit("d/a", 4, 3)
+    assert get(disk, "d/a") == b"\0\0\0\0\x08\0\0\0\0\0"
+    disk.flip_bit("d/a", 9)
+    disk.crash()
+    assert sum(byte.bit_count() for byte in get(disk, "d/a")) == 2
+
+
+def test_the_power_can_fail_between_two_operations() -> None:
+    disk = new_disk()
+    disk.changes_left = 2
+    file = disk.open("d/a", "w")
+    file.write(b"x")
+    for attempt in (file.datasync, lambda: disk.remove("d/a"), lambda: file.write(b"y")):
+        with pytest.raises(OSError, match="power is off"):
+            attempt()
+    assert get(disk, "d/a") == b"x"
+    disk.crash()
+    put(disk, "d/a", b"z")
+    assert get(disk, "d/a") == b"z"
