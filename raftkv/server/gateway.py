@@ -7,7 +7,6 @@ nothing here (sorting by key, which ranges are anyway) is accepted.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -32,10 +31,6 @@ from .ports import DoorNode
 
 __all__ = ["Gateway"]
 
-# A header's raft_term may be older than the node's by this much: asking for it costs more than
-# the rest of the header, and a term says nothing about the answer it stands in.
-TERM_AGE_S: Final = 0.1
-
 _KEY_TARGET: Final = messages.SORT_TARGETS.index("KEY")
 _DESCENDING: Final = messages.SORT_ORDERS.index("DESCEND")
 
@@ -51,8 +46,6 @@ class Gateway:
     def __init__(self, node: DoorNode) -> None:
         self._node = node
         self._head: Head | None = None
-        self._term = 0
-        self._term_until = 0.0
         self._range_requests = msgspec.json.Decoder(messages.RangeRequest, strict=False)
         self._put_requests = msgspec.json.Decoder(messages.PutRequest, strict=False)
         self._delete_requests = msgspec.json.Decoder(messages.DeleteRangeRequest, strict=False)
@@ -101,18 +94,14 @@ class Gateway:
         return txn_answer(self._header(done.revision), done.succeeded, parts)
 
     def _header(self, revision: int) -> bytes:
-        now = asyncio.get_running_loop().time()
         head = self._head
-        if head is None or now >= self._term_until:
+        if head is None:
             status = self._node.status()
-            self._term = status.term
-            self._term_until = now + TERM_AGE_S
-            if head is None:
-                cluster = status.cluster_id
-                head = Head(wire_id(cluster), wire_id(cluster, status.name))
-                if cluster:  # a node that has not found its cluster yet has no id to remember
-                    self._head = head
-        return head.json(revision, self._term)
+            cluster = status.cluster_id
+            head = Head(wire_id(cluster), wire_id(cluster, status.name))
+            if cluster:  # a node that has not found its cluster yet has no id to remember
+                self._head = head
+        return head.json(revision, self._node.term)
 
 
 def _check_put(request: messages.PutRequest) -> None:

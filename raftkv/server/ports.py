@@ -53,9 +53,6 @@ class Standing(Protocol):
     @property
     def cluster_id(self) -> str: ...
 
-    @property
-    def term(self) -> int: ...
-
 
 class DoorNode(Protocol):
     """The part of a node that the door uses."""
@@ -65,5 +62,8 @@ class DoorNode(Protocol):
 
     @property
     def leader(self) -> str | None: ...
+
+    @property
+    def term(self) -> int: ...
 
     def status(self) -> Standing: ...

@@ -37,6 +37,10 @@ class Stand:
     def leader(self) -> str | None:
         return self.node.leader
 
+    @property
+    def term(self) -> int:
+        return self.node.term
+
     def status(self) -> SoloStatus:
         return self.node.status()
 
