@@ -58,6 +58,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     frame_bytes_max: int = 16 * MIB
     # Entries in flight to one follower that it has not acknowledged.
     inflight_bytes_max: int = 16 * MIB
+    # What a leader appends before it is committed: without its quorum it soon stops, and the
+    # commands wait at their origins.
+    uncommitted_bytes_max: int = 64 * MIB
     # A snapshot is written when the log behind the last one exceeds either.
     snapshot_log_bytes: int = 64 * MIB
     snapshot_log_entries: int = 200_000

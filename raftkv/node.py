@@ -78,6 +78,8 @@ class Node:
         self.session = 0
         self._started = False
         self._stopping = False
+        # True while calls are taken: the one look that every call pays for.
+        self._running = False
         self._part: Part | None = None
         self._directory: DataDirectory | None = None
         self._opening: asyncio.Task[Any] | None = None
@@ -140,6 +142,7 @@ class Node:
         self._part.start()
         self._office_changed()
         self._opening = runtime.spawn(self._keep_session(), "session")
+        self._running = not self.fault.done()
 
     def _make_part(self, runtime: Runtime, directory: DataDirectory, replica: Replica) -> Part:
         config, identity = self.config, directory.identity
@@ -169,7 +172,7 @@ class Node:
         """Stop cleanly. What was acknowledged is on disk; calls under way end with an error."""
         if self._stopping or not self._started:
             return
-        self._stopping = True
+        self._stopping, self._running = True, False
         await self._release()
         if not self.fault.done():
             self.fault.cancel()
@@ -197,6 +200,7 @@ class Node:
         if self.fault.done():
             return
         log.error("%s: %s", self.name, fault)
+        self._running = False
         self.fault.set_result(fault)
         if self._part is not None:
             self._part.stop()
@@ -356,7 +360,8 @@ class Node:
         Raises the `Refused` that the state machine decided, a `NotApplied` when nothing happened,
         or `Timeout` (with `session` and `seq`) when the outcome is unknown.
         """
-        self._check_running()
+        if not self._running:
+            self._check_running()
         timeout = self.config.timeout_s if timeout_s is None else timeout_s
         return await self.outbox.submit(plugin, command, timeout)
 
@@ -368,7 +373,8 @@ class Node:
         self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
     ) -> None:
         """Return when a read of this node's state is as fresh as asked. Raises ReadTimeout."""
-        self._check_running()
+        if not self._running:
+            self._check_running()
         if consistency == "linearizable":
             await self.reader.barrier(self.config.timeout_s if timeout_s is None else timeout_s)
         elif consistency != "local":

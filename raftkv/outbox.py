@@ -116,10 +116,12 @@ class Outbox:
                 f"the command has {len(body)} bytes; limits.command_bytes_max is "
                 f"{self._limits.command_bytes_max}"
             )
+        self._bytes += len(body)
         if (
-            len(self) >= self._limits.outbox_commands_max
-            or self._bytes + len(body) > self._limits.outbox_bytes_max
+            len(self._sent) + len(self._unsent) >= self._limits.outbox_commands_max
+            or self._bytes > self._limits.outbox_bytes_max
         ):
+            self._bytes -= len(body)
             raise Overloaded(
                 f"{len(self)} commands of {self._bytes} bytes already wait in this node "
                 f"(limits.outbox_commands_max, limits.outbox_bytes_max): wait for some to finish"
@@ -127,7 +129,6 @@ class Outbox:
         future = self._runtime.future()
         deadline = self._runtime.monotonic() + timeout_s
         self._unsent.append(_Waiter(plugin, type(command), body, future, deadline))
-        self._bytes += len(body)
         if not self._flushing:
             self._flushing = True
             self._runtime.call_soon(self._flush)

@@ -37,9 +37,11 @@ class Campaigning:
 
     def started(self, now: float) -> None:
         """A restarted node may have promised a lease; it grants nothing for one (rule 16)."""
-        fresh = self._engine.wal.last_index == 1
-        if fresh:
-            self.deadline.redraw(now)
+        engine = self._engine
+        if engine.configuration.voters == (engine.me,):
+            self.deadline.expire_now(now)  # nobody to disturb, nobody to wait for
+        elif engine.wal.last_index == 1:
+            self.deadline.redraw(now)  # a new node has promised nothing
         else:
             self.deadline.started(now)
 

@@ -449,6 +449,9 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             return
         if self.leading is not None or self._inbox or self.applied < self.commit:
             self.kick()
+        else:
+            # An alarm that went off meanwhile was swallowed.
+            self.arm()
 
     def _synced(self, pending: Pending) -> None:
         self.wal.written(pending)

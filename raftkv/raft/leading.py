@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Leading"]
 
-# Entries that are not committed yet (rule 31): a leader without its quorum stops taking
-# proposals into the log long before memory is at stake; they wait in the queue, then expire.
-UNCOMMITTED_ENTRIES_MAX = 1024
-
-
 class _Transfer:
     """A snapshot on its way to one follower, chunk by acknowledged chunk."""
 
@@ -45,6 +40,9 @@ class Leading:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._commands: deque[bytes] = deque()
+        # (index, bytes) of the batches appended here that are not committed (rule 31).
+        self._uncommitted: deque[tuple[int, int]] = deque()
+        self._uncommitted_bytes = 0
         self._progress: dict[str, Progress] = {}
         self._transfers: dict[str, _Transfer] = {}
         self._frames: dict[tuple[int, int], bytes] = {}
@@ -128,19 +126,25 @@ class Leading:
         if index > engine.commit and engine.wal.term_at(index) == engine.term:
             engine.commit = index
             self._announce = True
+            uncommitted = self._uncommitted
+            while uncommitted and uncommitted[0][0] <= index:
+                self._uncommitted_bytes -= uncommitted.popleft()[1]
 
     def _append_batches(self) -> None:
         """All waiting commands become entries, none larger than the limit (rule 31)."""
         engine, commands = self._engine, self._commands
         limit = engine.limits.batch_bytes_max
-        while commands and engine.wal.last_index - engine.commit < UNCOMMITTED_ENTRIES_MAX:
+        while commands and self._uncommitted_bytes < engine.limits.uncommitted_bytes_max:
             batch = [commands.popleft()]
             size = len(batch[0])
             while commands and size + len(commands[0]) <= limit:
                 size += len(commands[0])
                 batch.append(commands.popleft())
             payload = b"\x00" + engine.application.seal(batch)
-            engine.wal.append(payload, engine.wal.last_index + 1, engine.term)
+            index = engine.wal.last_index + 1
+            engine.wal.append(payload, index, engine.term)
+            self._uncommitted.append((index, len(payload)))
+            self._uncommitted_bytes += len(payload)
 
     # -- replication
 

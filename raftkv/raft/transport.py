@@ -223,7 +223,8 @@ class Hub:
         """One attempt. Raises OSError. The handshake goes on after this returns."""
         host, port = parse_address(address)
         link = Link(self, address, purpose)
-        await self.runtime.connect(lambda: link, host, port)
+        # A connect into a silent network would hang for minutes. TimeoutError is an OSError.
+        await asyncio.wait_for(self.runtime.connect(lambda: link, host, port), HELLO_TIMEOUT_S)
         return link
 
     async def _dial_for_ever(self, address: str, purpose: str) -> None:

@@ -1,7 +1,7 @@
 """Tools for testing programs on raftkv: ours and our users'.
 
-`LocalCluster` is a real cluster inside one process. `SimulatedCluster` runs whole nodes on a virtual
-clock from one seed, in a `World` with faults.
+`LocalCluster` is a real cluster inside one process. `SimulatedCluster` runs whole nodes on a
+virtual clock from one seed, in a `World` with faults.
 """
 
 from .local_cluster import LocalCluster
