@@ -44,7 +44,7 @@ def field(column: str, title: str | None = None, words: Words | None = None) -> 
     """A field whose unit and wording follow from its name, as the tables name columns."""
     name = title if title is not None else column.replace("_", " ")
     if words is not None:
-        return Field(column, name, "", words, numeric=True)
+        return Field(column, name.replace("_", " "), "", words, numeric=True)
     if column in _NAMES:
         names = _NAMES[column]
         return Field(column, name, words=lambda value: names.get(value, str(value)))

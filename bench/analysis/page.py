@@ -178,7 +178,10 @@ def _answers(figures: Figures, under: str) -> str:
         field(schema.WRONG_PRESENT, "wrong flag", formats.count),
         field("connects_wrong_share", "share"),
         field("audits_checked", words=formats.count),
-        *(field(kind, words=formats.count) for kind in schema.AUDIT_ANOMALIES),
+        *(
+            field(kind, kind.removesuffix("_session").removesuffix("_registration"), formats.count)
+            for kind in schema.AUDIT_ANOMALIES
+        ),
         field("audits_wrong_share", "share"),
     ]
     return _section(

@@ -111,7 +111,6 @@ def _settings(master: str, work: Path) -> dict[str, str]:
             "-XX:+UseSerialGC"
         ),
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-        "spark.local.dir": str(work.resolve()),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
         "spark.sql.warehouse.dir": (work / "warehouse").resolve().as_uri(),

@@ -29,6 +29,9 @@ from bench.analysis import AnalysisError
 from bench.analysis.java import find_java
 from bench.schema import Row, RowWriter, arrow_schema
 
+# The first test waits for the JVM and the whole analysis: half a minute, more on a busy machine.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
 T0 = 1_790_000_000_000_000
 LCR = {"layout": "3", "scenario": "reconnect", "phase": "load", "registry": "lcr"}
 LEGACY = {**LCR, "registry": "legacy"}
@@ -163,7 +166,6 @@ def only(directory: Path, name: str, **where: object) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.spark
 class TestFigures:
     def test_counts_and_throughput(self, analysed: Path) -> None:
         found = only(analysed, "operations", **LCR, **CONNECT)
@@ -285,7 +287,6 @@ class TestFigures:
         assert dict(found["extra_info"]) == {"entries": "10"}
 
 
-@pytest.mark.spark
 class TestSetAside:
     def test_rows_with_every_reason(self, analysed: Path) -> None:
         rows = table(analysed, "rejected", scope="row")
@@ -316,7 +317,6 @@ class TestSetAside:
         assert counts["runs"] == ["r1", "r2"]
 
 
-@pytest.mark.spark
 class TestSummary:
     def test_its_keys(self, analysed: Path) -> None:
         summary = json.loads((analysed / "summary.json").read_text())
@@ -370,7 +370,6 @@ def page(text: str) -> Page:
     return Page(text)
 
 
-@pytest.mark.spark
 class TestReport:
     def test_it_loads_nothing(self, text: str, page: Page) -> None:
         assert [load for load in page.loads if not load.startswith("#")] == []
@@ -414,7 +413,6 @@ class TestReport:
         assert "&lt;script&gt;" in text
 
 
-@pytest.mark.spark
 def test_a_wrong_answer_of_lcr_is_called_a_fault(analysed: Path) -> None:
     from bench.analysis.figures import Figures
     from bench.analysis.words import lead
@@ -425,7 +423,6 @@ def test_a_wrong_answer_of_lcr_is_called_a_fault(analysed: Path) -> None:
     assert "There must be none" in finding.text
 
 
-@pytest.mark.spark
 def test_a_log_without_one_good_row(
     java: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,16 @@ def test_no_more_puts_are_in_flight_than_asked() -> None:
     assert len({key.split(b"/")[1] for key in keys}) == 5
 
 
+def test_a_stalled_cluster_still_leaves_a_row() -> None:
+    rows: list[Row] = []
+
+    async def put(key: bytes, value: bytes) -> None:
+        await asyncio.sleep(0.02)
+
+    asyncio.run(put_rows([put] * 2, 0.001, b"v", PLACE, rows.append))
+    assert len(rows) >= 1
+
+
 def test_errors_are_rows_too() -> None:
     async def put(key: bytes, value: bytes) -> None:
         raise Overloaded("full")
