@@ -149,7 +149,13 @@ class Node:
         if config.role == "replicant":
             self.machine.skip(1)
             return ReplicantPart(config, runtime, self._peering, replica, self.reader)
-        recovered = recover(runtime.files, config.dir, config.limits, fsync=config.fsync == "on")
+        recovered = recover(
+            runtime.files,
+            config.dir,
+            config.limits,
+            fsync=config.fsync == "on",
+            belongs=bool(identity.cluster_id),
+        )
         if recovered.snapshot is not None:
             meta = recovered.snapshot.meta
             self.machine.restore(recovered.snapshot.chunks(), meta.index)

@@ -204,6 +204,7 @@ class OsFiles:
 
     def makedirs(self, path: str) -> None:
         missing = []
+        path = os.path.abspath(path)
         while not os.path.isdir(path):
             missing.append(path)
             path = os.path.dirname(path)

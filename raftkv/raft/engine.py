@@ -138,6 +138,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.wal = wal
         self.configurations = configurations
         self.fault: NodeFault | None = None
+        self.started = False
         self.stopped = False
         self._inbox: list[tuple[str, wire.Message]] = []
         self._held: list[tuple[str, bytes]] = []
@@ -304,13 +305,15 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     # -- the tick
 
     def start(self) -> None:
-        """Begin: the election deadline counts from now."""
+        """Begin: the election deadline counts from now; what came before has waited."""
+        self.started = True
         self.campaigning.started(self.runtime.monotonic())
         self.kick()
 
     def kick(self) -> None:
         """There is something to do: run a tick soon. Cheap, and harmless if there is not."""
-        if not self._scheduled and self._frozen_since is None and not self.stopped:
+        idle = not self._scheduled and self._frozen_since is None
+        if idle and self.started and not self.stopped:
             self._scheduled = True
             self.runtime.call_soon(self._run_tick)
 
@@ -322,6 +325,9 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             self._onTick()
         except NodeFault as fault:
             self.stop_with(fault)
+        except OSError as error:
+            # Chunks of a snapshot are written and read inside the tick.
+            self.stop_with(_disk_failed(error))
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # stock name
         now = self.runtime.monotonic()
@@ -436,10 +442,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         error = future.exception()
         try:
             if isinstance(error, OSError):
-                raise DiskFailed(
-                    f"writing to the data directory failed: {error}. Nothing that waited for it "
-                    f"was acknowledged. Free or replace the disk, then start the node again"
-                ) from error
+                raise _disk_failed(error) from error
             if error is not None:
                 raise error
             done(future.result())
@@ -604,3 +607,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
         raise AssertionError("recovery happens before the constructor")
+
+
+def _disk_failed(error: OSError) -> DiskFailed:
+    return DiskFailed(
+        f"the data directory cannot be used: {error}. Nothing that waited for it was "
+        f"acknowledged. Free or replace the disk, then start the node again"
+    )

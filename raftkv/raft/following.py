@@ -7,10 +7,11 @@ term cannot be: that is a NodeFault.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from typing import TYPE_CHECKING
 
-from raftkv.errors import Diverged
+from raftkv.errors import DamagedSnapshot, Diverged
 
 from . import wire
 from .append import Rejected, judge_append
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot, SnapshotReceiver
 
 __all__ = ["Following"]
+
+log = logging.getLogger("raftkv.raft")
 
 
 class Following:
@@ -105,14 +108,22 @@ class Following:
             return
         self._receiver = None
         engine.after_tick_freeze(
-            receiver.finish, lambda snapshot: self._install(sender, message, snapshot)
+            lambda: _finish(receiver), lambda snapshot: self._received(sender, message, snapshot)
         )
 
-    def _install(self, sender: str, message: wire.SnapshotChunk, snapshot: Snapshot) -> None:
-        """The file is validated and in place; now state, configuration and log follow."""
+    def _received(
+        self, sender: str, message: wire.SnapshotChunk, snapshot: Snapshot | None
+    ) -> None:
+        """The file is whole and in place, or it was no snapshot: then the sender begins anew."""
+        if snapshot is not None and snapshot.meta.index > self._engine.commit:
+            self._install(snapshot)
+        # Acknowledged exactly S, and only once the log's new base is durable.
+        done = message.index <= self._engine.commit
+        self._answer(sender, message, message.size_bytes if done else 0, done=done)
+
+    def _install(self, snapshot: Snapshot) -> None:
+        """State, configuration and log follow the validated file."""
         engine, wal, meta = self._engine, self._engine.wal, snapshot.meta
-        if meta.index <= engine.commit:
-            return
         engine.application.restore(snapshot.chunks(), meta.index)
         keeps = wal.term_at(meta.index) == meta.term
         if not keeps:
@@ -121,8 +132,6 @@ class Following:
         engine.installed(meta.index)
         engine.configuration_changed()
         engine.snapshotting.installed(snapshot)
-        # Acknowledged exactly S, and only once the log's new base is durable.
-        self._answer(sender, message, message.size_bytes, done=True)
         engine.application.progressed()
 
     def _answer(self, sender: str, message: wire.SnapshotChunk, offset: int, *, done: bool) -> None:
@@ -131,3 +140,15 @@ class Following:
             sender,
             wire.SnapshotReply(engine.term, message.snapshot_id, message.index, offset, done),
         )
+
+
+def _finish(receiver: SnapshotReceiver) -> Snapshot | None:
+    """Validate what was received; blocking. None if it is no snapshot, or was finished before.
+
+    Two leaders may send the last chunk of one snapshot within one tick.
+    """
+    try:
+        return receiver.finish() if receiver.open else None
+    except DamagedSnapshot as error:
+        log.warning("a received snapshot is dropped: %s", error.reason)
+        return None

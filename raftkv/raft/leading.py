@@ -245,8 +245,7 @@ class Leading:
         snapshot = store.latest()
         assert snapshot is not None, "the log was compacted without a snapshot"
         progress.needs_snapshot(snapshot.meta.index)
-        identity = f"{snapshot.meta.index}-{snapshot.meta.term}-{snapshot.size_bytes}"
-        self._transfers[peer] = _Transfer(snapshot, identity)
+        self._transfers[peer] = _Transfer(snapshot, snapshot.id)
         self._send_chunk(peer, 0)
 
     def _send_chunk(self, peer: str, offset: int) -> None:

@@ -44,11 +44,19 @@ class Recovered:
         return 1 if self.snapshot is None else self.snapshot.meta.index
 
 
-def recover(files: Files, directory: str, limits: Limits, *, fsync: bool) -> Recovered:
-    """Open the log and the newest snapshot. Blocking; raises DamagedLog, DamagedSnapshot."""
+def recover(
+    files: Files, directory: str, limits: Limits, *, fsync: bool, belongs: bool
+) -> Recovered:
+    """Open the log and the newest snapshot. Blocking; raises DamagedLog, DamagedSnapshot.
+
+    `belongs`: the directory belongs to a cluster already, so its log must be there (rule 10): a
+    node that lost it has forgotten its votes and must not go on as itself.
+    """
     log_directory = os.path.join(directory, "wal")
     snapshot_directory = os.path.join(directory, "snapshots")
     files.makedirs(log_directory)
+    if belongs and not files.listdir(log_directory):
+        raise DamagedLog(log_directory, 0, "the log is gone, though the node belongs to a cluster")
     files.makedirs(snapshot_directory)
     store = SnapshotStore(files, snapshot_directory)
     snapshot = store.latest()

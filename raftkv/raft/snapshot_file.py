@@ -118,7 +118,9 @@ class Snapshot:
     @property
     def id(self) -> str:
         """Names the content: files with the same id are equal (but for a chance of 2**-32)."""
-        checksum = zlib.crc32(header(self.meta) + self.footer)
+        # Without the checksums inside: a CRC over data and its own CRC is the same for all data.
+        parts = header(self.meta)[: -_CRC.size] + self.footer[: -_CRC.size]
+        checksum = zlib.crc32(parts)
         return f"{self.meta.index}-{self.meta.term}-{self.size_bytes}-{checksum:08x}"
 
     def chunks(self) -> Iterator[bytes]:

@@ -146,9 +146,7 @@ def _newest(files: Files, directory: str, numbers: list[int]) -> _Source | None:
         # A segment is created when the one before it is whole, and deleted when the one behind it
         # is: a crash leaves one torn segment at most, and only behind a whole one.
         raise DamagedLog(path, 0, "neither it nor the segment before it holds a complete batch")
-    # Durably gone before its number is used again.
     files.remove(path)
-    files.sync_dir(directory)
     numbers.remove(newest)
     return source
 

@@ -216,6 +216,7 @@ def test_a_file_of_any_other_length_is_damaged(chunks: list[bytes]) -> None:
         lambda head, one, two, foot: head + one + one + foot,
         lambda head, one, two, foot: head + one + foot,
         lambda head, one, two, foot: head + one + two + two + foot,
+        lambda head, one, two, foot: head + one + two + b"stray" + foot,
     ],
 )
 def test_rearranged_chunks_are_damage(rearrange: Callable[..., bytes]) -> None:

@@ -302,6 +302,18 @@ def test_compaction_deletes_the_segments_that_it_makes_useless() -> None:
     assert [e.index for e in recovered.entries(51)] == list(range(51, 61))
 
 
+def test_segments_whose_entries_were_truncated_do_not_wait_for_the_base_to_pass_them() -> None:
+    disk = new_disk()
+    wal = filled(disk, 60, segment_bytes_max=600)
+    wal.truncate_from(5)
+    wal.append(b"\0" * 600, 5, 2)
+    wal.compact(5, 2)
+    sync(wal)
+    assert len(segments(disk)) == 1
+    disk.crash()
+    assert Wal.open(disk, DIRECTORY)[:] == [(NO_OP, 5, 2)]
+
+
 def test_a_rebase_deletes_all_older_segments() -> None:
     disk = new_disk()
     wal = filled(disk, 60, segment_bytes_max=600)
