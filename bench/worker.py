@@ -126,8 +126,8 @@ class NodeWorker:
                 return await self._puts(request)
             case Lag(seconds):
                 self._legacy.lag_s = seconds
-                if (follower := getattr(self._node._part, "follower", None)) is not None:
-                    follower.lag_s = seconds
+                if self._node.config.role == "replicant":
+                    self._node.inject_lag(seconds)
             case Flush():
                 await asyncio.to_thread(self._writer.flush)
             case ProfileStart(calls):

@@ -386,6 +386,15 @@ class Node:
         elif consistency != "local":
             raise ValueError(f"consistency is 'linearizable' or 'local', not {consistency!r}")
 
+    def inject_lag(self, seconds: float) -> None:
+        """Make this replicant apply what it receives so much later: for benchmarks and tests.
+
+        Raises ValueError on a core, whose applying is part of the protocol's speed.
+        """
+        if not isinstance(self._part, ReplicantPart) or seconds < 0:
+            raise ValueError("only a started replicant can lag, by 0 or more seconds")
+        self._part.follower.lag_s = seconds
+
     def status(self) -> Status:
         """What this node knows of itself and of the cluster."""
         return status_of(self)

@@ -123,6 +123,11 @@ class Follower:
         await link.closed
 
     def link_up(self, link: Link) -> None:
+        if link.dialled is None:
+            # An upstream is chosen, never accepted: whoever dials in could feed any state.
+            log.warning("%s wants to feed this replicant, which did not ask for it", link.peer_name)
+            link.close()
+            return
         self.link = link
         self.upstream = link.peer_name
         self._snapshot = []
@@ -139,6 +144,8 @@ class Follower:
     # -- what the upstream says
 
     def on_leader_changed(self, link: Link, message: wire.LeaderChanged) -> None:
+        if link is not self.link:
+            return
         self._heard_at = self._runtime.monotonic()
         if message.age_ms > self._timeout_s * 1000 and len(self._cores) > 1:
             log.info("%s knows no leader: trying another core", link.peer_name)
@@ -150,9 +157,9 @@ class Follower:
             self._application.office_changed()
 
     def on_feed(self, link: Link, message: wire.Feed) -> None:
-        self._heard_at = self._runtime.monotonic()
         if link is not self.link:
             return
+        self._heard_at = self._runtime.monotonic()
         self.upstream_commit = max(self.upstream_commit, message.commit)
         if (message.prev_index, message.prev_term) != (self._queued, self._queued_term):
             self._fault(
@@ -171,8 +178,10 @@ class Follower:
         self._schedule()
 
     def on_snapshot(self, link: Link, message: wire.FeedSnapshot) -> None:
+        if link is not self.link:
+            return
         self._heard_at = self._runtime.monotonic()
-        if link is not self.link or message.index <= self._queued:
+        if message.index <= self._queued:
             return
         if message.number != len(self._snapshot):
             link.close()
@@ -190,6 +199,8 @@ class Follower:
         self._application.progressed()
 
     def on_refusal(self, link: Link, message: wire.Refusal) -> None:
+        if link is not self.link:
+            return
         self._fault(
             Diverged(f"{link.peer_name} refuses this replicant: {message.reason}. Restart it")
         )
