@@ -179,9 +179,9 @@ def _what_lag_does(figures: Figures) -> str:
     return (
         f"Replication to the nodes of the clients was delayed by {lag_ms:g} ms on purpose. An LCR "
         "connect is answered once its own node has applied it, so in a replicant this delay is "
-        "part of every one of its times; legacy answers before its write is replicated, which is faster "
-        "and is where its wrong answers come from. An LCR connect that loses to a newer one "
-        "is told so (outdated) and does not count as settled."
+        "part of every one of its times; legacy answers before its write is replicated, which is "
+        "faster and is where its wrong answers come from. An LCR connect that loses to a newer "
+        "one is told so (outdated) and does not count as settled."
     )
 
 
