@@ -48,10 +48,14 @@ class Detector:
             self._timer.cancel()
 
     def on_liveness(self, link: Link, message: wire.Liveness) -> None:
+        """Only a core's word counts, and only about nodes that are members."""
+        if link.peer_id not in self._engine.configuration.members:
+            return
         now = self._engine.runtime.monotonic()
-        self._heard[link.peer_name] = now
-        for name in message.names:
-            self._heard[name] = now
+        members = self._members()
+        for name in (link.peer_name, *message.names):
+            if name in members:
+                self._heard[name] = now
 
     def _look(self) -> None:
         engine = self._engine

@@ -27,6 +27,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- DamagedLog            the write-ahead log is damaged beyond a torn tail
     |   |-- DamagedSnapshot       a snapshot file does not match its checksums
     |   |-- DiskFailed            a write or fsync failed, or the disk is full
+    |   |-- InternalFault         an unexpected exception inside the node: a defect of raftkv
     |   |-- Diverged              this node's log or state contradicts what was committed
     |   |-- WrongDataDirectory    the directory belongs to another node
     |   |-- WrongCluster          the directory or the peer belongs to another cluster
@@ -227,6 +228,12 @@ class Diverged(NodeFault):
     """This node's log or state contradicts what the cluster has committed."""
 
     code = "diverged"
+
+
+class InternalFault(NodeFault):
+    """An exception that should not be: the node stops rather than go on half alive. Report it."""
+
+    code = "internal_fault"
 
 
 class WrongDataDirectory(NodeFault):

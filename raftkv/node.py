@@ -190,6 +190,7 @@ class Node:
             await self.hosting.stop()
         if self._part is not None:
             self._part.stop()
+            await self._part.closed()
         if hasattr(self, "_peering"):
             self._peering.close()
             self.rpc.stop()

@@ -45,6 +45,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class _Waiter:
     __slots__ = (
+        "abandoned",
         "command",
         "deadline",
         "encoded",
@@ -71,6 +72,7 @@ class _Waiter:
         self.future = future
         self.deadline = deadline
         self.encoded = b""
+        self.abandoned = False
         self.sends = 0
         self.sent_at = 0.0
 
@@ -139,20 +141,20 @@ class Outbox:
     def open(self, session: int) -> None:
         """A session was opened. Commands of an earlier one are settled by its refusals."""
         if session != self.session:
-            orphans, self._sent = list(self._sent.values()), {}
+            ended, orphans, self._sent = self.session, self._sent, {}
             self.session = session
             self._next_seq = 1
-            for waiter in orphans:
-                self._orphaned(waiter)
+            for seq, waiter in orphans.items():
+                self._orphaned(waiter, ended, seq)
         self._flush()
 
-    def _orphaned(self, waiter: _Waiter) -> None:
+    def _orphaned(self, waiter: _Waiter, session: int, seq: int) -> None:
         if waiter.future.done():
             self._bytes -= waiter.size
         elif waiter.sends == 0:
             self._unsent.append(waiter)
         else:
-            self._finish(waiter, Timeout("the session ended while the command was on its way"))
+            self._finish(waiter, _session_ended(session, seq))
 
     # -- sending
 
@@ -160,8 +162,6 @@ class Outbox:
         self._flushing = False
         if not self._unsent or not self.session or self._stopped:
             return
-        now = self._runtime.monotonic()
-        batch: list[bytes] = []
         waiters: list[_Waiter] = []
         sent, unsent, session = self._sent, self._unsent, self.session
         floor = next(iter(sent)) if sent else self._next_seq
@@ -174,25 +174,33 @@ class Outbox:
             waiter.encoded = _encode((session, seq, floor, waiter.plugin, waiter.command))
             sent[seq] = waiter
             seq += 1
-            batch.append(waiter.encoded)
             waiters.append(waiter)
         self._next_seq = seq
-        if batch and self._transmit(batch):
-            for waiter in waiters:
-                waiter.sends = 1
-                waiter.sent_at = now
+        self._transmit(waiters)
 
-    def _transmit(self, batch: list[bytes]) -> bool:
-        """Send in pieces that fit into one message between nodes."""
+    def _transmit(self, waiters: list[_Waiter]) -> None:
+        """Send in pieces that fit into one message between nodes, until one cannot leave."""
         limit = self._limits.batch_bytes_max
         start, size = 0, 0
-        for position, encoded in enumerate(batch):
-            if size + len(encoded) > limit and position > start:
-                if not self._send(batch[start:position]):
-                    return False
+        for position, waiter in enumerate(waiters):
+            if size + len(waiter.encoded) > limit and position > start:
+                if not self._transmit_piece(waiters[start:position]):
+                    return
                 start, size = position, 0
-            size += len(encoded)
-        return self._send(batch[start:])
+            size += len(waiter.encoded)
+        if waiters:
+            self._transmit_piece(waiters[start:])
+
+    def _transmit_piece(self, waiters: list[_Waiter]) -> bool:
+        """Note which commands have left: only the others may be called not applied."""
+        if not self._send([waiter.encoded for waiter in waiters]):
+            return False
+        now = self._runtime.monotonic()
+        for waiter in waiters:
+            self.resends += waiter.sends > 0
+            waiter.sends += 1
+            waiter.sent_at = now
+        return True
 
     def resend(self, *, all_of_them: bool) -> None:
         """Send again what is unanswered: everything, or what has waited its time."""
@@ -203,11 +211,7 @@ class Outbox:
             if not waiter.future.done()
             and (all_of_them or now - waiter.sent_at >= self._resend_s * min(8, 2**waiter.sends))
         ]
-        if chosen and self._transmit([waiter.encoded for waiter in chosen]):
-            for waiter in chosen:
-                self.resends += waiter.sends > 0
-                waiter.sends += 1
-                waiter.sent_at = now
+        self._transmit(chosen)
 
     def office_changed(self) -> None:
         """Another leader, or the way to it has changed: what was sent may be lost."""
@@ -218,17 +222,22 @@ class Outbox:
 
     def settle(self, seq: int, outcome: Any) -> None:
         """This node has applied its number `seq` of the current session."""
-        waiter = self._sent.pop(seq, None)
-        if waiter is None:
-            return
-        if type(outcome) is SessionExpired and not waiter.future.done() and waiter.sends <= 1:
-            waiter.sends = 0
-            self._unsent.append(waiter)
-            return
+        waiter = self._sent.get(seq)
+        if waiter is None or waiter.abandoned:
+            return  # it goes on holding the floor, so that its outcome can be asked for
+        del self._sent[seq]
+        if type(outcome) is SessionExpired and not waiter.future.done():
+            if waiter.sends <= 1:
+                waiter.sends = 0
+                self._unsent.append(waiter)
+                return
+            outcome = _session_ended(self.session, seq)
         self._bytes -= waiter.size
         future = waiter.future
         if not future.done():
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, Timeout):
+                future.set_exception(outcome)
+            elif isinstance(outcome, Refused):
                 # One refusal may be kept and raised more than once; each raise gets its own.
                 future.set_exception(type(outcome)(*outcome.args))
             else:
@@ -269,6 +278,7 @@ class Outbox:
             self._finish(waiter, _no_leader())
             return
         if not waiter.future.done():
+            waiter.abandoned = True
             waiter.future.set_exception(
                 Timeout(
                     "the deadline passed while the command was on its way; it may still be "
@@ -293,6 +303,14 @@ class Outbox:
             self._finish(waiter, Stopped("this node stops"))
         self._sent.clear()
         self._unsent.clear()
+
+
+def _session_ended(session: int, seq: int) -> Timeout:
+    return Timeout(
+        "the session ended while the command was on its way; it may have been applied before",
+        session=session,
+        seq=seq,
+    )
 
 
 def _no_leader() -> NoLeader:

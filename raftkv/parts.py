@@ -7,6 +7,7 @@ which passes questions to the leader and never answers from its own belief (rule
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ __all__ = ["CorePart", "Part", "ReplicantPart"]
 _RELAY_START = 1 << 48
 # Questions passed on and not answered yet; older ones have been asked anew by their replicants.
 _RELAYED_MAX = 10_000
+# A stopping node waits this long for the write under way.
+_CLOSE_S = 5.0
 
 
 class Part(Protocol):
@@ -56,6 +59,9 @@ class Part(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
+
+    async def closed(self) -> None:
+        """After `stop`: nothing uses the data directory any more (or the disk hangs)."""
 
     def office_changed(self) -> bool: ...
 
@@ -124,6 +130,7 @@ class CorePart:
         ):
             peering.route(kind, self._consensus)
         peering.route(wire.Founded, peering.on_founded)
+        peering.route(wire.Refusal, peering.on_refusal)
         peering.route(wire.Propose, self._on_propose)
         peering.route(wire.ReadRequest, self._on_read_request)
         peering.route(wire.ReadReply, self._on_read_reply)
@@ -132,7 +139,7 @@ class CorePart:
         peering.route(wire.Progressed, feeds.on_progressed)
         self._replica.on_reads = self._reads_answered
 
-    def _consensus(self, link: Link, message: wire.Message) -> None:
+    def _consensus(self, link: Link, message: wire.Consensus) -> None:
         if link.purpose != "raft":
             raise wire.ProtocolError(f"{type(message).__name__} on a {link.purpose} link")
         self.engine.receive(link, message)
@@ -169,6 +176,10 @@ class CorePart:
         self.detector.stop()
         self.feeds.stop()
         self.engine.stop()
+
+    async def closed(self) -> None:
+        if self.engine.closed is not None:
+            await asyncio.wait([self.engine.closed], timeout=_CLOSE_S)
 
     def office_changed(self) -> bool:
         """Pass the news on. True if the way to the leader is another one now."""
@@ -304,6 +315,9 @@ class ReplicantPart:
 
     def stop(self) -> None:
         self.follower.stop()
+
+    async def closed(self) -> None:
+        """Nothing of it is on disk."""
 
     def office_changed(self) -> bool:
         follower = self.follower

@@ -140,6 +140,12 @@ class Peering:
                 )
             )
 
+    def on_refusal(self, link: Link, message: wire.Refusal) -> None:
+        """The dialler will not talk to this node, although this node had accepted it."""
+        assert link.peer is not None
+        self.refused(message, link.peer.peer_address)
+        link.close()
+
     def link_up(self, link: Link) -> None:
         assert link.peer is not None
         link.receive = self.receive
@@ -159,15 +165,17 @@ class Peering:
         identity = self._directory.identity
         named = name_of(peer.raft_id) in self._config.cores and peer.role == "core"
         if peer.cluster_id and not identity.cluster_id and named:
-            self._directory.join(peer.cluster_id)
-            log.info("%s joins the cluster %s", identity.name, peer.cluster_id)
+            self._join(peer.cluster_id)
 
     def on_founded(self, link: Link, message: wire.Founded) -> None:
-        identity = self._directory.identity
-        if not identity.cluster_id:
-            self._directory.join(message.cluster_id)
-            if self.engine is not None:
-                self.engine.snapshotting.cluster_id = message.cluster_id
+        if not self._directory.identity.cluster_id:
+            self._join(message.cluster_id)
+
+    def _join(self, cluster_id: str) -> None:
+        self._directory.join(cluster_id)
+        if self.engine is not None:
+            self.engine.snapshotting.cluster_id = cluster_id
+        log.info("%s belongs to the cluster %s", self._directory.identity.name, cluster_id)
 
     def try_founding(self) -> None:
         """At the start: a cluster of one core needs nobody else."""
@@ -190,9 +198,8 @@ class Peering:
 
     def _found(self, engine: Engine, others: list[Link]) -> None:
         if not self._directory.identity.cluster_id:
-            self._directory.join(engine.runtime.token(8).hex())
+            self._join(engine.runtime.token(8).hex())
         identity = self._directory.identity
-        engine.snapshotting.cluster_id = identity.cluster_id
         voters = sorted([identity.raft_id, *(link.peer_id for link in others)])
         log.info("%s founds the cluster %s", identity.name, identity.cluster_id)
         engine.found(Configuration(voters=tuple(voters)), wire.Founded(identity.cluster_id))

@@ -27,6 +27,7 @@ class Reader:
         self._runtime = runtime
         self._ask = ask
         self._number = 0
+        self._first_number = 0
         self._asking: list[asyncio.Future[None]] = []
         self._waiting: list[asyncio.Future[None]] = []
         # Confirmed, but this node has not applied the index yet.
@@ -59,6 +60,7 @@ class Reader:
             return
         self._asking, self._waiting = self._waiting, []
         self._number += 1
+        self._first_number = self._number
         self._send()
 
     def _send(self) -> None:
@@ -69,15 +71,17 @@ class Reader:
 
     def _again(self) -> None:
         """No answer: ask anew, for those who still wait."""
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._stopped:
             return
         self._asking = [future for future in self._asking if not future.done()]
         if not self._asking:
             self._next()
             return
-        # A new number: a late answer to the old question is still true, but it may belong to a
-        # leader that was deposed before a reader of the next question came.
+        # The first answer to any of these numbers will do, for all asked for the same readers. One
+        # to an earlier number may be of a leader that was deposed before one of them came.
         self._number += 1
         self._send()
 
@@ -87,7 +91,7 @@ class Reader:
 
     def answered(self, number: int, index: int) -> None:
         """The leader confirmed `index` for question `number`; 0: it could not."""
-        if number != self._number or not self._asking or index == 0:
+        if not self._first_number <= number <= self._number or not self._asking or index == 0:
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -74,8 +74,14 @@ class RpcHub:
                 f"a call's payload of {len(payload)} bytes exceeds {self._payload_bytes_max}"
             )
         if node == self._name:
-            return await self._call_self(method, payload)
-        link = await self._link_to(node)
+            return await self._call_self(method, payload, timeout_s)
+        deadline = self._runtime.monotonic() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                link = await self._link_to(node)
+        except TimeoutError:
+            raise PeerUnreachable(f"{node} did not greet before the deadline") from None
+        timeout_s = max(0.0, deadline - self._runtime.monotonic())
         self._number += 1
         number = self._number
         future = self._runtime.future()
@@ -88,13 +94,17 @@ class RpcHub:
             self._calls.pop(number, None)
             timer.cancel()
 
-    async def _call_self(self, method: str, payload: bytes) -> bytes:
+    async def _call_self(self, method: str, payload: bytes, timeout_s: float) -> bytes:
         handler = self._handlers.get(method)
         if handler is None:
             raise RemoteFailed(f"{self._name} has no method {method!r}")
+        scope = asyncio.timeout(timeout_s)
         try:
-            return await handler(self._name, payload)
+            async with scope:
+                return await handler(self._name, payload)
         except Exception as error:
+            if scope.expired():
+                raise Timeout(f"{self._name} has not answered {method} in time") from None
             raise RemoteFailed(f"{type(error).__name__}: {error}") from error
 
     def _timed_out(self, number: int, node: str, method: str) -> None:

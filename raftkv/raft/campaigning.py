@@ -142,6 +142,8 @@ class Campaigning:
 
     def on_vote_reply(self, sender: str, message: wire.VoteReply, now: float) -> None:
         engine = self._engine
+        if sender not in engine.configuration.members:
+            return
         if message.term > engine.term:
             engine.become_follower(message.term, None)
             return

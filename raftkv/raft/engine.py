@@ -48,7 +48,7 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node as SyncObjNode
 
 from raftkv.config import Limits, RaftTimes
-from raftkv.errors import DiskFailed, Diverged, NodeFault
+from raftkv.errors import DiskFailed, Diverged, InternalFault, NodeFault
 from raftkv.runtime import Runtime, Timer
 
 from . import wire
@@ -74,6 +74,9 @@ ROLE_NAMES = ("follower", "candidate", "leader")
 # Entries applied before the loop may read sockets again: a batch of 256 small commands takes a
 # few milliseconds, so this stays well below a heartbeat interval.
 APPLY_ENTRIES_PER_TICK = 16
+# How far ahead a term may lie: a cluster that elects once a second needs eleven days for this many.
+# Without it one message could use up all terms there are.
+TERM_STEP_MAX = 1_000_000
 # A timer that fires later than this was held up by something; sockets are drained first (rule 27).
 LATE_TIMER_S = 0.05
 
@@ -140,6 +143,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.fault: NodeFault | None = None
         self.started = False
         self.stopped = False
+        # Done once the disk thread has left the log, after `stop`.
+        self.closed: asyncio.Future[Any] | None = None
         self._inbox: list[tuple[str, wire.Message]] = []
         self._held: list[tuple[str, bytes]] = []
         self._work: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
@@ -147,6 +152,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._timer: Timer | None = None
         self._timer_at = 0.0
         self._frozen_since: float | None = None
+        self._durable_term = wal.term
         conf = SyncObjConf(autoTick=False, dynamicMembershipChange=True)
         super().__init__(
             SyncObjNode(me), [], conf, nodeClass=SyncObjNode, transportClass=RaftTransport
@@ -288,14 +294,22 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             self.campaigning.leader_link_lost(self.runtime.monotonic())
             self.arm()
 
-    def receive(self, link: Link, message: wire.Message) -> None:
+    def receive(self, link: Link, message: wire.Consensus) -> None:
         """Queue a consensus message for the next tick."""
+        if message.term > self.term + TERM_STEP_MAX:
+            raise wire.ProtocolError(f"term {message.term} cannot follow {self.term}")
         self._inbox.append((link.peer_id, message))
 
     def send_now(self, peer: str, frame: bytes) -> None:
-        """Only for append messages: they may leave beside the sync of what they carry."""
+        """Only for append messages: they may leave beside the sync of what they carry.
+
+        Not beside that of their term: a lone voter leads before its term is durable, and after a
+        crash it would lead the same term again, with other entries.
+        """
         link = self.links.get(peer)
-        if link is not None:
+        if self.term > self._durable_term:
+            self._held.append((peer, frame))
+        elif link is not None:
             link.send_frame(frame)
 
     def send_held(self, peer: str, message: wire.Message) -> None:
@@ -323,11 +337,23 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             return
         try:
             self._onTick()
-        except NodeFault as fault:
-            self.stop_with(fault)
-        except OSError as error:
-            # Chunks of a snapshot are written and read inside the tick.
-            self.stop_with(_disk_failed(error))
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """A tick or what follows a sync ended half-way: nothing may go on from there."""
+        if isinstance(error, OSError):
+            error = DiskFailed(
+                f"the data directory cannot be used: {error}. Nothing that waited for it was "
+                f"acknowledged. Free or replace the disk, then start the node again"
+            )
+        elif not isinstance(error, NodeFault):
+            log.error("an unexpected error in the engine", exc_info=error)
+            error = InternalFault(
+                f"the engine met an error that it does not know ({type(error).__name__}: {error}) "
+                f"and stops in a consistent state. Report it, then start the node again"
+            )
+        self.stop_with(error)
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # stock name
         now = self.runtime.monotonic()
@@ -350,7 +376,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         if isinstance(message, wire.Append):
             self.following.on_append(sender, message, now)
         elif isinstance(message, wire.AppendReply):
-            if self._settle(message.term) and self.leading is not None:
+            if self._settle(sender, message.term) and self.leading is not None:
                 self.leading.on_append_reply(sender, message, now)
         elif isinstance(message, wire.Vote):
             self.campaigning.on_vote(sender, message, now)
@@ -359,7 +385,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         elif isinstance(message, wire.SnapshotChunk):
             self.following.on_chunk(sender, message, now)
         elif isinstance(message, wire.SnapshotReply):
-            if self._settle(message.term) and self.leading is not None:
+            if self._settle(sender, message.term) and self.leading is not None:
                 self.leading.on_snapshot_reply(sender, message, now)
         elif isinstance(message, wire.TimeoutNow):
             if message.term == self.term and sender == self.leader:
@@ -367,8 +393,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         else:
             raise wire.ProtocolError(f"{type(message).__name__} on a raft link")
 
-    def _settle(self, term: int) -> bool:
-        """A reply's term: a higher one deposes this node; only the current one counts."""
+    def _settle(self, sender: str, term: int) -> bool:
+        """A reply's term: a higher one of a member deposes this node; only the current counts."""
+        if sender not in self.configuration.members:
+            return False
         if term > self.term:
             self.become_follower(term, None)
             return False
@@ -415,24 +443,24 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         """Hand what the tick wrote to the disk; without any, nothing needs to be held."""
         pending = self.wal.take()
         if pending is not None:
-            self._freeze(self.wal.write, (pending,), lambda _: self._synced(pending))
+            term = self.term
+            future = self.runtime.offload(self.wal.write, pending)
+            self._freeze(future, lambda _: self._synced(pending, term))
             return
         self._release()
         if self._work:
             work, done = self._work.pop(0)
-            self._freeze(work, (), done)
+            # In the thread that writes snapshots: two of them never touch their folder at once.
+            self._freeze(self.runtime.offload_bulk(work), done)
 
     def after_tick_freeze(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Once this tick is durable, run blocking disk work; then `done` with its result."""
         self._work.append((work, done))
 
-    def _freeze(
-        self, work: Callable[..., Any], arguments: tuple[Any, ...], done: Callable[[Any], None]
-    ) -> None:
-        """Run blocking disk work in the thread; messages and ticks wait until it is done."""
+    def _freeze(self, future: asyncio.Future[Any], done: Callable[[Any], None]) -> None:
+        """Messages and ticks wait until this work of a disk thread is done."""
         assert self._frozen_since is None
         self._frozen_since = self.runtime.monotonic()
-        future = self.runtime.offload(work, *arguments)
         future.add_done_callback(lambda future: self._thaw(future, done))
 
     def _thaw(self, future: asyncio.Future[Any], done: Callable[[Any], None]) -> None:
@@ -441,14 +469,12 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             return
         error = future.exception()
         try:
-            if isinstance(error, OSError):
-                raise _disk_failed(error) from error
             if error is not None:
                 raise error
             done(future.result())
             self._persist()
-        except NodeFault as fault:
-            self.stop_with(fault)
+        except Exception as failure:
+            self._fail(failure)
             return
         if self.leading is not None or self._inbox or self.applied < self.commit:
             self.kick()
@@ -456,8 +482,9 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             # An alarm that went off meanwhile was swallowed.
             self.arm()
 
-    def _synced(self, pending: Pending) -> None:
+    def _synced(self, pending: Pending, term: int) -> None:
         self.wal.written(pending)
+        self._durable_term = term
 
     def _release(self) -> None:
         """What was held may leave: everything it promises is durable."""
@@ -567,6 +594,9 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         leading, self.leading = self.leading, None
         if leading is not None:
             leading.stop()
+        self.set_role(FOLLOWER)
+        self.set_leader(None)
+        self.closed = self.runtime.offload(self.wal.close)
 
     def stop_with(self, fault: NodeFault) -> None:
         """Rule 12: what waited for the disk is discarded, the node ends."""
@@ -607,10 +637,3 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
         raise AssertionError("recovery happens before the constructor")
-
-
-def _disk_failed(error: OSError) -> DiskFailed:
-    return DiskFailed(
-        f"the data directory cannot be used: {error}. Nothing that waited for it was "
-        f"acknowledged. Free or replace the disk, then start the node again"
-    )

@@ -241,8 +241,7 @@ class Leading:
     # -- snapshots for followers that are too far behind (rules 7, 25)
 
     def _start_transfer(self, peer: str, progress: Progress) -> None:
-        store = self._engine.snapshotting.store
-        snapshot = store.latest()
+        snapshot = self._engine.snapshotting.store.opened()
         assert snapshot is not None, "the log was compacted without a snapshot"
         progress.needs_snapshot(snapshot.meta.index)
         self._transfers[peer] = _Transfer(snapshot, snapshot.id)
@@ -263,6 +262,15 @@ class Leading:
             data,
         )
         engine.send_now(peer, wire.encode(chunk))
+
+    def in_transit(self) -> list[int]:
+        """The indexes of snapshots on their way to followers that still answer."""
+        since = self._engine.runtime.monotonic() - self._window_s
+        return [
+            transfer.snapshot.meta.index
+            for peer, transfer in self._transfers.items()
+            if self._progress[peer].heard_at > since
+        ]
 
     def on_snapshot_reply(self, sender: str, message: wire.SnapshotReply, now: float) -> None:
         progress, transfer = self._progress.get(sender), self._transfers.get(sender)

@@ -59,6 +59,22 @@ class SnapshotStore:
                 self._latest = self._load(keys[-1])
         return self._latest
 
+    def opened(self) -> Snapshot | None:
+        """The newest snapshot with its file open: it can be sent although a newer one replaces it.
+
+        A thread may be replacing it at this moment; then the newer one is taken.
+        """
+        while True:
+            snapshot = self.latest()
+            if snapshot is None:
+                return None
+            try:
+                snapshot.read(0, 1)
+                return snapshot
+            except FileNotFoundError:
+                if self.latest() is snapshot:
+                    raise
+
     def all(self) -> list[Snapshot]:
         """All snapshots that are whole, newest first; damaged ones are left out."""
         found = []

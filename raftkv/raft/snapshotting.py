@@ -108,6 +108,9 @@ class Snapshotting:
         self.last_index = index
         self._bytes_at_last = engine.wal.bytes_total
         base = index - engine.limits.log_tail_entries
+        if engine.leading is not None:
+            # Rule 25: who is installing a snapshot now needs what lies behind it.
+            base = min([base, *engine.leading.in_transit()])
         if base > engine.wal.base_index:
             term = engine.wal.term_at(base)
             assert term is not None

@@ -127,10 +127,8 @@ class Link(asyncio.Protocol):
             raise wire.ProtocolError(f"protocol version {message.version} is not spoken here")
         refusal = owner.judge(message)
         if refusal is not None:
-            if self.dialled is None:
-                self.send(refusal)
-            else:
-                owner.refused(refusal, self.dialled)
+            # To a dialled peer too: it has accepted this node, and may be the one that was wiped.
+            self.send(refusal)
             self.close()
             return
         if self.dialled is None:

@@ -21,6 +21,7 @@ from raftkv.errors import RaftkvError
 __all__ = [
     "Append",
     "AppendReply",
+    "Consensus",
     "Feed",
     "FeedSnapshot",
     "Follow",
@@ -259,6 +260,9 @@ Message = (
     | RpcRequest
     | RpcReply
 )
+
+# What goes through the engine's inbox. Each carries a term.
+Consensus = Vote | VoteReply | Append | AppendReply | SnapshotChunk | SnapshotReply | TimeoutNow
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

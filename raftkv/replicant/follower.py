@@ -114,7 +114,7 @@ class Follower:
         """Stay with this upstream as long as it is any good."""
         self._heard_at = self._runtime.monotonic()
         while not link.closed.done():
-            await self._runtime.sleep(self._timeout_s / 4)
+            await asyncio.wait([link.closed], timeout=self._timeout_s / 4)
             silence = self._runtime.monotonic() - self._heard_at
             if silence > self._timeout_s:
                 log.info("%s says nothing for %.1f s: trying another core", name, silence)

@@ -8,6 +8,8 @@ is ever held. It knows nothing about the keyspace (`gateway.py`) or the server (
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -46,6 +48,9 @@ BODY_BYTES_MAX: Final = 3 * 1024 * 1024
 
 # A body for a plugin's route: one command.
 ROUTE_BODY_BYTES_MAX: Final = Limits().command_bytes_max
+
+# A client that sends too large a body is heard out this long before its connection is closed.
+DISCARD_TIMEOUT_S: Final = 5.0
 
 _CLOSE: Final = (b"connection", b"close")
 
@@ -126,7 +131,16 @@ class App:
             size += len(message["body"])
         detail = f"the body exceeds {bytes_max} bytes, which is the limit of the door"
         refusal = failure_body(INVALID_ARGUMENT, TOO_LARGE_TEXT, "too_large", detail)
-        await self._send(send, 413, refusal, close=True)
+        headers = [JSON_TYPE, (b"content-length", b"%d" % len(refusal)), _CLOSE]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": refusal, "more_body": True})
+        # A connection that is closed with input unread is reset, and the reset overtakes the
+        # refusal: so read on, into nothing, for as long as an honest client takes.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                while message.get("more_body"):
+                    message = await receive()
+        await send({"type": "http.response.body", "body": b""})
         return None
 
     async def _other(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -172,10 +186,8 @@ class App:
         text = f"internal error ({type(error).__name__}), see the log of the node"
         return 500, failure_body(INTERNAL, text, "internal")
 
-    async def _send(self, send: Send, status: int, body: bytes, *, close: bool = False) -> None:
+    async def _send(self, send: Send, status: int, body: bytes) -> None:
         headers = [JSON_TYPE, (b"content-length", b"%d" % len(body))]
-        if close:
-            headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

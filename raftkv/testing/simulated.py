@@ -26,7 +26,7 @@ from typing import Any, Literal, NoReturn, Self
 import pysyncobj.syncobj  # type: ignore[import-untyped, unused-ignore]
 
 from raftkv.config import Limits, NodeConfig, RaftTimes
-from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown
+from raftkv.errors import InternalFault, NodeFault, NotApplied, OutcomeUnknown
 from raftkv.node import Node
 from raftkv.parts import CorePart
 from raftkv.plugin import Plugin
@@ -128,7 +128,10 @@ class SimulatedCluster:
             self._watch_applies(name, node)
             self._seen.pop(name, None)
             self.nodes[name] = node
-            raise await node.fault
+            fault = await node.fault
+            if isinstance(fault, InternalFault):
+                raise AssertionError(f"{name} is broken: {fault}")  # no fault of its machine
+            raise fault
 
     def _watch_applies(self, name: str, node: Node) -> None:
         replica = node._replica

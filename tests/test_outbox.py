@@ -1,0 +1,386 @@
+"""outbox.py: numbers, sending again, deadlines, and what may be called not applied."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftkv.config import Limits, RaftTimes
+from raftkv.errors import (
+    NoLeader,
+    Overloaded,
+    Refused,
+    SessionExpired,
+    Stopped,
+    Timeout,
+    TooLarge,
+)
+from raftkv.outbox import ABANDONED_KEPT_S, ENVELOPE_BYTES, SWEEP_S, Outbox
+from tests.fakes import FakeRuntime
+
+RESEND_S = RaftTimes().resend_ms / 1000
+
+
+class Say(msgspec.Struct, frozen=True, array_like=True, tag="say"):
+    text: str
+
+
+class Sent(NamedTuple):
+    session: int
+    seq: int
+    floor: int
+    text: str
+
+
+class Bench:
+    """An outbox whose way to the leader is open, or shut, or opens for so many messages only."""
+
+    def __init__(self, session: int = 7, **limits: int) -> None:
+        self.runtime = FakeRuntime()
+        self.messages: list[list[Sent]] = []
+        self.way_open: bool | int = True
+        self.outbox = Outbox(
+            self.runtime,  # type: ignore[arg-type]
+            Limits(**limits),
+            RaftTimes(),
+            self.send,
+        )
+        if session:
+            self.outbox.open(session)
+
+    def send(self, commands: Sequence[bytes]) -> bool:
+        if not self.way_open:
+            return False
+        if self.way_open is not True:
+            self.way_open -= 1
+        decoded = [msgspec.msgpack.decode(command) for command in commands]
+        self.messages.append(
+            [Sent(s, q, f, msgspec.msgpack.decode(c)[1]) for s, q, f, _, c in decoded]
+        )
+        return True
+
+    def submit(self, text: str, timeout_s: float = 5.0) -> asyncio.Future[Any]:
+        return self.outbox.submit("talk", Say(text), timeout_s)
+
+    def take(self) -> list[Sent]:
+        """What was sent since the last call, flat."""
+        self.runtime.run()
+        messages, self.messages = self.messages, []
+        return [command for message in messages for command in message]
+
+
+def test_what_one_turn_submits_leaves_as_one_message_in_order() -> None:
+    bench = Bench()
+    for text in "abc":
+        bench.submit(text)
+    assert bench.messages == []
+    bench.runtime.run()
+    assert [[sent.text for sent in message] for message in bench.messages] == [["a", "b", "c"]]
+    assert [sent.seq for sent in bench.take()] == [1, 2, 3]
+
+
+def test_nothing_leaves_before_there_is_a_session() -> None:
+    bench = Bench(session=0)
+    future = bench.submit("early")
+    assert bench.take() == []
+    bench.outbox.open(9)
+    assert bench.take() == [Sent(9, 1, 1, "early")]
+    bench.outbox.settle(1, "done")
+    assert future.result() == "done"
+
+
+def test_the_floor_is_the_lowest_unanswered_number() -> None:
+    bench = Bench()
+    for text in "abc":
+        bench.submit(text)
+        bench.runtime.run()
+    bench.outbox.settle(2, None)
+    bench.submit("d")
+    assert bench.take()[-1].floor == 1
+    bench.outbox.settle(1, None)
+    bench.submit("e")
+    assert bench.take()[-1] == Sent(7, 5, 3, "e")
+
+
+class Unkind(Refused):
+    code = "unkind"
+
+
+def test_answers_reach_their_own_callers_once() -> None:
+    bench = Bench()
+    good, bad = bench.submit("good"), bench.submit("bad")
+    bench.runtime.run()
+    verdict = Unkind("no", 3)
+    bench.outbox.settle(2, verdict)
+    bench.outbox.settle(1, 5)
+    bench.outbox.settle(1, 6)
+    bench.outbox.settle(99, 7)
+    assert good.result() == 5
+    error = bad.exception()
+    assert type(error) is Unkind
+    assert error.args == verdict.args
+    assert error is not verdict, "each caller raises an exception of its own"
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+
+
+# Limits ------------------------------------------------------------------------------------------
+
+
+def test_a_command_beyond_the_limit_is_too_large() -> None:
+    bench = Bench(command_bytes_max=ENVELOPE_BYTES + 100)
+    bench.submit("x" * 90)
+    with pytest.raises(TooLarge, match=r"limits\.command_bytes_max is"):
+        bench.submit("x" * 101)
+
+
+def test_the_outbox_is_bounded_in_number_and_bytes() -> None:
+    bench = Bench(outbox_commands_max=2)
+    futures = [bench.submit("a"), bench.submit("b")]
+    with pytest.raises(Overloaded, match="wait for some to finish"):
+        bench.submit("c")
+    bench.runtime.run()
+    bench.outbox.settle(1, None)
+    assert futures[0].done()
+    bench.submit("c")
+    bench = Bench(outbox_bytes_max=100)
+    bench.submit("x" * 60)
+    size = bench.outbox.size_bytes
+    with pytest.raises(Overloaded):
+        bench.submit("x" * 60)
+    assert bench.outbox.size_bytes == size
+
+
+def test_a_large_turn_leaves_in_pieces_that_fit() -> None:
+    bench = Bench(batch_bytes_max=1000)
+    for number in range(10):
+        bench.submit(f"{number}" + "x" * 250)
+    bench.runtime.run()
+    assert [len(message) for message in bench.messages] == [3, 3, 3, 1]
+
+
+# Sending again -----------------------------------------------------------------------------------
+
+
+def test_silence_makes_it_send_again_ever_more_slowly() -> None:
+    bench = Bench()
+    bench.submit("a", timeout_s=100.0)
+    times = []
+    for _ in range(400):
+        bench.runtime.advance(SWEEP_S)
+        times += [bench.runtime.now - 1000.0 for _ in bench.take()]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == pytest.approx([2 * RESEND_S, 4 * RESEND_S, 8 * RESEND_S], abs=0.1)
+    assert bench.outbox.resends == 3
+
+
+def test_another_leader_makes_it_send_everything_unanswered() -> None:
+    bench = Bench()
+    for text in "abc":
+        bench.submit(text)
+    bench.take()
+    bench.outbox.settle(2, None)
+    bench.outbox.office_changed()
+    assert [sent.text for sent in bench.take()] == ["a", "c"]
+    assert [sent.seq for sent in bench.take()] == []
+
+
+def test_what_could_not_leave_leaves_when_the_way_opens() -> None:
+    bench = Bench()
+    bench.way_open = False
+    bench.submit("a")
+    assert bench.take() == []
+    bench.way_open = True
+    bench.runtime.advance(2 * SWEEP_S)
+    assert [sent.text for sent in bench.take()] == ["a"]
+    assert bench.outbox.resends == 0
+
+
+# Deadlines ---------------------------------------------------------------------------------------
+
+
+def test_what_never_left_is_not_applied() -> None:
+    bench = Bench()
+    bench.way_open = False
+    future = bench.submit("a", timeout_s=1.0)
+    bench.runtime.advance(1.0 + 2 * SWEEP_S)
+    assert type(future.exception()) is NoLeader
+    bench.way_open = True
+    bench.outbox.office_changed()
+    assert bench.take() == [], "it must never leave after that"
+
+
+def test_without_a_session_the_deadline_passes_too() -> None:
+    bench = Bench(session=0)
+    future = bench.submit("a", timeout_s=1.0)
+    bench.runtime.advance(1.0 + 2 * SWEEP_S)
+    assert type(future.exception()) is NoLeader
+    bench.outbox.open(8)
+    assert bench.take() == []
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+
+
+def test_what_has_left_is_unknown_and_named() -> None:
+    bench = Bench()
+    future = bench.submit("a", timeout_s=1.0)
+    bench.runtime.advance(1.0 + 2 * SWEEP_S)
+    error = future.exception()
+    assert type(error) is Timeout
+    assert (error.session, error.seq) == (7, 1)
+
+
+def test_of_a_turn_that_left_in_part_only_the_rest_is_not_applied() -> None:
+    bench = Bench(batch_bytes_max=600)
+    bench.way_open = 1
+    first, second = (bench.submit("x" * 500, timeout_s=0.2) for _ in range(2))
+    bench.runtime.run()
+    assert [len(message) for message in bench.messages] == [1]
+    bench.runtime.advance(1.0)
+    assert type(first.exception()) is Timeout, "it has left: nobody knows what became of it"
+    assert type(second.exception()) is NoLeader
+
+
+def test_an_abandoned_number_holds_the_floor_for_a_bounded_time() -> None:
+    bench = Bench()
+    future = bench.submit("a", timeout_s=1.0)
+    bench.runtime.advance(1.0 + 2 * SWEEP_S)
+    assert future.done()
+    bench.outbox.settle(1, "applied at last")
+    bench.submit("b")
+    assert bench.take()[-1].floor == 1, "its outcome may still be asked for"
+    assert bench.outbox.kind_of(1) is Say
+    bench.outbox.settle(2, None)
+    bench.runtime.advance(ABANDONED_KEPT_S + 2 * SWEEP_S)
+    bench.submit("c")
+    assert bench.take()[-1].floor == 3
+    bench.outbox.settle(3, None)
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+
+
+# The end of a session, the end of the node -------------------------------------------------------
+
+
+def test_a_command_sent_once_moves_to_the_new_session() -> None:
+    bench = Bench()
+    future = bench.submit("a")
+    bench.take()
+    bench.outbox.settle(1, SessionExpired("gone"))
+    assert not future.done()
+    bench.outbox.open(8)
+    assert bench.take() == [Sent(8, 1, 1, "a")]
+    bench.outbox.settle(1, "done")
+    assert future.result() == "done"
+
+
+def test_a_command_sent_twice_may_have_been_applied_under_the_old_session() -> None:
+    """SessionExpired is a verdict ("it will be refused again"); this one is unknown."""
+    bench = Bench()
+    future = bench.submit("a")
+    bench.take()
+    bench.outbox.office_changed()
+    bench.take()
+    bench.outbox.settle(1, SessionExpired("gone"))
+    error = future.exception()
+    assert type(error) is Timeout
+    assert (error.session, error.seq) == (7, 1)
+
+
+def test_a_new_session_leaves_what_was_on_its_way_unknown() -> None:
+    bench = Bench()
+    sent = bench.submit("sent")
+    bench.take()
+    bench.way_open = False
+    kept = bench.submit("kept")
+    bench.runtime.run()
+    bench.way_open = True
+    bench.outbox.open(8)
+    error = sent.exception()
+    assert type(error) is Timeout
+    assert (error.session, error.seq) == (7, 1)
+    assert bench.take() == [Sent(8, 1, 1, "kept")]
+    assert not kept.done()
+
+
+def test_stopping_answers_everybody() -> None:
+    bench = Bench()
+    sent = bench.submit("sent")
+    bench.take()
+    bench.way_open = False
+    stuck = bench.submit("stuck")
+    bench.runtime.run()
+    fresh = bench.submit("fresh")
+    bench.outbox.stop()
+    assert [type(f.exception()) for f in (sent, stuck, fresh)] == [Timeout, Stopped, Stopped]
+    with pytest.raises(Stopped):
+        bench.submit("late")
+    bench.runtime.advance(10.0)
+    assert bench.take() == []
+
+
+def test_a_caller_who_went_away_holds_no_room() -> None:
+    bench = Bench()
+    unsent, sent = Bench(session=0), bench.submit("a")
+    unsent.submit("b").cancel()
+    unsent.outbox.open(3)
+    assert unsent.take() == []
+    assert unsent.outbox.size_bytes == 0
+    bench.take()
+    sent.cancel()
+    bench.outbox.settle(1, None)
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+
+
+# Any order of events -----------------------------------------------------------------------------
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, 3)),
+        st.tuples(st.just("way"), st.sampled_from([True, False, 1])),
+        st.tuples(st.just("wait"), st.floats(0.01, 1.5)),
+        st.tuples(st.just("apply"), st.integers(0, 20)),
+        st.tuples(st.just("office"), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@given(EVENTS)
+@settings(deadline=None)
+def test_nothing_is_lost_doubled_or_wrongly_called_not_applied(
+    events: list[tuple[str, Any]],
+) -> None:
+    bench = Bench(batch_bytes_max=300)
+    futures: dict[str, asyncio.Future[Any]] = {}
+    left: set[str] = set()
+    applied: dict[str, int] = {}
+    for kind, argument in [*events, ("way", True), ("wait", 60.0)]:
+        if kind == "submit":
+            text = f"{len(futures)}" + "x" * 60 * argument
+            futures[text] = bench.submit(text, timeout_s=1.0 + argument)
+        elif kind == "way":
+            bench.way_open = argument
+        elif kind == "wait":
+            bench.runtime.advance(argument)
+        elif kind == "office":
+            bench.outbox.office_changed()
+        messages = bench.take()
+        assert all(sent.floor <= sent.seq for sent in messages)
+        for sent in messages:
+            assert applied.setdefault(sent.text, sent.seq) == sent.seq, "one command, two numbers"
+        left |= {sent.text for sent in messages}
+        if kind == "apply" and left:
+            text = sorted(left)[argument % len(left)]
+            bench.outbox.settle(applied[text], text)
+    for text, future in futures.items():
+        error = future.exception()
+        if error is None:
+            assert future.result() == text
+        else:
+            assert type(error) is (Timeout if text in left else NoLeader)
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
