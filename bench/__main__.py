@@ -28,7 +28,7 @@ USAGE = "\n".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Hands the arguments to the command. Exit code 2 for a missing or unknown one."""
+    """Hands the arguments to the command. Exit code 2 for a missing or unknown one, or a missing package."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -36,7 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         print(USAGE, file=sys.stderr)
         return 2
-    command = importlib.import_module(f"bench.{arguments[0]}")
+    try:
+        command = importlib.import_module(f"bench.{arguments[0]}")
+    except ModuleNotFoundError as error:
+        print(
+            f"error: {error.name} is not installed here. From the checkout, run "
+            f"`pip install -e .[bench]`, or use the .venv that tools/demo makes",
+            file=sys.stderr,
+        )
+        return 2
     code: int | None = command.main(arguments[1:])
     return code or 0
 
