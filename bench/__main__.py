@@ -28,7 +28,7 @@ USAGE = "\n".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Hands the arguments to the command. Exit code 2 for a missing or unknown one, or a missing package."""
+    """Hands the arguments to the command. Exit code 2 for an unknown one or a missing package."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)

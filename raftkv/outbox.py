@@ -37,6 +37,8 @@ __all__ = ["Outbox"]
 ABANDONED_KEPT_S = 30.0
 # How often deadlines and unanswered commands are looked at.
 SWEEP_S = 0.05
+# A deadline shorter than this gets an alarm of its own; the others are met by the next sweep.
+HURRIED_S = 1.0
 # Room for session, number, floor and plugin name around an encoded command.
 ENVELOPE_BYTES = 320
 
@@ -136,6 +138,8 @@ class Outbox:
             self._runtime.call_soon(self._flush)
         if self._timer is None:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
+        if timeout_s < HURRIED_S:
+            self._runtime.call_later(timeout_s, self._expire_due)
         return future
 
     def open(self, session: int) -> None:
@@ -261,15 +265,19 @@ class Outbox:
         self._timer = None
         if self._stopped:
             return
+        self._expire_due()
+        self.resend(all_of_them=False)
+        if self._sent or self._unsent:
+            self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
+
+    def _expire_due(self) -> None:
+        """Tell the callers whose deadline has passed."""
         now = self._runtime.monotonic()
         for seq in [seq for seq, waiter in self._sent.items() if now >= waiter.deadline]:
             self._expire(seq, now)
         for waiter in [waiter for waiter in self._unsent if now >= waiter.deadline]:
             self._unsent.remove(waiter)
             self._finish(waiter, _no_leader())
-        self.resend(all_of_them=False)
-        if self._sent or self._unsent:
-            self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
 
     def _expire(self, seq: int, now: float) -> None:
         waiter = self._sent[seq]
