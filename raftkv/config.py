@@ -21,6 +21,8 @@ __all__ = ["Limits", "NodeConfig", "RaftTimes", "load_config", "parse_address"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
+_MAY_BE_ZERO = ("lease_ms", "clock_drift_permille")
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -34,6 +36,13 @@ class RaftTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     election_timeout_max_ms: int = 1200
     # An idle leader speaks this often. A tenth of the election time-out survives lost beats.
     heartbeat_ms: int = 60
+    # How long a leader may serve reads from its own memory after it was last confirmed
+    # (consistency="lease"). Followers promise that long to elect nobody else, even if the leader's
+    # process ends, so a lease lengthens the fail-over by as much. 0: no leases, such reads are
+    # confirmed by a majority.
+    lease_ms: int = 0
+    # What two clocks may differ in speed, per thousand. Ten times a bad quartz is 5.
+    clock_drift_permille: int = 5
     # A proposal without an outcome is sent again after this time (the log removes duplicates).
     resend_ms: int = 1000
     # A member that nobody has heard for this long is declared dead by the leader; what it owned is
@@ -143,8 +152,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         times, limits = self.raft, self.limits
         for group, struct in (("raft", times), ("limits", limits)):
             for field in msgspec.structs.fields(type(struct)):
-                if getattr(struct, field.name) <= 0:
-                    raise ConfigError(f"{group}.{field.name} must be greater than 0")
+                least = 0 if field.name in _MAY_BE_ZERO else 1
+                if getattr(struct, field.name) < least:
+                    raise ConfigError(f"{group}.{field.name} must be at least {least}")
         if self.timeout_s <= 0:
             raise ConfigError("timeout_s must be greater than 0")
         if times.election_timeout_max_ms <= times.election_timeout_min_ms:
@@ -157,6 +167,13 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "raft.heartbeat_ms must be at most a third of raft.election_timeout_min_ms, or "
                 "one late heartbeat starts an election"
             )
+        if times.lease_ms > times.election_timeout_min_ms:
+            raise ConfigError(
+                "raft.lease_ms must not exceed raft.election_timeout_min_ms: for that long a "
+                "restarted node keeps the promises that it has forgotten"
+            )
+        if times.clock_drift_permille >= 500:
+            raise ConfigError("raft.clock_drift_permille must be below 500")
         if limits.command_bytes_max > limits.batch_bytes_max:
             raise ConfigError("limits.command_bytes_max must not exceed limits.batch_bytes_max")
         if limits.frame_bytes_max < 2 * limits.batch_bytes_max:

@@ -174,11 +174,17 @@ class Node:
         part.on_down = self._declare_down
         return part
 
-    async def stop(self) -> None:
-        """Stop cleanly. What was acknowledged is on disk; calls under way end with an error."""
+    async def stop(self, *, hand_over: bool = True) -> None:
+        """Stop cleanly. What was acknowledged is on disk; calls under way end with an error.
+
+        A leader first hands its office over, so that the others need no time-out; without
+        `hand_over` it just goes, as after a crash.
+        """
         if self._stopping or not self._started:
             return
         self._stopping, self._running = True, False
+        if hand_over and self._part is not None and not self.fault.done():
+            await self._part.hand_over(self.config.raft.election_timeout_min_ms / 1000)
         await self._release()
         if not self.fault.done():
             self.fault.cancel()
@@ -382,10 +388,13 @@ class Node:
         """Return when a read of this node's state is as fresh as asked. Raises ReadTimeout."""
         if not self._running:
             self._check_running()
-        if consistency == "linearizable":
-            await self.reader.barrier(self.config.timeout_s if timeout_s is None else timeout_s)
+        timeout = self.config.timeout_s if timeout_s is None else timeout_s
+        if consistency == "lease" and self._part is not None and self._part.holds_lease:
+            await self.reader.reach(self._part.commit, timeout)
+        elif consistency in ("linearizable", "lease"):
+            await self.reader.barrier(timeout)
         elif consistency != "local":
-            raise ValueError(f"consistency is 'linearizable' or 'local', not {consistency!r}")
+            raise ValueError(f"consistency is linearizable, lease or local, not {consistency!r}")
 
     def inject_lag(self, seconds: float) -> None:
         """Make this replicant apply what it receives so much later: for benchmarks and tests.

@@ -65,8 +65,10 @@ __all__ = [
 ApiT = TypeVar("ApiT")
 T = TypeVar("T")
 
-#: How fresh a read must be; "local" reads this node's copy at once, which may be stale.
-Consistency = Literal["linearizable", "local"]
+#: How fresh a read must be; "local" reads this node's copy at once, which may be stale. "lease" is
+#: as fresh as "linearizable" while clocks keep to their drift bound, and free on a leader that
+#: holds a lease (config: raft.lease_ms); elsewhere it is confirmed by a majority.
+Consistency = Literal["linearizable", "lease", "local"]
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -53,6 +53,18 @@ class Reader:
         finally:
             timer.cancel()
 
+    async def reach(self, index: int, timeout_s: float) -> None:
+        """Return once this node has applied `index`."""
+        if index <= self._applied:
+            return
+        future: asyncio.Future[None] = self._runtime.future()
+        self._behind.append((index, [future]))
+        timer = self._runtime.call_later(timeout_s, _time_out, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
     def _next(self) -> None:
         self._scheduled = False
         self._waiting = [future for future in self._waiting if not future.done()]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from raftkv.config import Limits, NodeConfig
+from raftkv.config import Limits, NodeConfig, RaftTimes
 from raftkv.errors import (
     AddressInUse,
     DirectoryLocked,
@@ -400,6 +400,44 @@ async def test_a_stopped_node_says_so() -> None:
         await raised(node.kv.get(b"k"), Stopped)
         unborn = Node(cluster.configs["core1"], plugins=())
         await raised(unborn.propose("kv", wire.TimeoutNow(1)), Stopped)
+
+
+# The office --------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_clean_stop_hands_the_office_over() -> None:
+    times = RaftTimes(election_timeout_min_ms=20_000, election_timeout_max_ms=30_000)
+    async with LocalCluster(cores=3, raft=times) as cluster:
+        first = cluster.leader()
+        assert first is not None
+        await first.kv.put(b"k", b"v")
+        term = first.term
+        await cluster.running.pop(first.name).stop()
+        await until(lambda: cluster.leader() is not None)
+        second = cluster.leader()
+        assert second is not None
+        assert second.term == term + 1, "one election, won at the first attempt"
+        assert (await second.kv.get(b"k")).value == b"v"
+        await second.kv.put(b"k", b"w")
+
+
+@in_loop
+async def test_a_lease_read_is_answered_by_every_node() -> None:
+    async with LocalCluster(cores=3, replicants=1, raft=RaftTimes(lease_ms=300)) as cluster:
+        leader = cluster.leader()
+        assert leader is not None
+        await until(lambda: leader._part.holds_lease)
+        for number, node in enumerate(cluster.nodes):
+            await node.kv.put(b"k", b"%d" % number)
+            for reader in (leader, node):
+                found = await reader.kv.get(b"k", consistency="lease")
+                assert found.value == b"%d" % number
+        asked = leader.reader._number
+        await leader.kv.get(b"k", consistency="lease")
+        assert leader.reader._number == asked, "the leader asked nobody"
+        with pytest.raises(ValueError, match="lease or local"):
+            await leader.kv.get(b"k", consistency="fresh")
 
 
 # Replicants --------------------------------------------------------------------------------------

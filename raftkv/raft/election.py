@@ -26,7 +26,16 @@ import msgspec
 
 from .membership import Configuration
 
-__all__ = ["Candidacy", "Deadline", "VoteRequest", "VoteVerdict", "judge_vote", "quorum_alive"]
+__all__ = [
+    "Candidacy",
+    "Deadline",
+    "Stage",
+    "VoteRequest",
+    "VoteVerdict",
+    "judge_vote",
+    "quorum_alive",
+    "quorum_time",
+]
 
 
 class Stage(IntEnum):
@@ -123,6 +132,8 @@ class Deadline:
         # Rule 16: a restarted follower forgets that it heard a leader, so it acts as if it had
         # heard one at its start; `started` sets it.
         self._heard = float("-inf")
+        # Until then this node has promised its leader's lease; a lost stream does not end it.
+        self._promised = float("-inf")
 
     def started(self, now: float) -> None:
         self._heard = now
@@ -132,14 +143,15 @@ class Deadline:
         """After a vote, a step-down or an attempt: a fresh random time-out (rule 22)."""
         self.at = now + self.timeout_min_s + self._spread_s * self._random()
 
-    def heard_leader(self, now: float) -> None:
+    def heard_leader(self, now: float, lease_s: float = 0.0) -> None:
         self._heard = now
+        self._promised = max(self._promised, now + lease_s)
         self.redraw(now)
 
     def leader_lost(self, now: float, delay_s: float) -> None:
         """The stream to the leader was reset: a hint. Forget it, campaign after `delay_s`."""
         self._heard = float("-inf")
-        self.at = min(self.at, now + delay_s)
+        self.at = min(self.at, max(now, self._promised) + delay_s)
 
     def expire_now(self, now: float) -> None:
         """A transfer asked this node to campaign at once."""
@@ -147,10 +159,20 @@ class Deadline:
         self.at = now
 
     def leader_alive(self, now: float) -> bool:
-        return now - self._heard < self.timeout_min_s
+        return now - self._heard < self.timeout_min_s or now < self._promised
 
     def passed(self, now: float) -> bool:
         return now >= self.at
+
+
+def quorum_time(configuration: Configuration, me: str, times: Mapping[str, float]) -> float:
+    """The latest moment that a majority of voters, `me` always among them, has reached."""
+    reached = sorted(
+        (times.get(voter, float("-inf")) for voter in configuration.voters if voter != me),
+        reverse=True,
+    )
+    others_needed = len(configuration.voters) // 2 if me in configuration.voters else 0
+    return float("inf") if others_needed == 0 else reached[others_needed - 1]
 
 
 def quorum_alive(

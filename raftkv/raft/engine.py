@@ -153,6 +153,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._timer_at = 0.0
         self._frozen_since: float | None = None
         self._durable_term = wal.term
+        # Before the constructor: looking for replicated methods, it reads every property.
+        self.leading: Leading | None = None
         conf = SyncObjConf(autoTick=False, dynamicMembershipChange=True)
         super().__init__(
             SyncObjNode(me), [], conf, nodeClass=SyncObjNode, transportClass=RaftTransport
@@ -161,7 +163,6 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._adopt(wal, applied)
         self.following = Following(self)
         self.campaigning = Campaigning(self)
-        self.leading: Leading | None = None
         self.snapshotting = snapshots
         snapshots.attach(self)
         self.configuration_changed()
@@ -560,6 +561,18 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
                 self.send_held(member, founded)
         self.campaigning.deadline.expire_now(self.runtime.monotonic())
         self.kick()
+
+    def hand_over(self) -> bool:
+        """Pass the office on, as a clean shutdown does first. False: nobody can take it."""
+        if self.leading is None or self.stopped or not self.leading.hand_over():
+            return False
+        self.kick()
+        return True
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether this node may answer linearizable reads from its own commit index now."""
+        return self.leading is not None and self.leading.holds_lease(self.runtime.monotonic())
 
     def append_configuration(self, configuration: Configuration) -> int:
         """Append a configuration entry to the own log; it is in force from here on (rule 4)."""

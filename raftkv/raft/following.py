@@ -33,7 +33,7 @@ class Following:
         self._engine = engine
         self._receiver: SnapshotReceiver | None = None
 
-    def _recognise(self, sender: str, term: int, now: float) -> bool:
+    def _recognise(self, sender: str, term: int, now: float, lease_ms: int = 0) -> bool:
         """Settle the sender's term and office. False if it is stale."""
         engine = self._engine
         if term < engine.term:
@@ -42,13 +42,13 @@ class Following:
             raise Diverged(f"{sender} leads term {term}, which this node leads itself")
         if (term, sender) != (engine.term, engine.leader) or engine.role != 0:
             engine.become_follower(term, sender)
-        engine.campaigning.deadline.heard_leader(now)
+        engine.campaigning.deadline.heard_leader(now, lease_ms / 1000)
         return True
 
     def on_append(self, sender: str, message: wire.Append, now: float) -> None:
         engine, wal = self._engine, self._engine.wal
         prev_index, entries = message.prev_index, message.entries
-        if not self._recognise(sender, message.term, now):
+        if not self._recognise(sender, message.term, now, message.lease_ms):
             reply = wire.AppendReply(engine.term, False, prev_index, message.round, 0, 0)
             engine.send_held(sender, reply)
             return

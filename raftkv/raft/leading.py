@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import wire
 from .append import quorum_index
-from .election import quorum_alive
+from .election import quorum_alive, quorum_time
 from .progress import Flow, Progress
 from .reads import ReadRounds
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 __all__ = ["Leading"]
+
+# Numbers whose sending time is remembered: more than answers can be outstanding.
+ROUNDS_KEPT = 1024
+
 
 class _Transfer:
     """A snapshot on its way to one follower, chunk by acknowledged chunk."""
@@ -51,6 +55,14 @@ class Leading:
         self._heartbeat_s = engine.times.heartbeat_ms / 1000
         self._window_s = engine.times.election_timeout_max_ms / 1000
         self._announce = False
+        # What is sent in one tick carries one number; when it was sent counts for the lease.
+        self._round = 0
+        self._rounds: deque[tuple[int, float]] = deque(maxlen=ROUNDS_KEPT)
+        self._confirmed: dict[str, float] = {}
+        # Who is to lead next, once it has everything; and whether it has been told.
+        self._heir: str | None = None
+        self._heir_until = 0.0
+        self.offered = False
         self.reads = ReadRounds()
         # The index of this term's no-op: what lies before it may not be counted for reads.
         self.first_index = 0
@@ -108,13 +120,20 @@ class Leading:
         if not quorum_alive(engine.configuration, engine.me, heard, now, self._window_s):
             engine.become_follower(engine.term, None)
             return
+        self._next_round(now)
         self._advance_commit()
-        self._append_batches()
+        if self._heir is None:
+            self._append_batches()
         may_read = engine.commit >= self.first_index
-        if may_read and self.reads.start(engine.commit) is not None:
+        if may_read and self.reads.start(engine.commit, self._round):
             self._announce = True
             self._finish_reads()
         self.replicate(now)
+        self._offer_office(now)
+
+    def _next_round(self, now: float) -> None:
+        self._round += 1
+        self._rounds.append((self._round, now))
 
     def _advance_commit(self) -> None:
         engine = self._engine
@@ -168,6 +187,7 @@ class Leading:
     def heartbeat(self, now: float) -> None:
         """While the disk works: keep the office, carry nothing that is new."""
         self._heartbeat_at = now + self._heartbeat_s
+        self._next_round(now)
         self._frames.clear()
         for peer, progress in self._progress.items():
             if peer in self._engine.links:
@@ -210,9 +230,11 @@ class Leading:
 
     def _frame(self, prev_index: int, prev_term: int, entries: list[tuple[int, bytes]]) -> bytes:
         engine = self._engine
-        round_number = self.reads.round if self.reads.in_flight else 0
+        lease_ms = engine.times.lease_ms
         return wire.encode(
-            wire.Append(engine.term, prev_index, prev_term, engine.commit, round_number, entries)
+            wire.Append(
+                engine.term, prev_index, prev_term, engine.commit, self._round, entries, lease_ms
+            )
         )
 
     def on_append_reply(self, sender: str, message: wire.AppendReply, now: float) -> None:
@@ -221,6 +243,7 @@ class Leading:
             return  # no member any more (rule 29)
         progress.heard_at = now
         if message.round:
+            self._confirm(sender, message.round)
             self.reads.echoed(sender, message.round)
             self._finish_reads()
         last = self._engine.wal.last_index
@@ -230,6 +253,59 @@ class Leading:
             progress.rejected(
                 message.index, message.hint_term, message.hint_index, self._engine.wal
             )
+
+    # -- the lease and the office
+
+    def _confirm(self, voter: str, number: int) -> None:
+        """The voter's promise counts from when the message it answers was sent (rule 16)."""
+        if self._rounds and self._rounds[0][0] <= number <= self._round:
+            sent_at = self._rounds[number - self._rounds[0][0]][1]
+            self._confirmed[voter] = max(sent_at, self._confirmed.get(voter, sent_at))
+
+    def holds_lease(self, now: float) -> bool:
+        """Whether nobody else can have been elected: a majority's promises still run.
+
+        The follower's clock may be slow and this one fast, so the lease is shortened by both.
+        After the office was offered to an heir there is no lease any more in this term.
+        """
+        engine = self._engine
+        if self.offered or engine.commit < self.first_index or not engine.times.lease_ms:
+            return False
+        drift = engine.times.clock_drift_permille / 1000
+        lease_s = engine.times.lease_ms / 1000 * (1 - 2 * drift)
+        since = quorum_time(engine.configuration, engine.me, self._confirmed)
+        return now < since + lease_s
+
+    def hand_over(self) -> bool:
+        """Begin to pass the office to the voter that is furthest; False if there is none.
+
+        From now on commands wait at their origins. The heir campaigns at once, without pre-vote,
+        and stickiness is bypassed for it (Raft thesis 3.10).
+        """
+        engine = self._engine
+        heirs = [
+            (self._progress[voter].match, voter)
+            for voter in engine.configuration.voters
+            if voter in self._progress and voter in engine.links
+        ]
+        if not heirs or engine.commit < self.first_index:
+            return False
+        self._heir = max(heirs)[1]
+        self._heir_until = engine.runtime.monotonic() + self._window_s
+        return True
+
+    def _offer_office(self, now: float) -> None:
+        """Once the heir has the whole log, tell it. If it does not take over, go on leading."""
+        heir, engine = self._heir, self._engine
+        if heir is None:
+            return
+        if now > self._heir_until or heir not in engine.links or heir not in self._progress:
+            self._heir = None
+        elif self.offered:
+            return
+        elif self._progress[heir].match == engine.wal.last_index:
+            self.offered = True
+            engine.send_held(heir, wire.TimeoutNow(engine.term))
 
     def _finish_reads(self) -> None:
         engine = self._engine

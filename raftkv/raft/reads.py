@@ -42,24 +42,24 @@ class ReadRounds:
     def request(self, token: Hashable) -> None:
         self._waiting.append(token)
 
-    def start(self, commit: int) -> int | None:
-        """Open the next round at `commit`; its number is to be sent and echoed.
+    def start(self, commit: int, number: int) -> bool:
+        """Open the next round at `commit`: whoever echoes `number` or a later one confirms it.
 
-        None if nobody waits or a round is in flight. The caller asserts that an entry of the
-        current term is committed.
+        False if nobody waits or a round is in flight. The caller asserts that an entry of the
+        current term is committed, and that nothing with this number was sent before.
         """
         if self._open or not self._waiting:
-            return None
-        self.round += 1
+            return False
+        self.round = number
         self._in_round, self._waiting = self._waiting, []
         self._index = commit
         self._echoed = set()
         self._open = True
-        return self.round
+        return True
 
     def echoed(self, voter: str, round_number: int) -> None:
-        """A voter confirmed the leader's term in answer to a message of this round."""
-        if self._open and round_number == self.round:
+        """A voter confirmed the leader's term in answer to a message of that number."""
+        if self._open and round_number >= self.round:
             self._echoed.add(voter)
 
     def finish(self, configuration: Configuration, me: str) -> tuple[int, list[Hashable]] | None:

@@ -110,7 +110,11 @@ class VoteReply(_Message, frozen=True, tag=11):
 
 
 class Append(_Message, frozen=True, tag=12):
-    """Entries behind (prev_index, prev_term); a heartbeat if there are none."""
+    """Entries behind (prev_index, prev_term); a heartbeat if there are none.
+
+    `round` numbers what the leader sends and is echoed. `lease_ms`: for so long after this message
+    the receiver is to elect nobody else.
+    """
 
     term: int
     prev_index: int
@@ -118,6 +122,7 @@ class Append(_Message, frozen=True, tag=12):
     commit: int
     round: int
     entries: list[tuple[int, bytes]]
+    lease_ms: int = 0
 
 
 class AppendReply(_Message, frozen=True, tag=13):

@@ -140,7 +140,7 @@ class LocalCluster:
 
     async def kill(self, name: str) -> None:
         """End a node without a clean shutdown of its office."""
-        await self.running.pop(name).stop()
+        await self.running.pop(name).stop(hand_over=False)
 
     async def restart(self, name: str) -> Node:
         """Kill if it runs, start from the same directory, wait until it is ready."""

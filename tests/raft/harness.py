@@ -152,6 +152,7 @@ class Bench:
         learners: Sequence[str] = (),
         term: int = 1,
         limits: Limits | None = None,
+        times: RaftTimes = TIMES,
         connected: Sequence[str] | None = None,
         disk: SimDisk | None = None,
         start: bool = True,
@@ -165,7 +166,9 @@ class Bench:
         self.runtime = FakeRuntime(disk)
         self.application = RecordingApplication()
         self.recovered = recover(disk, DIRECTORY, self.limits, fsync=True, belongs=False)
-        self.engine = make_engine(me, self.recovered, self.application, self.runtime, self.limits)
+        self.engine = make_engine(
+            me, self.recovered, self.application, self.runtime, self.limits, times
+        )
         self.links: dict[str, FakeLink] = {}
         peers = [*voters, *learners] if connected is None else connected
         for peer in peers:
@@ -263,6 +266,7 @@ def make_engine(
     application: RecordingApplication,
     runtime: FakeRuntime,
     limits: Limits,
+    times: RaftTimes = TIMES,
 ) -> Engine:
     snapshot = recovered.snapshot
     if snapshot is not None:
@@ -274,7 +278,7 @@ def make_engine(
         snapshots=Snapshotting(recovered.store, "cluster"),
         application=application,
         runtime=runtime,  # type: ignore[arg-type]
-        times=TIMES,
+        times=times,
         limits=limits,
         applied=recovered.applied,
     )
@@ -300,8 +304,9 @@ def append(
     entries: Sequence[tuple[int, bytes]] = (),
     commit: int = 0,
     round_number: int = 0,
+    lease_ms: int = 0,
 ) -> wire.Append:
-    return wire.Append(term, prev_index, prev_term, commit, round_number, list(entries))
+    return wire.Append(term, prev_index, prev_term, commit, round_number, list(entries), lease_ms)
 
 
 def chunk(
