@@ -9,6 +9,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- TooLarge              the command exceeds a limit; make it smaller
     |   |-- Stopped               this node is stopping or was never started
     |   |-- ReadTimeout           a read was not confirmed in time (reads change nothing)
+    |   |-- MembershipRefused     the cores cannot be changed like this, or not now
     |   `-- PeerUnreachable       a call to another node was never delivered
     |-- OutcomeUnknown        the command may or may not have been applied: ask `node.outcome`
     |   `-- Timeout               the deadline passed while the command was on its way
@@ -33,6 +34,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- WrongCluster          the directory or the peer belongs to another cluster
     |   |-- DirectoryLocked       another process uses the directory
     |   |-- WipedNode             this name is a member under another data directory
+    |   |-- RemovedNode           the cluster has removed this node
     |   `-- MissingPlugin         the cluster runs a plugin that this node lacks
     `-- ConfigError           the configuration is wrong; nothing was started
         `-- AddressInUse          the address to listen on is taken
@@ -87,6 +89,12 @@ class ReadTimeout(NotApplied):
     """A read could not be confirmed before its deadline; nothing was changed."""
 
     code = "read_timeout"
+
+
+class MembershipRefused(NotApplied):
+    """The cores of the cluster cannot be changed like this, or not now; the message says why."""
+
+    code = "membership_refused"
 
 
 class PeerUnreachable(NotApplied):
@@ -258,6 +266,12 @@ class WipedNode(NodeFault):
     """The cluster knows this node's name under another data directory."""
 
     code = "wiped_node"
+
+
+class RemovedNode(NodeFault):
+    """The cluster has removed this node. Its data directory is of no use any more."""
+
+    code = "removed_node"
 
 
 class MissingPlugin(NodeFault):

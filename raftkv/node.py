@@ -28,6 +28,7 @@ from .errors import NodeFault, NoLeader, RaftkvError, Stopped
 from .hosting import Hosting, find_plugins
 from .kv import KV, KVApi
 from .logclock import LogClock
+from .membership import Membership
 from .outbox import Outbox
 from .parts import CorePart, Part, ReplicantPart
 from .peering import Peering
@@ -134,6 +135,7 @@ class Node:
         peering.purpose("rpc", self.rpc.link_up, self.rpc.link_down)
         peering.route(wire.RpcRequest, self.rpc.on_request)
         peering.route(wire.RpcReply, self.rpc.on_reply)
+        self.membership = Membership(self)
         self.hosting = Hosting(self, self._plugins)
         self.hosting.open()
         self._part = self._make_part(runtime, directory, replica)

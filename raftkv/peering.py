@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .config import NodeConfig
-from .errors import NodeFault, WipedNode, WrongCluster
+from .errors import NodeFault, RemovedNode, WipedNode, WrongCluster
 from .raft import wire
 from .raft.engine import Engine
 from .raft.identity import DataDirectory
@@ -31,6 +31,9 @@ from .runtime import Runtime
 __all__ = ["Peering"]
 
 log = logging.getLogger("raftkv.peering")
+
+# How long the core with the lesser name waits to be dialled before it dials itself.
+LESSER_PATIENCE_S = 1.0
 
 Route = Callable[[Link, Any], None]
 
@@ -77,10 +80,20 @@ class Peering:
         handler(link, message)
 
     def dial_cores(self) -> None:
-        """Between two cores the one with the greater name dials."""
+        """Between two cores the one with the greater name dials at once, the other after a while.
+
+        The other may not know who dials it: a core that was added later stands in no
+        configuration file but its own.
+        """
         for name, address in sorted(self._config.cores.items()):
-            if name < self._config.name:
-                self.hub.keep_dialling(name, address, "raft")
+            if name != self._config.name:
+                patience_s = 0.0 if name < self._config.name else LESSER_PATIENCE_S
+                self.hub.keep_dialling(name, address, "raft", patience_s)
+
+    def linked(self, name: str) -> bool:
+        """Whether a raft link to the node of this name is up."""
+        engine = self.engine
+        return engine is not None and any(name_of(peer) == name for peer in engine.links)
 
     # -- LinkOwner
 
@@ -112,6 +125,8 @@ class Peering:
             )
         if hello.raft_id == identity.raft_id:
             return wire.Refusal("own_address", "the address leads back to the same node")
+        if self.engine is not None and hello.raft_id in self.engine.configuration.removed:
+            return wire.Refusal(RemovedNode.code, "the cluster has removed this node")
         name = name_of(hello.raft_id)
         known = None if self.engine is None else self.engine.configuration.raft_id_of(name)
         if hello.purpose == "raft" and known not in (None, hello.raft_id):
@@ -128,6 +143,13 @@ class Peering:
     def refused(self, refusal: wire.Refusal, address: str) -> None:
         text = f"the node at {address} refuses this one: {refusal.reason}"
         log.warning("%s", text)
+        if refusal.code == RemovedNode.code:
+            self._faulted(
+                RemovedNode(
+                    f"{text}. Its data directory is of no use any more; to take part again, start "
+                    f"it with an empty one and add it"
+                )
+            )
         if self.settled:
             return
         if refusal.code == WipedNode.code:

@@ -12,7 +12,7 @@ index, appends the leader's no-op and gives the status. What decides is replaced
     __applyLogEntries               Engine (bounded per tick)            15, 20, 28
     __doApplyCommand                Engine (three kinds, no pickle)      20, 28
     _checkCommandsToApply           leading (one batch per tick)         12, 31
-    __changeCluster                 membership, from the log             3, 4, 5
+    __changeCluster                 changing, membership (from the log)  3, 4, 5
     __doChangeCluster               the same                             3, 4, 5
     __parseChangeClusterRequest     the same                             5
     __updateClusterConfiguration    the same                             4, 5
@@ -48,11 +48,12 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node as SyncObjNode
 
 from raftkv.config import Limits, RaftTimes
-from raftkv.errors import DiskFailed, Diverged, InternalFault, NodeFault
+from raftkv.errors import DiskFailed, Diverged, InternalFault, MembershipRefused, NodeFault
 from raftkv.runtime import Runtime, Timer
 
 from . import wire
 from .campaigning import Campaigning
+from .changing import check_change
 from .following import Following
 from .leading import Leading
 from .membership import Configuration, ConfigurationLog, decode, encode, name_of
@@ -573,6 +574,27 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def holds_lease(self) -> bool:
         """Whether this node may answer linearizable reads from its own commit index now."""
         return self.leading is not None and self.leading.holds_lease(self.runtime.monotonic())
+
+    def change_configuration(self, proposed: Configuration, *, force: bool) -> int:
+        """On a leader: put a new configuration in force; the index of its entry.
+
+        Raises MembershipRefused.
+        """
+        leading = self.leading
+        if leading is None:
+            raise MembershipRefused("this node does not lead")
+        check_change(
+            proposed,
+            latest_index=self.configurations.latest_index,
+            commit=self.commit,
+            first_index=leading.first_index,
+            alive=leading.alive(self.runtime.monotonic()),
+            force=force,
+        )
+        index = self.append_configuration(proposed)
+        log.info("%s changes the members to %s", self.me, proposed)
+        self.kick()
+        return index
 
     def append_configuration(self, configuration: Configuration) -> int:
         """Append a configuration entry to the own log; it is in force from here on (rule 4)."""

@@ -108,6 +108,15 @@ class Leading:
         last = self._engine.wal.last_index
         return {peer: last - progress.match for peer, progress in self._progress.items()}
 
+    def alive(self, now: float) -> list[str]:
+        """The members heard within an election time-out, this one included."""
+        heard = [
+            peer
+            for peer, progress in self._progress.items()
+            if now - progress.heard_at < self._window_s and peer in self._engine.links
+        ]
+        return [self._engine.me, *heard]
+
     def heard_at(self, peer: str) -> float | None:
         progress = self._progress.get(peer)
         return None if progress is None else progress.heard_at

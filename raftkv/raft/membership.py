@@ -17,14 +17,19 @@ import msgspec
 
 from raftkv.errors import Diverged
 
-__all__ = ["EMPTY", "Configuration", "ConfigurationLog", "make_raft_id", "name_of"]
+__all__ = ["EMPTY", "REMOVED_KEPT", "Configuration", "ConfigurationLog", "make_raft_id", "name_of"]
+
+
+# Removed members that are remembered, so that they can be told when they knock.
+REMOVED_KEPT = 64
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
-    """Who votes and who only copies. Both tuples hold raft ids, sorted."""
+    """Who votes, who only copies (raft ids, sorted), and who was removed (the latest last)."""
 
     voters: tuple[str, ...] = ()
     learners: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -53,6 +53,9 @@ class LinkOwner(Protocol):
     def refused(self, refusal: wire.Refusal, address: str) -> None:
         """A peer that this node dialled will not talk to it."""
 
+    def linked(self, name: str) -> bool:
+        """Whether a link that `keep_dialling(name, ...)` is for is up, whoever dialled it."""
+
     def link_up(self, link: Link) -> None: ...
 
     def link_down(self, link: Link) -> None: ...
@@ -206,16 +209,15 @@ class Hub:
             raise
         return self._listener.port
 
-    def keep_dialling(self, key: str, address: str, purpose: str) -> None:
-        """Keep one link to `address` until `stop_dialling(key)`, redialling with a back-off."""
-        if key not in self._dialling and not self._closed:
-            coroutine = self._dial_for_ever(address, purpose)
-            self._dialling[key] = self.runtime.spawn(coroutine, f"dial {address} for {purpose}")
+    def keep_dialling(self, name: str, address: str, purpose: str, patience_s: float) -> None:
+        """See to it that there is a link to the node, for as long as this node runs.
 
-    def stop_dialling(self, key: str) -> None:
-        task = self._dialling.pop(key, None)
-        if task is not None:
-            task.cancel()
+        With `patience_s` the other side is first given that long to dial. While a link is up, by
+        whoever's dialling, nothing is done.
+        """
+        if name not in self._dialling and not self._closed:
+            coroutine = self._dial_for_ever(name, address, purpose, patience_s)
+            self._dialling[name] = self.runtime.spawn(coroutine, f"dial {address} for {purpose}")
 
     async def dial(self, address: str, purpose: str) -> Link:
         """One attempt. Raises OSError. The handshake goes on after this returns."""
@@ -225,9 +227,16 @@ class Hub:
         await asyncio.wait_for(self.runtime.connect(lambda: link, host, port), HELLO_TIMEOUT_S)
         return link
 
-    async def _dial_for_ever(self, address: str, purpose: str) -> None:
+    async def _dial_for_ever(
+        self, name: str, address: str, purpose: str, patience_s: float
+    ) -> None:
         delay = REDIAL_MIN_S
         while not self._closed:
+            if patience_s:
+                await self.runtime.sleep(patience_s)
+            if self.owner.linked(name):
+                await self.runtime.sleep(REDIAL_MAX_S)
+                continue
             try:
                 link = await self.dial(address, purpose)
                 await link.closed

@@ -138,6 +138,19 @@ class LocalCluster:
         await node.start()
         return node
 
+    async def start_new_core(self, name: str) -> Node:
+        """Start a core with an empty directory that knows the others; nobody has added it yet."""
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        template = self.configs["core1"]
+        self.configs[name] = msgspec.structs.replace(
+            template,
+            name=name,
+            dir=f"{self.directory}/{name}",
+            peer_address=address,
+            cores={**template.cores, name: address},
+        )
+        return await self.start(name)
+
     async def kill(self, name: str) -> None:
         """End a node without a clean shutdown of its office."""
         await self.running.pop(name).stop(hand_over=False)

@@ -1,0 +1,87 @@
+"""Which changes of the configuration are allowed (rule 3; Raft thesis, chapter 4).
+
+Rules of this file: pure. One node at a time, so that a majority before and a majority after always
+share a node; never while another change is not committed, nor before the leader has committed an
+entry of its own term (else two leaders could count by configurations that share no majority). A
+new core first copies the log as a learner and votes only once it has caught up. A change that
+would leave the voters that are heard now without a majority is refused unless it is forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raftkv.errors import MembershipRefused
+
+from .membership import REMOVED_KEPT, Configuration, name_of
+
+__all__ = ["add_learner", "check_change", "promote", "remove"]
+
+
+def add_learner(current: Configuration, raft_id: str) -> Configuration:
+    """The configuration with a new copy. Raises MembershipRefused."""
+    name = name_of(raft_id)
+    known = current.raft_id_of(name)
+    if known == raft_id:
+        raise MembershipRefused(f"{name} is a member already; `promote` makes a copy a voter")
+    if known is not None:
+        raise MembershipRefused(
+            f"{name} is a member under another data directory ({known}): remove it first, then "
+            f"add this node"
+        )
+    if raft_id in current.removed:
+        raise MembershipRefused(
+            f"{name} was removed with this data directory: start it with an empty one"
+        )
+    learners = tuple(sorted((*current.learners, raft_id)))
+    return Configuration(current.voters, learners, current.removed)
+
+
+def promote(current: Configuration, raft_id: str) -> Configuration:
+    """The configuration in which a copy votes. Raises MembershipRefused."""
+    if raft_id not in current.learners:
+        raise MembershipRefused(f"{name_of(raft_id)} is no copy that could be promoted")
+    return Configuration(
+        tuple(sorted((*current.voters, raft_id))),
+        tuple(learner for learner in current.learners if learner != raft_id),
+        current.removed,
+    )
+
+
+def remove(current: Configuration, raft_id: str) -> Configuration:
+    """The configuration without a member. Raises MembershipRefused."""
+    if raft_id not in current.members:
+        raise MembershipRefused(f"{name_of(raft_id)} is no core of this cluster")
+    if current.voters == (raft_id,):
+        raise MembershipRefused(f"{name_of(raft_id)} is the last voter: it cannot be removed")
+    return Configuration(
+        tuple(voter for voter in current.voters if voter != raft_id),
+        tuple(learner for learner in current.learners if learner != raft_id),
+        (*current.removed, raft_id)[-REMOVED_KEPT:],
+    )
+
+
+def check_change(
+    proposed: Configuration,
+    *,
+    latest_index: int,
+    commit: int,
+    first_index: int,
+    alive: Collection[str],
+    force: bool,
+) -> None:
+    """Raise MembershipRefused unless a leader may append `proposed` now.
+
+    `latest_index`: of the configuration in force; `first_index`: of the leader's first entry;
+    `alive`: the members that were heard within an election time-out, this leader included.
+    """
+    if commit < first_index:
+        raise MembershipRefused("the leader has only just been elected; try again")
+    if latest_index > commit:
+        raise MembershipRefused("another change of the members is not committed yet; try again")
+    if not force and not proposed.majority(alive):
+        heard = ", ".join(sorted(name_of(member) for member in alive)) or "none"
+        raise MembershipRefused(
+            f"of the {len(proposed.voters)} voters after the change too few can be heard (alive: "
+            f"{heard}): the cluster would stand still. Start more of them, or force it"
+        )
