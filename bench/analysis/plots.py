@@ -116,6 +116,8 @@ def anomaly_plot(figures: Figures) -> str | None:
             ax.set_xlabel(f"percent of {noun}")
             _grid(ax, "x")
             ax.set_xlim(0, max(1.0, ax.get_xlim()[1] * 1.75))
+            # The room on the right is for the words at the bars; there is no share above 100 %.
+            ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= 100])
         labels = [f"{schema.LAYOUT_WORDS[name]}\n{_scenario(scenario)}" for name, scenario in names]
         axes[0].set_yticks(range(len(names)), labels)
         axes[0].set_ylim(len(names) - 0.45, -0.55)
