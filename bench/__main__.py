@@ -1,6 +1,6 @@
-"""`python -m bench run ...`, `python -m bench profile ...` and `python -m bench analyse ...`.
+"""`python -m bench run ...`, and its fellows `profile`, `analyse` and `check`.
 
-The commands share nothing but the log's format. Each is imported only when it is called:
+The commands share nothing but the formats of their files. Each is imported only when it is called:
 `run` must not wait for Spark, and `analyse` must work where the cluster's packages are missing.
 """
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "drive a cluster of real processes and log every operation",
     "profile": "show where a leader's time goes while it is under load",
     "analyse": "turn the log of a run into tables, a summary and a report",
+    "check": "check recorded histories for linearizability",
 }
 
 USAGE = "\n".join(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["spark_session"]
 
+ROOT = Path(__file__).resolve().parents[2]
+
 DRIVER_MEMORY = "2g"
 """In local mode the driver does all the work. Exact percentiles keep one counter for each distinct
 duration of a group; 2 GiB hold some ten million rows of log."""
@@ -54,7 +56,7 @@ def spark_session(master: str = "local[*]") -> Iterator[SparkSession]:
     from pyspark.errors import PySparkException
 
     os.environ["JAVA_HOME"] = str(find_java())
-    # The job uses no Python functions, but workers must not pick up another interpreter by chance.
+    # Workers of Spark (`bench check`) must not pick up another interpreter by chance.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     work = Path(tempfile.mkdtemp(prefix="raftkv-analysis-"))
     log = work / "spark.log"
@@ -106,6 +108,8 @@ def _settings(master: str, work: Path) -> dict[str, str]:
     log4j.write_text(LOG4J, encoding="utf-8")
     settings = {
         "spark.driver.memory": DRIVER_MEMORY,
+        # Python functions of `bench check` import the checkout that they come from.
+        "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={log4j.resolve().as_uri()} -Duser.timezone=UTC "
             "-XX:+UseSerialGC"
