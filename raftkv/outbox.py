@@ -16,7 +16,8 @@ Sending is batched: what was submitted during one turn of the loop leaves as one
 When the session ends under a running node (it was declared dead while it could not speak), a
 command that was sent once and refused as SessionExpired is known not to have been applied, and is
 sent again under the new session; one that was sent more often may have been applied by an earlier
-attempt, and its caller gets `Timeout`.
+attempt, and its caller gets `Timeout`. So does one whose fate lies in entries that a snapshot has
+jumped over.
 """
 
 from __future__ import annotations
@@ -224,14 +225,18 @@ class Outbox:
 
     # -- answers
 
-    def settle(self, seq: int, outcome: Any) -> None:
-        """This node has applied its number `seq` of the current session."""
+    def settle(self, seq: int, outcome: Any, *, jumped: bool = False) -> None:
+        """This node has applied its number `seq` of the current session.
+
+        `jumped`: no, a snapshot says so. If the session has ended there, the command may have been
+        applied before that, in the entries that were jumped over.
+        """
         waiter = self._sent.get(seq)
         if waiter is None or waiter.abandoned:
             return  # it goes on holding the floor, so that its outcome can be asked for
         del self._sent[seq]
         if type(outcome) is SessionExpired and not waiter.future.done():
-            if waiter.sends <= 1:
+            if waiter.sends <= (0 if jumped else 1):
                 waiter.sends = 0
                 self._unsent.append(waiter)
                 return

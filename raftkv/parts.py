@@ -16,7 +16,7 @@ from .detector import Detector
 from .peering import Peering
 from .raft import wire
 from .raft.engine import Engine
-from .raft.membership import name_of
+from .raft.membership import Configuration, name_of
 from .raft.recovery import Recovered
 from .raft.snapshotting import Snapshotting
 from .raft.transport import Link
@@ -102,6 +102,7 @@ class CorePart:
         self._relay_number = _RELAY_START
         self._told: tuple[str | None, int] = (None, -1)
         self._handing_over: asyncio.Future[None] | None = None
+        self._followed: Configuration | None = None
         self.engine = Engine(
             me=raft_id,
             wal=recovered.wal,
@@ -200,6 +201,9 @@ class CorePart:
     def office_changed(self) -> bool:
         """Pass the news on. True if the way to the leader is another one now."""
         engine, handing_over = self.engine, self._handing_over
+        if engine.configuration is not self._followed:
+            self._followed = engine.configuration
+            self._peering.follow_configuration(engine.configuration)
         if handing_over is not None and engine.leading is None and not handing_over.done():
             handing_over.set_result(None)
         if engine.leading is not None and self._told != (engine.me, engine.term):

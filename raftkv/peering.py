@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .config import NodeConfig
-from .errors import NodeFault, RemovedNode, WipedNode, WrongCluster
+from .errors import DiskFailed, NodeFault, RemovedNode, WipedNode, WrongCluster
 from .raft import wire
 from .raft.engine import Engine
 from .raft.identity import DataDirectory
@@ -85,10 +85,23 @@ class Peering:
         The other may not know who dials it: a core that was added later stands in no
         configuration file but its own.
         """
-        for name, address in sorted(self._config.cores.items()):
-            if name != self._config.name:
-                patience_s = 0.0 if name < self._config.name else LESSER_PATIENCE_S
-                self.hub.keep_dialling(name, address, "raft", patience_s)
+        for name in sorted(self._config.cores):
+            self._keep_dialling(name)
+
+    def _keep_dialling(self, name: str) -> None:
+        if name != self._config.name:
+            patience_s = 0.0 if name < self._config.name else LESSER_PATIENCE_S
+            self.hub.keep_dialling(name, self.addresses[name], "raft", patience_s)
+
+    def follow_configuration(self, configuration: Configuration) -> None:
+        """Members came or went: dial whose address is known, leave those that were removed."""
+        names = [name_of(member) for member in configuration.members]
+        for name in names:
+            if name in self.addresses:
+                self._keep_dialling(name)
+        for raft_id in configuration.removed:
+            if name_of(raft_id) not in names:
+                self.hub.stop_dialling(name_of(raft_id))
 
     def linked(self, name: str) -> bool:
         """Whether a raft link to the node of this name is up."""
@@ -193,11 +206,22 @@ class Peering:
         if not self._directory.identity.cluster_id:
             self._join(message.cluster_id)
 
-    def _join(self, cluster_id: str) -> None:
-        self._directory.join(cluster_id)
+    def _join(self, cluster_id: str) -> bool:
+        """False if the disk refused, which stops the node."""
+        try:
+            self._directory.join(cluster_id)
+        except OSError as error:
+            self._faulted(
+                DiskFailed(
+                    f"the cluster's id cannot be stored: {error}. Free or "
+                    "replace the disk, then start the node again"
+                )
+            )
+            return False
         if self.engine is not None:
             self.engine.snapshotting.cluster_id = cluster_id
         log.info("%s belongs to the cluster %s", self._directory.identity.name, cluster_id)
+        return True
 
     def try_founding(self) -> None:
         """At the start: a cluster of one core needs nobody else."""
@@ -219,8 +243,9 @@ class Peering:
         self._found(engine, others)
 
     def _found(self, engine: Engine, others: list[Link]) -> None:
-        if not self._directory.identity.cluster_id:
-            self._join(engine.runtime.token(8).hex())
+        known = self._directory.identity.cluster_id
+        if not known and not self._join(engine.runtime.token(8).hex()):
+            return
         identity = self._directory.identity
         voters = sorted([identity.raft_id, *(link.peer_id for link in others)])
         log.info("%s founds the cluster %s", identity.name, identity.cluster_id)

@@ -99,7 +99,7 @@ class Replica:
         for seq in self._outbox.waiting():
             outcome = self.machine.recall(session, seq, self._outbox.kind_of(seq))
             if outcome is not ABSENT:
-                self._outbox.settle(seq, outcome)
+                self._outbox.settle(seq, outcome, jumped=True)
         self.on_restored(index)
 
     def office_changed(self) -> None:

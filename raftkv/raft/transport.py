@@ -210,7 +210,7 @@ class Hub:
         return self._listener.port
 
     def keep_dialling(self, name: str, address: str, purpose: str, patience_s: float) -> None:
-        """See to it that there is a link to the node, for as long as this node runs.
+        """See to it that there is a link to the node, until `stop_dialling(name)`.
 
         With `patience_s` the other side is first given that long to dial. While a link is up, by
         whoever's dialling, nothing is done.
@@ -218,6 +218,12 @@ class Hub:
         if name not in self._dialling and not self._closed:
             coroutine = self._dial_for_ever(name, address, purpose, patience_s)
             self._dialling[name] = self.runtime.spawn(coroutine, f"dial {address} for {purpose}")
+
+    def stop_dialling(self, name: str) -> None:
+        """The node is no member any more, say. A link that is up stays."""
+        task = self._dialling.pop(name, None)
+        if task is not None:
+            task.cancel()
 
     async def dial(self, address: str, purpose: str) -> Link:
         """One attempt. Raises OSError. The handshake goes on after this returns."""

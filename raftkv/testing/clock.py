@@ -64,6 +64,7 @@ class SimHandle(asyncio.TimerHandle):
         self.callback = callback
         self.arguments = arguments
         self.home = home
+        self._context = home  # asyncio looks for it from Python 3.12 on
         self.when_s = when_s
         self.timers = timers
         self._cancelled = False
