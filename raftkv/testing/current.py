@@ -19,12 +19,20 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Protocol
 
-__all__ = ["CURRENT", "CurrentRandom", "current_monotonic", "current_random", "installed"]
+__all__ = [
+    "CURRENT",
+    "CurrentRandom",
+    "current_monotonic",
+    "current_random",
+    "installed",
+    "running_host",
+]
 
 
 class HasClockAndChance(Protocol):
     """What is needed of a runtime here."""
 
+    host: str
     rng: Any
 
     def monotonic(self) -> float: ...
@@ -46,6 +54,11 @@ def _runtime() -> HasClockAndChance:
 def current_monotonic() -> float:
     """`monotonic()` of the host whose code is running. Raises RuntimeError outside any host."""
     return _runtime().monotonic()
+
+
+def running_host() -> str:
+    """The name of the host whose code is running. Raises RuntimeError outside any host."""
+    return _runtime().host
 
 
 class CurrentRandom:

@@ -126,6 +126,7 @@ class SimDisk:
         self.changes_total = 0
         self.writes_total = 0
         self.syncs_total = 0
+        self.failures_total = 0  # how often a fault that was switched on has struck
         self.epoch = 0  # the number of crashes
         self._rng = rng
         self._directories = {"/", "."}
@@ -161,6 +162,35 @@ class SimDisk:
         inode.view[offset] ^= mask
         if offset < len(inode.platter):
             inode.platter[offset] ^= mask
+
+    def unflip_bit(self, path: str, offset: int, bit: int) -> None:
+        """Take back a `flip_bit` of the same three, if the file still exists."""
+        if posixpath.normpath(path) in self._names:
+            self.flip_bit(path, offset, bit)
+
+    # What would be left --------------------------------------------------------------------------
+
+    def paths(self) -> list[str]:
+        """All files, as processes see them, sorted."""
+        return sorted(self._names)
+
+    def platter(self, path: str) -> bytearray | None:
+        """What a power failure now could not take from the file; None if not even its name.
+
+        The disk's own bytes: to be looked at, not changed.
+        """
+        inode = self._platter_names.get(path)
+        return None if inode is None else inode.platter
+
+    def synced_bytes(self, path: str) -> int:
+        """How many bytes of the file, from its start, are on the platter as they are seen."""
+        inode = self._inode(path)
+        if self._platter_names.get(path) is not inode:
+            return 0
+        count = min(len(inode.view), len(inode.platter))
+        for change in inode.unsynced:
+            count = min(count, change if isinstance(change, int) else change.offset)
+        return count if inode.view[:count] == inode.platter[:count] else 0
 
     def changed(self) -> None:
         """Count a changing operation, or refuse it."""
@@ -244,6 +274,7 @@ class SimDisk:
         self.changed()
         self.writes_total += 1
         if self.fail_writes:
+            self.failures_total += 1
             written = data[: self._rng.randint(0, len(data) // 2)]
             inode.change(_Write(len(inode.view), written))
             raise OSError(errno.ENOSPC, "no space left on the simulated disk")
@@ -252,6 +283,7 @@ class SimDisk:
     def _fail_sync(self) -> None:
         self.syncs_total += 1
         if self.fail_syncs:
+            self.failures_total += 1
             raise OSError(errno.EIO, "the simulated disk failed to sync")
 
     def _create(self, path: str) -> _Inode:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from raftkv.testing.world import World
 
-__all__ = ["DISK_FAULTS", "FAULTS", "Nemesis"]
+__all__ = ["DAMAGE_FAULTS", "DISK_FAULTS", "FAULTS", "OPERATIONS", "Nemesis"]
 
 # Relative frequency of each fault.
 FAULTS: Mapping[str, float] = {
@@ -29,6 +29,7 @@ FAULTS: Mapping[str, float] = {
     "cut": 2,
     "cut_one_way": 2,
     "isolate": 2,
+    "expel": 1,
     "power_cut": 2,
     "kill": 2,
     "pause": 2,
@@ -42,6 +43,22 @@ DISK_FAULTS: Mapping[str, float] = {
     "fail_syncs": 1,
     "fail_writes": 1,
 }
+# A bit of a log or snapshot flips, in what had been synced, while its program is killed and started
+# again. The program must notice and stop; the bit is flipped back before the next start. Only for
+# programs with files named *.wal and *.snap.
+DAMAGE_FAULTS: Mapping[str, float] = {
+    "flip_bit": 1,
+}
+# What an operator does: the program is asked to end and started again.
+OPERATIONS: Mapping[str, float] = {
+    "stop": 1,
+}
+
+ALL_FAULTS = (*FAULTS, *DISK_FAULTS, *DAMAGE_FAULTS, *OPERATIONS)
+# These need more than one host.
+NETWORK_FAULTS = frozenset(["reset", "stall", "cut", "cut_one_way", "isolate", "expel"])
+# How often it is looked whether a program that was asked to end has done so.
+STOP_POLL_S = 0.1
 
 
 class Nemesis:
@@ -57,11 +74,10 @@ class Nemesis:
         duration_s: tuple[float, float] = (0.2, 3.0),
         down_max: int | None = None,
     ) -> None:
-        known = [*FAULTS, *DISK_FAULTS]
-        unknown = [name for name in faults if name not in known]
+        unknown = [name for name in faults if name not in ALL_FAULTS]
         if unknown or not faults:
-            raise ValueError(f"faults must be among {', '.join(known)}; not {unknown}")
-        if len(hosts) < 2 and any(name not in ("power_cut", "kill") for name in faults):
+            raise ValueError(f"faults must be among {', '.join(ALL_FAULTS)}; not {unknown}")
+        if len(hosts) < 2 and not NETWORK_FAULTS.isdisjoint(faults):
             raise ValueError("faults of the network need at least two hosts")
         self.counts: dict[str, int] = dict.fromkeys(faults, 0)
         self._world = world
@@ -73,12 +89,15 @@ class Nemesis:
         self._rng = random.Random(f"{world.seed}/nemesis")
         # Hosts that cannot take part at the moment, and until when.
         self._away: dict[str, float] = {}
+        # host -> (file, offset, bit) that is flipped now.
+        self.flipped: dict[str, tuple[str, int, int]] = {}
         self._actions: dict[str, Callable[[float], bool]] = {
             "reset": self._reset,
             "stall": self._stall,
             "cut": lambda duration_s: self._cut(duration_s, one_way=False),
             "cut_one_way": lambda duration_s: self._cut(duration_s, one_way=True),
             "isolate": self._isolate,
+            "expel": self._expel,
             "power_cut": lambda duration_s: self._crash(duration_s, power_cut=True),
             "kill": lambda duration_s: self._crash(duration_s, power_cut=False),
             "pause": self._pause,
@@ -86,6 +105,8 @@ class Nemesis:
             "jump_wall": self._jump_wall,
             "fail_syncs": lambda duration_s: self._fail_disk(duration_s, "fail_syncs"),
             "fail_writes": lambda duration_s: self._fail_disk(duration_s, "fail_writes"),
+            "flip_bit": self._flip_bit,
+            "stop": self._stop,
         }
 
     def run(self, seconds: float) -> None:
@@ -118,6 +139,7 @@ class Nemesis:
         for name in self._hosts:
             world.resume(name)
             self._repair(name, world.host(name).boots)
+            self._unflip(name)
             if not world.host(name).is_up:
                 world.restart(name)
 
@@ -176,6 +198,18 @@ class Nemesis:
         self._later(duration_s, self._world.network.heal, name)
         return True
 
+    def _expel(self, duration_s: float) -> bool:
+        """Its connections break at once and no new ones come: a router that restarts."""
+        name = self._victim(duration_s)
+        if name is None:
+            return False
+        for other in self._hosts:
+            if other != name:
+                self._world.network.reset(name, other)
+        self._world.network.isolate(name)
+        self._later(duration_s, self._world.network.heal, name)
+        return True
+
     def _crash(self, duration_s: float, *, power_cut: bool) -> bool:
         name = self._victim(duration_s)
         if name is None:
@@ -221,6 +255,52 @@ class Nemesis:
         host.disk.fail_syncs = host.disk.fail_writes = False
         if was_bad and not host.is_up:
             host.disk.crash()
+            self._restart(name, boots)
+
+    def _flip_bit(self, duration_s: float) -> bool:
+        name = self._victim(duration_s)
+        if name is None:
+            return False
+        world, disk = self._world, self._world.host(name).disk
+        world.crash(name, power_cut=False)
+        files = {path.rpartition(".")[2]: path for path in disk.paths()}  # the newest of each kind
+        paths = [files[kind] for kind in ("wal", "snap") if kind in files]
+        path = self._rng.choice(paths) if paths else ""
+        size = disk.synced_bytes(path) if paths else 0
+        if size:
+            offset, bit = self._rng.randrange(size), self._rng.randrange(8)
+            disk.flip_bit(path, offset, bit)
+            self.flipped[name] = (path, offset, bit)
+            world.note(name, f"bit {bit} of byte {offset} of {path} flips")
+        world.restart(name)
+        self._later(duration_s, self._unflip, name)
+        return size > 0
+
+    def _unflip(self, name: str) -> None:
+        """Good data again, and another start: the program has stopped itself over the bad."""
+        flip = self.flipped.pop(name, None)
+        host = self._world.host(name)
+        if flip is not None:
+            if host.is_up:
+                self._world.crash(name, power_cut=False)
+            host.disk.unflip_bit(*flip)
+            self._world.note(name, "the bit flips back")
+            self._world.restart(name)
+
+    def _stop(self, duration_s: float) -> bool:
+        name = self._victim(duration_s)
+        if name is None:
+            return False
+        self._world.stop(name)
+        self._later(duration_s, self._restart_stopped, name, self._world.host(name).boots)
+        return True
+
+    def _restart_stopped(self, name: str, boots: int) -> None:
+        """It may take its time to end, when its disk hangs."""
+        host = self._world.host(name)
+        if host.is_up and host.boots == boots:
+            self._later(STOP_POLL_S, self._restart_stopped, name, boots)
+        else:
             self._restart(name, boots)
 
     def _jump_wall(self, duration_s: float) -> bool:

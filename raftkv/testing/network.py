@@ -101,6 +101,8 @@ class SimNetwork:
         self.rng = rng
         self.options = options or NetworkOptions()
         self.record: Callable[[str, str], None] | None = None
+        # Whether it is told of every arrival of bytes too, which is most of all events.
+        self.records_deliveries = True
         self._hosts: dict[str, None] = {}
         self._silent: dict[str, None] = {}
         self._links: dict[tuple[str, str], Link] = {}

@@ -167,6 +167,6 @@ class Pipe:
         if source.write_paused and self.pending_bytes <= source.low_water_bytes:
             network.loop.call_soon(source.drained, context=source.context)
         target = self._target
-        if network.record is not None:
+        if network.record is not None and network.records_deliveries:
             network.record(target.host, f"< {source.host} {len(data)} bytes {zlib.crc32(data):08x}")
         target.received(data)

@@ -1,56 +1,81 @@
-"""Whole raftkv nodes in the simulated world, with a load and the checks that every run must pass.
+"""Whole raftkv nodes in the simulated world, with clients and the checks that every run must pass.
 
     with SimulatedCluster(seed=7, cores=3, replicants=2) as cluster:
         cluster.storm(30)
         cluster.settle()
     print(cluster.world.trace.digest())
 
-Checked while it runs: at most one leader in a term; term, commit and applied index of a running
-node never go back; all nodes apply the same bytes at the same index. Checked at the end, after the
-world has healed and everybody has caught up within a bound: every acknowledged write is there, no
-write took effect twice, none that was answered "not applied" took effect, nothing foreign is
-there, and the digests of all nodes are equal.
+Checked while it runs: the five Raft properties (observer.py); what nodes promise is on their disks
+(promises.py); reads and writes are linearizable (workload.py); all nodes apply the same bytes at
+the same index, with the same digest at every `DIGEST_EVERY`-th; no node stops itself without a
+reason; a flipped bit is noticed. Checked at the end, after the world has healed and everybody has
+caught up within a bound: every acknowledged write is there, no write took effect twice, none that
+was answered "not applied" took effect, and the digests of all nodes are equal.
 
-Each write goes to a key of its own, so a write that took effect twice has version 2.
+A broken promise is a `SafetyViolation` with the name of the check. It ends the run at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 import pysyncobj.syncobj  # type: ignore[import-untyped, unused-ignore]
 
 from raftkv.config import Limits, NodeConfig, RaftTimes
-from raftkv.errors import InternalFault, NodeFault, NotApplied, OutcomeUnknown
+from raftkv.errors import DamagedLog, DamagedSnapshot, DiskFailed, InternalFault, NodeFault
 from raftkv.node import Node
 from raftkv.parts import CorePart
 from raftkv.plugin import Plugin
+from raftkv.replica import Replica
 from raftkv.runtime import Runtime
 from raftkv.testing import current
-from raftkv.testing.host import HostCrashed
+from raftkv.testing.coverage import Coverage
+from raftkv.testing.harsh import Harsh
+from raftkv.testing.linearizability import Budget, check_per_key
+from raftkv.testing.marks import Marks
+from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
-from raftkv.testing.world import World, WorldOptions
+from raftkv.testing.observer import Observer
+from raftkv.testing.patching import around
+from raftkv.testing.workload import Workload
+from raftkv.testing.world import NotReached, World, WorldOptions
 
 __all__ = ["SafetyViolation", "SimulatedCluster"]
 
 PORT = 7000
+# Within this time after healing every node has a session, a write succeeds, all have caught up.
 HEAL_S = 30.0
+# A client's last operation has ended this long after the load stopped.
+QUIET_S = 6.5
+# A node that stops itself again and again is started this often.
+REVIVE_S = 1.0
+# A digest walks the whole state.
+DIGEST_EVERY = 1000
+# The search for an order of a history ends without a verdict after so many steps: some seconds.
+# The check by revision (workload.py) has no such bound.
+HISTORY_STEPS_MAX = 2_000_000
 
 
 class SafetyViolation(AssertionError):
-    """The cluster broke a promise. The message names the seed that replays it."""
+    """The cluster broke a promise. The message names the check and the seed that replays it."""
+
+    def __init__(self, message: str, check: str) -> None:
+        super().__init__(message)
+        self.check = check
 
 
 class SimulatedCluster:
-    """`cores` + `replicants` nodes, one host each, and a client per node that counts.
+    """`cores` + `replicants` nodes, one host each, with a client per node.
 
-    Every client owns a few keys and writes an increasing number to each, so that whatever is read
-    later tells which write is the last one that took effect.
+    `deliveries` False leaves the arrival of bytes out of the trace, which makes it smaller and the
+    run faster; the run itself is the same. With `messages`, a storm also loses, doubles and
+    reorders single messages between cores (harsh.py).
     """
 
     def __init__(
@@ -66,21 +91,22 @@ class SimulatedCluster:
         limits: Limits | None = None,
         options: WorldOptions | None = None,
         world: World | None = None,
+        deliveries: bool = True,
+        messages: bool = False,
     ) -> None:
         self.seed = seed
         self.world = world or World(seed, options)
+        self.world.network.records_deliveries = deliveries
         self._plugins = list(plugins)
-        self._rate_per_s = rate_per_s
-        self._rng = random.Random(f"{seed}/clients")
-        core_names = [f"core{number}" for number in range(1, cores + 1)]
-        self.names = core_names + [f"replicant{number}" for number in range(1, replicants + 1)]
+        self.cores = [f"core{number}" for number in range(1, cores + 1)]
+        self.names = self.cores + [f"replicant{number}" for number in range(1, replicants + 1)]
         self.configs = {
             name: NodeConfig(
                 name=name,
-                role="core" if name in core_names else "replicant",
+                role="core" if name in self.cores else "replicant",
                 dir=f"/{name}",
                 peer_address=f"{name}:{PORT}",
-                cores={core: f"{core}:{PORT}" for core in core_names},
+                cores={core: f"{core}:{PORT}" for core in self.cores},
                 insecure=True,
                 fsync=fsync,
                 plugins=(),
@@ -90,23 +116,47 @@ class SimulatedCluster:
             for name in self.names
         }
         self.nodes: dict[str, Node] = {}
-        self.acknowledged: set[bytes] = set()
-        self.refused: set[bytes] = set()
-        self.attempts = 0
+        self.marks = Marks()
         self.nemesis: Nemesis | None = None
-        self._leaders: dict[int, str] = {}
+        self.violation: SafetyViolation | None = None
+        # How long after healing the first write was acknowledged and every node was ready.
+        self.recovery_s = 0.0
+        self.harsh = Harsh(random.Random(f"{seed}/harsh")) if messages else None
+        self.load = Workload(
+            self.world, self.names, self._up, self.violated, self.marks, rate_per_s
+        )
+        self._synced = fsync == "on"
+        self.observer = Observer(self.world, self.violated, self.marks, synced=self._synced)
+        # Of every applied entry: the checksum of its body; of some indexes, the state's digest.
         self._applied: dict[int, int] = {}
-        self._seen: dict[str, tuple[int, int, int]] = {}
-        self._loading = False
-        self._installed = current.installed(pysyncobj.syncobj)
+        self._digests: dict[int, str] = {}
+        self._revived_at: dict[str, float] = {}
+        self._failures_at_start: dict[str, int] = {}
+        self._patches = contextlib.ExitStack()
+
+    @property
+    def acknowledged(self) -> set[bytes]:
+        """Keys of the single writes that succeeded."""
+        return self.load.acknowledged
 
     def __enter__(self) -> Self:
-        self._installed.__enter__()
-        self.world.__enter__()
-        for name in self.names:
-            self.world.start(name, self._program)
-        self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
-        self.start_load()
+        enter = self._patches.enter_context
+        enter(current.installed(pysyncobj.syncobj))
+        enter(self.observer)
+        enter(Coverage(self.marks))
+        if self.harsh is not None:
+            enter(self.harsh)
+        enter(around(Replica, "apply", self._wrap_apply))
+        enter(self.world)
+        try:
+            with self._judging():
+                for name in self.names:
+                    self.world.start(name, self._program)
+                self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
+            self.load.start()
+        except BaseException:
+            self._patches.close()
+            raise
         return self
 
     def __exit__(
@@ -115,145 +165,195 @@ class SimulatedCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._loading = False
-        self.world.__exit__(kind, error, trace)
-        self._installed.__exit__(kind, error, trace)
+        self.load.running = False
+        self._patches.close()
 
     # -- nodes
 
     async def _program(self, runtime: Runtime) -> None:
-        name: str = runtime.host  # type: ignore[attr-defined]  # only the simulated one has it
+        name = current.running_host()
+        self.nodes.pop(name, None)
+        self._failures_at_start[name] = self.world.host(name).disk.failures_total
         node = Node(self.configs[name], plugins=self._plugins, runtime=runtime)
-        async with node:
-            self._watch_applies(name, node)
-            self._seen.pop(name, None)
-            self.nodes[name] = node
-            fault = await node.fault
-            if isinstance(fault, InternalFault):
-                raise AssertionError(f"{name} is broken: {fault}")  # no fault of its machine
-            raise fault
+        try:
+            async with node:
+                if self.nemesis is not None and name in self.nemesis.flipped:
+                    self.violated("damage noticed", f"{name} starts on a file with a flipped bit")
+                self.nodes[name] = node
+                # Shielded: being asked to end must not look like a fault of the node.
+                raise await asyncio.shield(node.fault)
+        except NodeFault as fault:
+            self._judge_fault(name, fault)
+            raise
 
-    def _watch_applies(self, name: str, node: Node) -> None:
-        replica = node._replica
-        apply = replica.apply
+    def _judge_fault(self, name: str, fault: NodeFault) -> None:
+        """A node may stop itself over its disk, and only if that was hurt."""
+        flipped = self.nemesis is not None and name in self.nemesis.flipped
+        if isinstance(fault, DamagedLog | DamagedSnapshot) and (flipped or not self._synced):
+            self.marks.hit("damage noticed")
+            return
+        failures = self.world.host(name).disk.failures_total
+        if isinstance(fault, DiskFailed) and failures > self._failures_at_start[name]:
+            self.marks.hit("disk failed")
+            return
+        if isinstance(fault, InternalFault) and self.violation is not None:
+            return  # the engine has met our own exception
+        self.violated("nodes stop for a reason", f"{name}: {type(fault).__name__}: {fault}")
 
-        def watched(index: int, body: bytes) -> None:
-            crc = zlib.crc32(body)
-            if self._applied.setdefault(index, crc) != crc:
-                self._violated(f"{name} applies something else at index {index}")
-            apply(index, body)
+    def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
+        def apply(replica: Replica, index: int, body: bytes) -> None:
+            checksum = zlib.crc32(body)
+            if self._applied.setdefault(index, checksum) != checksum:
+                self.violated(
+                    "state-machine safety",
+                    f"{current.running_host()} applies something else at index {index}",
+                )
+            original(replica, index, body)
+            if index % DIGEST_EVERY == 0:
+                digest = replica.machine.digest()
+                if self._digests.setdefault(index, digest) != digest:
+                    self.violated(
+                        "equal digests",
+                        f"{current.running_host()} has another state at index {index}",
+                    )
 
-        replica.apply = watched  # type: ignore[method-assign]
+        return apply
 
     def is_up(self, name: str) -> bool:
         """Whether the node runs now."""
         return self.world.host(name).is_up and name in self.nodes
 
+    def _up(self, name: str) -> Node | None:
+        return self.nodes[name] if self.is_up(name) else None
+
     def _all_ready(self) -> bool:
         return all(self.is_up(name) and self.nodes[name].session for name in self.names)
 
-    def _violated(self, what: str) -> NoReturn:
-        raise SafetyViolation(f"seed {self.seed} at {self.world.loop.now:.3f} s: {what}")
+    # -- verdicts
 
-    # -- load
+    def violated(self, check: str, what: str) -> NoReturn:
+        """End the run: a promise is broken. The first one counts.
 
-    def start_load(self) -> None:
-        """A client on every node, all together at the given rate; and the watchman."""
-        self._loading = True
-        for number, name in enumerate(self.names):
-            self.world.spawn(self._client(name, number), f"client of {name}")
-        self.world.spawn(self._watch(), "watch")
+        It is kept as well as raised, because the code under test may catch what is raised here.
+        """
+        text = f"seed {self.seed} at {self.world.loop.now:.6f} s: {check}: {what}"
+        violation = SafetyViolation(text, check)
+        if self.violation is None:
+            self.violation = violation
+            self.world.note("*", f"VIOLATION of {check}: {what}")
+            self.world.report("*", violation)
+            self.world.loop.stop()
+        raise violation
 
-    async def _client(self, name: str, number: int) -> None:
-        interval_s = len(self.names) / self._rate_per_s
-        while self._loading:
-            await asyncio.sleep(self._rng.expovariate(1 / interval_s))
-            if self.is_up(name):
-                self.attempts += 1
-                key = b"%d/%d" % (number, self.attempts)
-                self.world.spawn(self._write(name, key), f"write {key.decode()}")
-
-    async def _write(self, name: str, key: bytes) -> None:
-        put = self.nodes[name].kv.put(key, key, timeout_s=3.0)
+    @contextlib.contextmanager
+    def _judging(self) -> Iterator[None]:
         try:
-            await self.world.call(name, put)
-        except NotApplied:
-            self.refused.add(key)
-        except (OutcomeUnknown, HostCrashed, NodeFault):
-            pass  # it may take effect once, now or later
-        else:
-            self.acknowledged.add(key)
-
-    async def _watch(self) -> None:
-        while self._loading:
-            await asyncio.sleep(0.02)
-            for name in self.names:
-                if self.is_up(name):
-                    self._check_node(name, self.nodes[name])
-
-    def _check_node(self, name: str, node: Node) -> None:
-        part = node._part
-        if part is None:
-            return
-        now = (part.term, part.commit, node.machine.index)
-        before = self._seen.get(name, (0, 0, 0))
-        if any(new < old for new, old in zip(now, before, strict=True)):
-            self._violated(f"{name} went back from {before} to {now} (term, commit, applied)")
-        self._seen[name] = now
-        if isinstance(part, CorePart) and part.engine.leading is not None:
-            leader = self._leaders.setdefault(part.term, name)
-            if leader != name:
-                self._violated(f"{leader} and {name} both lead term {part.term}")
+            yield
+        except NotReached as late:
+            if self.violation is None:
+                raise SafetyViolation(str(late), "progress") from late
+        except AssertionError:
+            if self.violation is None:
+                raise
+        if self.violation is not None:
+            raise self.violation
 
     # -- a whole run
 
-    def storm(self, seconds: float, faults: Mapping[str, float] = FAULTS) -> None:
-        """Faults for so many virtual seconds, then everything is healed."""
-        cores = [name for name in self.names if self.configs[name].role == "core"]
-        self.nemesis = Nemesis(
-            self.world, self.names, faults=faults, down_max=(len(cores) - 1) // 2
-        )
-        self.nemesis.run(seconds)
+    def run(self, seconds: float) -> None:
+        """Let everything go on for so many virtual seconds."""
+        with self._judging():
+            self.world.run(seconds)
+
+    def storm(self, seconds: float, faults: Mapping[str, float] = FAULTS, **nemesis: Any) -> None:
+        """Faults for so many virtual seconds, then everything is healed.
+
+        Further arguments are those of `Nemesis`.
+        """
+        nemesis.setdefault("down_max", (len(self.cores) - 1) // 2)
+        self.nemesis = Nemesis(self.world, self.names, faults=faults, **nemesis)
+        with self._judging(), contextlib.ExitStack() as during:
+            if self.harsh is not None:
+                during.enter_context(self.harsh.during(self.world))
+            self.nemesis.run(seconds)
 
     def power_cut(self) -> None:
         """The lights go out everywhere at once, then all nodes start again."""
         for name in self.names:
             self.world.crash(name, power_cut=True)
-        self.world.run(0.5)
+        self.run(0.5)
         for name in self.names:
             self.world.restart(name, self._program)
 
     def settle(self, timeout_s: float = HEAL_S) -> None:
         """The healed cluster must make progress and agree; then everything is checked."""
+        world = self.world
+        healed_at = world.loop.now
+        with self._judging():
+            world.wait(
+                lambda: self._revived() and self.load.acknowledged_at > healed_at,
+                timeout_s,
+                "every node ready and a write acknowledged after healing",
+            )
+            self.recovery_s = world.loop.now - healed_at
+            world.run(1.0)
+            self.load.running = False
+            world.run(QUIET_S)
+            world.wait(self._converged, timeout_s, "the same applied index on every node")
+            self.check()
+
+    def _revived(self) -> bool:
+        now = self.world.loop.now
         for name in self.names:
-            if not self.world.host(name).is_up:
+            tried_at = self._revived_at.get(name, -REVIVE_S)
+            if not self.world.host(name).is_up and now >= tried_at + REVIVE_S:
+                self._revived_at[name] = now
                 self.world.restart(name, self._program)
-        self.world.wait(self._all_ready, timeout_s, "every node ready after healing")
-        self.world.run(1.0)
-        self._loading = False
-        self.world.run(5.0)
-        self.world.wait(self._converged, timeout_s, "the same applied index on every node")
-        self.check()
+        return self._all_ready()
 
     def _converged(self) -> bool:
-        return self._all_ready() and len({self.nodes[n].machine.index for n in self.names}) == 1
+        return self._revived() and len({self.nodes[n].machine.index for n in self.names}) == 1
 
     def check(self) -> None:
         """See the module's text. Raises SafetyViolation."""
         digests = {name: self.nodes[name].machine.digest() for name in self.names}
         if len(set(digests.values())) != 1:
-            self._violated(f"the digests differ: {digests}")
+            self.violated("equal digests", f"the digests differ: {digests}")
         node = self.nodes[self.names[0]]
         rows = dict(node.machine.view("kv").table("keys").scan())
-        lost = self.acknowledged - rows.keys()
+        load = self.load
+        lost = load.acknowledged - rows.keys()
         if lost:
-            self._violated(f"{len(lost)} acknowledged writes are lost, such as {min(lost)!r}")
-        undead = self.refused & rows.keys()
+            self.violated(
+                "acknowledged writes stay", f"{len(lost)} are lost, such as {min(lost)!r}"
+            )
+        undead = load.refused & rows.keys()
         if undead:
-            self._violated(f"{min(undead)!r} was answered 'not applied' and is there")
-        twice = [key for key, row in rows.items() if row.version != 1]
+            self.violated(
+                "refused writes stay away",
+                f"{min(undead)!r} was answered 'not applied' and is there",
+            )
+        single = [key for key in rows if not key.startswith(b"shared/")]
+        twice = [key for key in single if rows[key].version != 1]
         if twice:
-            self._violated(f"{twice[0]!r} took effect {rows[twice[0]].version} times")
+            self.violated(
+                "exactly once", f"{twice[0]!r} took effect {rows[twice[0]].version} times"
+            )
+        budget = Budget(steps_max=HISTORY_STEPS_MAX)
+        for key, verdict in check_per_key(load.history, KeyValueStore(), budget).items():
+            if verdict.violation is not None:
+                self.violated("linearizable", f"{key!r}: {verdict.violation.text()}")
         found = node.machine.invariants()
         if found:
-            self._violated("; ".join(found))
+            self.violated("invariants", "; ".join(found))
+
+    def fingerprint(self) -> str:
+        """Equal for equal runs: what a replay can be compared by."""
+        loop = self.world.loop
+        parts = (loop.callback_count, loop.task_count, loop.now, sorted(self.acknowledged))
+        return f"{zlib.crc32(repr(parts).encode()):08x}"
+
+    def part(self, name: str) -> CorePart | None:
+        """The core's part of a running core."""
+        part = self.nodes[name]._part if self.is_up(name) else None
+        return part if isinstance(part, CorePart) else None

@@ -68,7 +68,7 @@ def test_one_seed_gives_one_trace_whatever_the_hash_seed() -> None:
 
 def test_the_toy_survives_storms_and_every_fault_happens() -> None:
     totals = dict.fromkeys(FAULTS, 0)
-    for seed in range(8):
+    for seed in range(12):
         _, counts, numbers = toy.storm(seed, 15)
         assert min(numbers.values()) > 1
         for name, count in counts.items():

@@ -1,0 +1,77 @@
+"""Listens for events that a simulation should have seen sometimes, and hits their marks.
+
+Wraps methods of the real classes while entered (patching.py); it checks nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from raftkv.node import Node
+from raftkv.raft.following import Following
+from raftkv.raft.snapshot import SnapshotWriter
+from raftkv.raft.wal import Wal
+from raftkv.replica import Replica
+from raftkv.replicant.follower import Follower
+from raftkv.state.machine import StateMachine
+from raftkv.testing.marks import Marks
+from raftkv.testing.patching import around
+
+__all__ = ["Coverage"]
+
+
+class Coverage:
+    """A context manager that hits marks while entered."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        enter = self._patches.enter_context
+        enter(around(SnapshotWriter, "commit", self._counted("snapshot written")))
+        enter(around(Following, "_install", self._counted("snapshot installed")))
+        enter(around(StateMachine, "_again", self._counted("command answered from the table")))
+        enter(around(Node, "_reopen", self._counted("session reopened")))
+        enter(around(Wal, "compact", self._counted("log compacted")))
+        enter(around(Replica, "restore", self._wrap_restore))
+        enter(around(Follower, "link_up", self._wrap_link_up))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._patches.close()
+
+    def _counted(self, mark: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*arguments: Any, **named: Any) -> Any:
+                self._marks.hit(mark)
+                return original(*arguments, **named)
+
+            return counted
+
+        return wrap
+
+    def _wrap_restore(self, original: Callable[..., None]) -> Callable[..., None]:
+        def restore(replica: Replica, chunks: Any, index: int) -> None:
+            original(replica, chunks, index)
+            if isinstance(chunks, list):
+                # Only a replicant's chunks came over the network in memory.
+                self._marks.hit("snapshot installed on a replicant")
+
+        return restore
+
+    def _wrap_link_up(self, original: Callable[..., None]) -> Callable[..., None]:
+        def link_up(follower: Follower, link: Any) -> None:
+            if follower.applied > 1 and link.dialled is not None:
+                self._marks.hit("replicant changed its upstream")
+            original(follower, link)
+
+        return link_up

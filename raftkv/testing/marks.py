@@ -1,0 +1,61 @@
+"""Coverage marks ("sometimes" assertions): what a run never saw, it proves nothing about.
+
+    marks = Marks()
+    marks.hit("snapshot installed")
+    Marks.missing(total)            # names that a long enough run should have hit
+
+A mark says that something worth testing did happen in a run, not that it was right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+__all__ = ["EXPECTED", "Marks"]
+
+# What some of many seeds must hit.
+EXPECTED = (
+    "leader elected",
+    "leader re-elected",
+    "leader stepped down for quorum",
+    "leader deposed by a higher term",
+    "office offered",
+    "vote refused",
+    "pre-vote granted",
+    "pre-vote refused",
+    "append refused",
+    "log truncated",
+    "log compacted",
+    "snapshot written",
+    "snapshot installed",
+    "snapshot installed on a replicant",
+    "replicant changed its upstream",
+    "command answered from the table",
+    "session reopened",
+    "write refused",
+    "write unknown",
+    "outcome asked: applied",
+    "outcome asked: not applied",
+    "read failed",
+    "read under a lease",
+    "compare failed",
+    "disk failed",
+    "damage noticed",
+    "uncommitted entry survived an election",
+)
+
+
+class Marks:
+    """How often each event happened."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def hit(self, name: str, times: int = 1) -> None:
+        assert name in EXPECTED, f"{name!r} is no mark: add it to EXPECTED"
+        self.counts[name] += times
+
+    @staticmethod
+    def missing(counts: Counter[str]) -> list[str]:
+        """What was expected and never happened."""
+        return [name for name in EXPECTED if not counts[name]]

@@ -1,0 +1,301 @@
+"""The five Raft properties, checked from outside while whole nodes run in the simulated world.
+
+Rules of this file: it only looks. It listens by wrapping methods of the real classes (patching.py)
+while it is installed, knows the running host from the context, draws no random number and schedules
+nothing; so a run with it and one without it take the same steps.
+
+What is checked, and when (Raft paper, figure 3):
+- *Election safety*: at every election, no other node, and no other life of this one, has led the
+  term; and a majority of the voters has sent this leader its vote (promises.py keeps them).
+- *Leader append-only*: whenever a log is cut, its owner does not lead.
+- *Log matching*: at every append, anywhere. Every entry (index, term) has one payload and one
+  predecessor's term in the whole cluster; by induction, so have all before it.
+- *Leader completeness*: at every election, the log holds what was committed in earlier terms.
+- *State-machine safety*: at every tick that moves a commit index, one term per committed index in
+  the whole cluster; at every apply, one payload per index (simulated.py), never above the commit
+  index. A committed entry is never cut off.
+
+And beside them: a leader commits by counting only entries of its own term; what it commits is on
+the platters of a majority (promises.py); term, commit and applied index of a running node never go
+back; nobody is elected while another node holds a lease by its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from raftkv.raft.engine import Engine
+from raftkv.raft.leading import Leading
+from raftkv.raft.membership import name_of
+from raftkv.raft.wal import Wal
+from raftkv.testing.current import running_host
+from raftkv.testing.marks import Marks
+from raftkv.testing.patching import around
+from raftkv.testing.promises import Promises
+from raftkv.testing.world import World
+
+__all__ = ["Observer"]
+
+Violated = Callable[[str, str], NoReturn]
+"""(name of the check, what was seen)"""
+
+
+class _Seen:
+    """What the last look at one life of a core showed."""
+
+    __slots__ = ("applied", "commit", "engine", "leading", "term")
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.term = engine.term
+        self.commit = engine.commit
+        self.applied = engine.applied
+        self.leading: Leading | None = None
+
+
+class Observer:
+    """Watches all cores of one world. A context manager: installed while entered."""
+
+    def __init__(self, world: World, violated: Violated, marks: Marks, *, synced: bool) -> None:
+        self._world = world
+        self._violated = violated
+        self._marks = marks
+        self.promises = Promises(world, violated, marks, leader_of=self._leader_of, synced=synced)
+        self._seen: dict[str, _Seen] = {}
+        self._leaders: dict[int, tuple[str, int]] = {}
+        self._newest_term = 0
+        # (index, term) -> (term before it, checksum of the payload), of every entry ever appended.
+        self._entries: dict[tuple[int, int], tuple[int, int]] = {}
+        # index -> term of every committed entry; term of the leader -> highest index it committed.
+        self.committed: dict[int, int] = {}
+        self._committed_in: dict[int, int] = {}
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        enter = self._patches.enter_context
+        enter(around(Engine, "__init__", self._wrap_init))
+        enter(around(Engine, "become_leader", self._wrap_become_leader))
+        enter(around(Engine, "become_follower", self._wrap_become_follower))
+        enter(around(Engine, "_onTick", self._wrap_tick))
+        enter(around(Leading, "tick", self._wrap_leading_tick))
+        enter(around(Wal, "append", self._wrap_append))
+        enter(around(Wal, "truncate_from", self._wrap_truncate))
+        enter(around(Wal, "rebase", self._wrap_rebase))
+        enter(self.promises.installed())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._patches.close()
+
+    # -- a life begins
+
+    def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        def init(engine: Engine, *arguments: Any, **named: Any) -> None:
+            original(engine, *arguments, **named)
+            name = running_host()
+            self._seen[name] = _Seen(engine)
+            self.promises.recovered(name, engine)
+            self._check_committed(name, engine, engine.applied)
+
+        return init
+
+    # -- elections
+
+    def _leader_of(self, term: int) -> Engine | None:
+        """The engine that leads this term now."""
+        life = self._leaders.get(term)
+        engine = None if life is None else self._seen[life[0]].engine
+        if engine is None or engine.leading is None or engine.term != term:
+            return None
+        return engine
+
+    def _wrap_become_leader(self, original: Callable[..., None]) -> Callable[..., None]:
+        def become_leader(engine: Engine) -> None:
+            name = running_host()
+            self._elected(name, engine)
+            original(engine)
+
+        return become_leader
+
+    def _elected(self, name: str, engine: Engine) -> None:
+        term, wal, voters = engine.term, engine.wal, engine.configuration.voters
+        life = (name, self._world.host(name).boots)
+        # A lone voter may lead a term again if it crashed before that term was on its disk.
+        if len(voters) > 1 or self._leaders.get(term, life)[0] != name:
+            first = self._leaders.setdefault(term, life)
+            if first != life:
+                self._violated(
+                    "election safety", f"{_life(first)} and {_life(life)} both lead term {term}"
+                )
+        if len(voters) > 1:
+            granted = [v for v in voters if self.promises.voted(name_of(v), term) == engine.me]
+            if 2 * len(granted) <= len(voters):
+                self._violated(
+                    "election by a majority",
+                    f"{name} leads term {term} with the votes of {granted} among {voters}",
+                )
+        self._check_leases(name, term)
+        self._newest_term = max(self._newest_term, term)
+        needed = [index for earlier, index in self._committed_in.items() if earlier < term]
+        index = max(needed, default=0)
+        if index > wal.base_index and wal.term_at(index) != self.committed[index]:
+            self._violated(
+                "leader completeness",
+                f"{name} leads term {term} without entry {index} of term "
+                f"{self.committed[index]}, which was committed; its log ends at {wal.last_index}",
+            )
+        self._marks.hit("leader elected" if len(self._leaders) == 1 else "leader re-elected")
+        if wal.last_index > engine.commit:
+            self._marks.hit("uncommitted entry survived an election")
+
+    def _check_leases(self, name: str, term: int) -> None:
+        """By its own clock, no former leader may still answer reads from its memory."""
+        for other, seen in self._seen.items():
+            is_up = self._world.host(other).runtime is seen.engine.runtime
+            if other != name and is_up and seen.engine.holds_lease:
+                self._violated(
+                    "leases never overlap",
+                    f"{name} is elected in term {term} while {other} holds a lease of term "
+                    f"{seen.engine.term}",
+                )
+
+    def _wrap_become_follower(self, original: Callable[..., None]) -> Callable[..., None]:
+        def become_follower(engine: Engine, term: int, *rest: Any, **named: Any) -> None:
+            if engine.leading is not None and term > engine.term:
+                self._marks.hit("leader deposed by a higher term")
+            original(engine, term, *rest, **named)
+
+        return become_follower
+
+    def _wrap_leading_tick(self, original: Callable[..., None]) -> Callable[..., None]:
+        def tick(leading: Leading, now: float) -> None:
+            engine = leading._engine
+            original(leading, now)
+            if engine.leading is not leading:
+                self._marks.hit("leader stepped down for quorum")
+
+        return tick
+
+    # -- ticks
+
+    def _wrap_tick(self, original: Callable[..., None]) -> Callable[..., None]:
+        def tick(engine: Engine, *arguments: Any) -> None:
+            original(engine, *arguments)
+            self._ticked(engine)
+
+        return tick
+
+    def _ticked(self, engine: Engine) -> None:
+        name = running_host()
+        seen = self._seen[name]
+        term, commit, applied = engine.term, engine.commit, engine.applied
+        if (term, commit, applied) != (seen.term, seen.commit, seen.applied):
+            if term < seen.term or commit < seen.commit or applied < seen.applied:
+                self._violated(
+                    "nothing goes back",
+                    f"{name} went back from {(seen.term, seen.commit, seen.applied)} to "
+                    f"{(term, commit, applied)} (term, commit, applied)",
+                )
+            if applied > commit:
+                self._violated(
+                    "state-machine safety", f"{name} applied {applied}, committed only {commit}"
+                )
+            if commit != seen.commit:
+                self._check_commit(name, engine, seen)
+            seen.term, seen.commit, seen.applied = term, commit, applied
+        seen.leading = engine.leading
+        if engine.leading is not None and term < self._newest_term and engine.holds_lease:
+            self._violated(
+                "leases never overlap",
+                f"{name} holds a lease of term {term} after the election of term "
+                f"{self._newest_term}",
+            )
+
+    def _check_commit(self, name: str, engine: Engine, seen: _Seen) -> None:
+        commit, wal = engine.commit, engine.wal
+        for index in range(max(seen.commit + 1, wal.base_index), commit + 1):
+            self._check_committed(name, engine, index)
+        term = engine.term
+        self._committed_in[term] = max(commit, self._committed_in.get(term, 0))
+        if engine.leading is not None and engine.leading is seen.leading:
+            if wal.term_at(commit) != term:
+                self._violated(
+                    "leader commits its own term",
+                    f"{name} leads term {term} and commits entry {commit} of term "
+                    f"{wal.term_at(commit)} by counting",
+                )
+            self.promises.committed(name, engine, commit)
+
+    def _check_committed(self, name: str, engine: Engine, index: int) -> None:
+        term = engine.wal.term_at(index)
+        if term is None or index <= 1:
+            return
+        known = self.committed.setdefault(index, term)
+        if known != term:
+            self._violated(
+                "state-machine safety",
+                f"{name} has committed entry {index} of term {term}; elsewhere it is of term "
+                f"{known}",
+            )
+
+    # -- the log
+
+    def _wrap_append(self, original: Callable[..., None]) -> Callable[..., None]:
+        entries = self._entries
+
+        def append(wal: Wal, payload: bytes, index: int, term: int) -> None:
+            before = wal.last_term
+            original(wal, payload, index, term)
+            fact = (before, zlib.crc32(payload))
+            if entries.setdefault((index, term), fact) != fact:
+                self._violated(
+                    "log matching",
+                    f"{running_host()} appends another entry {index} of term {term} than "
+                    f"somebody before, or behind another term",
+                )
+
+        return append
+
+    def _wrap_truncate(self, original: Callable[..., None]) -> Callable[..., None]:
+        def truncate_from(wal: Wal, index: int) -> None:
+            if index <= wal.last_index:
+                name = running_host()
+                self._check_not_leading(name, wal, f"from {index}")
+                if self.committed.get(index, 0) == wal.term_at(index):
+                    self._violated(
+                        "state-machine safety",
+                        f"{name} cuts off entry {index} of term {wal.term_at(index)}, which is "
+                        f"committed",
+                    )
+                self.promises.truncated(name, index)
+                self._marks.hit("log truncated")
+            original(wal, index)
+
+        return truncate_from
+
+    def _wrap_rebase(self, original: Callable[..., None]) -> Callable[..., None]:
+        def rebase(wal: Wal, index: int, term: int) -> None:
+            self._check_not_leading(running_host(), wal, f"up to a snapshot at {index}")
+            original(wal, index, term)
+
+        return rebase
+
+    def _check_not_leading(self, name: str, wal: Wal, where: str) -> None:
+        seen = self._seen.get(name)
+        if seen is not None and seen.engine.wal is wal and seen.engine.leading is not None:
+            self._violated(
+                "leader append-only", f"{name} leads term {seen.engine.term} and cuts {where}"
+            )
+
+
+def _life(life: tuple[str, int]) -> str:
+    return f"{life[0]} (start {life[1]})"

@@ -1,0 +1,245 @@
+"""What nodes have promised to each other, against what their disks would still say after a crash.
+
+A vote, a term and an acknowledgement are promises the moment they leave the node. This file reads
+every frame that a core hands to a link, keeps the promises in it, and compares them with the
+*platter* of the simulated disk: the bytes that survive a power failure at this very moment. It does
+not ask the code under test whether something is durable; it searches for the encoded record.
+
+- *Promise on disk*: a vote that leaves is on the platter; so is the last entry that an
+  acknowledgement covers (one in `SAMPLE` is looked up).
+- *Acknowledged what the leader has*: the last entry that an acknowledgement covers is the one
+  that the leader of that term has, if it still leads.
+- *Quorum on disk*: what a leader commits is on the platters of a majority of the voters (sampled).
+- *Votes*: nobody votes for two candidates in one term.
+- *Nothing promised is forgotten*: after a restart, term and vote are at least what was promised,
+  and the log reaches as far as was acknowledged.
+
+With `fsync` off nobody promises anything to a disk, and only votes are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from raftkv.raft import wire
+from raftkv.raft.membership import name_of
+from raftkv.raft.records import entry_record, hard_state_record
+from raftkv.raft.transport import Link
+from raftkv.raft.wal import Entry
+from raftkv.testing.current import running_host
+from raftkv.testing.disk import SimDisk
+from raftkv.testing.marks import Marks
+from raftkv.testing.patching import around
+from raftkv.testing.world import World
+
+if TYPE_CHECKING:
+    from raftkv.raft.engine import Engine
+
+__all__ = ["Promises"]
+
+# Tags of messages, the second byte of a frame's body: of Vote, VoteReply, Append and AppendReply,
+# and of TimeoutNow.
+VOTE, VOTE_REPLY, APPEND, APPEND_REPLY, TIMEOUT_NOW = 10, 11, 12, 13, 16
+TAG_AT = 5
+# One entry in so many is searched for on the disks: a search costs more than all other checks of
+# an entry together. A prime, so that it falls into no step with batches.
+SAMPLE = 5
+# A record that was just written stands near the end of the newest segment.
+RECENT_BYTES = 1 << 15
+
+
+class _Promised:
+    """By one node, in all its lives."""
+
+    __slots__ = ("index", "term", "votes")
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.votes: dict[int, str] = {}
+        self.index = 0
+
+
+class Promises:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        world: World,
+        violated: Callable[[str, str], NoReturn],
+        marks: Marks,
+        *,
+        leader_of: Callable[[int], Engine | None],
+        synced: bool,
+    ) -> None:
+        self._world = world
+        self._violated = violated
+        self._marks = marks
+        self._leader_of = leader_of
+        self._synced = synced
+        self._by_node: dict[str, _Promised] = {}
+
+    def installed(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, every frame that leaves is read."""
+        return around(Link, "send_frame", self._wrap_send)
+
+    def voted(self, name: str, term: int) -> str | None:
+        """The raft id that this node has promised its vote of this term to."""
+        return self._of(name).votes.get(term)
+
+    def _of(self, name: str) -> _Promised:
+        promised = self._by_node.get(name)
+        if promised is None:
+            promised = self._by_node[name] = _Promised()
+        return promised
+
+    # -- frames that leave
+
+    def _wrap_send(self, original: Callable[..., None]) -> Callable[..., None]:
+        def send_frame(link: Link, frame: bytes) -> None:
+            if link.purpose == "raft" and VOTE <= frame[TAG_AT] <= APPEND_REPLY:
+                self._leaves(running_host(), link, frame)
+            elif frame[TAG_AT] == TIMEOUT_NOW:
+                self._marks.hit("office offered")
+            original(link, frame)
+
+        return send_frame
+
+    def _leaves(self, name: str, link: Link, frame: bytes) -> None:
+        engine: Engine = link._hub.owner.engine  # type: ignore[attr-defined]
+        tag = frame[TAG_AT]
+        if tag == APPEND:
+            # Its first field is the term; the rest may be long.
+            term = frame[TAG_AT + 1]
+            if term < 0x80:
+                self._term(name, term)
+            return
+        message = wire.decode(frame[4:])
+        if isinstance(message, wire.Vote) and not message.pre_vote:
+            self._term(name, message.term)
+            self._vote(name, engine, message.term, engine.me)
+        elif isinstance(message, wire.VoteReply):
+            self._term(name, message.term)
+            kind = "pre-vote" if message.pre_vote else "vote"
+            if message.granted and not message.pre_vote:
+                self._vote(name, engine, message.asked_term, link.peer_id)
+            elif message.granted:
+                self._marks.hit("pre-vote granted")
+            else:
+                self._marks.hit(f"{kind} refused")
+        elif isinstance(message, wire.AppendReply):
+            self._term(name, message.term)
+            if message.accepted:
+                self._acknowledged(name, engine, message.index)
+            else:
+                self._marks.hit("append refused")
+
+    def _term(self, name: str, term: int) -> None:
+        promised = self._of(name)
+        if term > promised.term:
+            promised.term = term
+
+    def _vote(self, name: str, engine: Engine, term: int, candidate: str) -> None:
+        votes = self._of(name).votes
+        if votes.setdefault(term, candidate) != candidate:
+            self._violated(
+                "one vote per term",
+                f"{name} votes for {candidate} in term {term}, after {votes[term]}",
+            )
+        if self._synced and not self._on_platter(name, hard_state_record(term, candidate)):
+            self._violated(
+                "promise on disk",
+                f"{name}'s vote for {candidate} in term {term} leaves before it is on the disk",
+            )
+
+    def _acknowledged(self, name: str, engine: Engine, index: int) -> None:
+        promised, wal = self._of(name), engine.wal
+        if index > wal.last_index:
+            self._violated(
+                "promise on disk",
+                f"{name} acknowledges entry {index}; its log ends at {wal.last_index}",
+            )
+        leader = self._leader_of(engine.term)
+        terms = (wal.term_at(index), None if leader is None else leader.wal.term_at(index))
+        if None not in terms and terms[0] != terms[1]:
+            self._violated(
+                "acknowledged what the leader has",
+                f"{name} acknowledges entry {index} of term {terms[0]} to the leader of term "
+                f"{engine.term}, whose entry is of term {terms[1]}",
+            )
+        promised.index = max(promised.index, index)
+        looked_up = self._synced and index % SAMPLE == 0 and index > wal.base_index
+        if looked_up and not self._holds(name, wal.entries(index, index)[0]):
+            self._violated(
+                "promise on disk", f"{name} acknowledges entry {index}: it is not on the disk"
+            )
+
+    # -- commits
+
+    def committed(self, name: str, engine: Engine, index: int) -> None:
+        """The leader on `name` has just committed entries up to `index`."""
+        if not self._synced or index % SAMPLE or index <= engine.wal.base_index:
+            return
+        entry = engine.wal.entries(index, index)[0]
+        voters = engine.configuration.voters
+        holding = [voter for voter in voters if self._holds(name_of(voter), entry)]
+        if 2 * len(holding) <= len(voters):
+            self._violated(
+                "quorum on disk",
+                f"{name} commits entry {index} of term {entry.term}, which is on the disks of "
+                f"{[name_of(voter) for voter in holding]} only",
+            )
+
+    def truncated(self, name: str, index: int) -> None:
+        """The node cuts its log from `index` on, as a leader of a newer term told it."""
+        promised = self._of(name)
+        promised.index = min(promised.index, index - 1)
+
+    # -- restarts
+
+    def recovered(self, name: str, engine: Engine) -> None:
+        """A new life of the node has read its disk."""
+        if not self._synced:
+            return
+        promised, wal = self._of(name), engine.wal
+        if engine.term < promised.term:
+            self._violated(
+                "term and vote on disk",
+                f"{name} starts in term {engine.term}, it had spoken in term {promised.term}",
+            )
+        vote = promised.votes.get(engine.term)
+        if vote is not None and engine.vote != vote:
+            self._violated(
+                "term and vote on disk",
+                f"{name} had voted for {vote} in term {engine.term}, its disk says {engine.vote}",
+            )
+        if wal.last_index < promised.index:
+            self._violated(
+                "acknowledged entries on disk",
+                f"{name} starts with a log up to {wal.last_index}, it had acknowledged "
+                f"{promised.index}",
+            )
+
+    # -- platters
+
+    def _holds(self, name: str, entry: Entry) -> bool:
+        return self._on_platter(name, b"".join(entry_record(*entry)))
+
+    def _on_platter(self, name: str, record: bytes) -> bool:
+        disk = self._world.host(name).disk
+        for path in self._segments(disk):
+            platter = disk.platter(path)
+            if platter is not None:
+                if platter.rfind(record, max(0, len(platter) - RECENT_BYTES)) >= 0:
+                    return True
+                if len(platter) > RECENT_BYTES and record in platter:
+                    return True
+        return False
+
+    @staticmethod
+    def _segments(disk: SimDisk) -> Iterator[str]:
+        """Newest first: what is asked for was mostly written a moment ago."""
+        paths = [path for path in disk.paths() if posixpath.splitext(path)[1] == ".wal"]
+        return reversed(paths)

@@ -1,0 +1,254 @@
+"""Clients of a simulated cluster: what they do, what they were answered, and what that proves.
+
+Every client works at its own node with a mix of
+- *single writes*: a key of its own, written once. One that took effect twice has version 2; one
+  that was acknowledged must be there in the end; one that was "not applied" must not.
+- *shared writes* and *compare-and-sets* of a few keys that all clients share;
+- *linearizable reads* of these keys, together with the keyspace's revision.
+
+Linearizability by revision. Every write has a revision of its own, and a read shows the keyspace at
+some revision. That is a complete order of all operations, so the history is linearizable in it if
+and only if it agrees with real time: a read shows at least the revision of everything that ended
+before it began, a write gets a greater one. `done_revision` is that bound; it is taken when an
+operation begins and compared when it ends. What a read shows of its key must fit that order too:
+one value per (key, revision), and no older one than the last acknowledged write at or below the
+read's revision. The history of the shared keys is recorded as well, for the checker that knows
+nothing of revisions (linearizability.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import random
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown, Refused
+from raftkv.kv.commands import Compare, PutOp, RangeOp
+from raftkv.plugin import Consistency
+from raftkv.testing.histories import Operation, Outcome
+from raftkv.testing.host import HostCrashed
+from raftkv.testing.marks import Marks
+
+if TYPE_CHECKING:
+    from raftkv.node import Node
+    from raftkv.testing.world import World
+
+__all__ = ["Workload"]
+
+SHARED_KEYS = 6
+TIMEOUT_S = 3.0
+# Shares of what clients do; the rest are single writes.
+READ_SHARE, SHARED_SHARE, COMPARE_SHARE = 0.2, 0.15, 0.1
+# Of the reads, where leases are on.
+LEASE_SHARE = 0.5
+# Chance that a client asks for the outcome of a write that ended unknown.
+ASK_PROBABILITY = 0.5
+
+
+class Workload:
+    """The clients of all nodes, together at `rate_per_s` operations a second."""
+
+    def __init__(
+        self,
+        world: World,
+        names: Sequence[str],
+        node: Callable[[str], Node | None],
+        violated: Callable[[str, str], NoReturn],
+        marks: Marks,
+        rate_per_s: float,
+    ) -> None:
+        self._world = world
+        self._names = names
+        self._node = node
+        self._violated = violated
+        self._marks = marks
+        self._rate_per_s = rate_per_s
+        self._rng = random.Random(f"{world.seed}/clients")
+        self.running = False
+        self.attempts = 0
+        self.acknowledged: set[bytes] = set()
+        self.refused: set[bytes] = set()
+        # The highest revision that an operation which has ended was told.
+        self.done_revision = 1
+        self.acknowledged_at = 0.0
+        # What is known of the shared keys: (key, revision) -> value, and back.
+        self._values: dict[tuple[bytes, int], bytes] = {}
+        self._revisions: dict[bytes, tuple[bytes, int]] = {}
+        # Revisions of acknowledged writes, ascending, by key.
+        self._written: dict[bytes, list[int]] = {}
+        # The newest revision and value of each.
+        self._seen: dict[bytes, tuple[int, bytes]] = {}
+        # What was done with the shared keys, for the checker of linearizability.
+        self.history: list[Operation] = []
+
+    def start(self) -> None:
+        """A client at every node."""
+        self.running = True
+        for number, name in enumerate(self._names):
+            self._world.spawn(self._client(name, number), f"client of {name}")
+
+    async def _client(self, name: str, number: int) -> None:
+        interval_s = len(self._names) / self._rate_per_s
+        while self.running:
+            await asyncio.sleep(self._rng.expovariate(1 / interval_s))
+            node = self._node(name)
+            if node is not None:
+                self.attempts += 1
+                self._world.spawn(self._operation(name, node, number), "operation")
+
+    def _operation(self, name: str, node: Node, number: int) -> Coroutine[Any, Any, None]:
+        draw = self._rng.random()
+        value = b"%d/%d" % (number, self.attempts)
+        key = b"shared/%d" % self._rng.randrange(SHARED_KEYS)
+        if (draw := draw - READ_SHARE) < 0:
+            return self._read(name, node, key)
+        if (draw := draw - SHARED_SHARE) < 0:
+            return self._put(name, node, key, value)
+        if draw < COMPARE_SHARE:
+            return self._compare(name, node, key, value)
+        return self._single(name, node, value)
+
+    # -- operations
+
+    async def _single(self, name: str, node: Node, key: bytes) -> None:
+        begun = self.done_revision
+        put = node.kv.put(key, key, timeout_s=TIMEOUT_S)
+        try:
+            result = await self._world.call(name, put)
+        except NotApplied:
+            self.refused.add(key)
+            self._marks.hit("write refused")
+        except OutcomeUnknown as unknown:
+            self._marks.hit("write unknown")
+            await self._ask(name, node, key, unknown)
+        except (HostCrashed, NodeFault):
+            pass  # it may take effect once, now or later
+        else:
+            self.acknowledged.add(key)
+            self._write_ended(begun, result.revision)
+
+    async def _ask(self, name: str, node: Node, key: bytes, unknown: OutcomeUnknown) -> None:
+        """What became of a single write: the answer binds as its own would have."""
+        if not unknown.seq or self._node(name) is not node or self._rng.random() > ASK_PROBABILITY:
+            return
+        asking = node.outcome(unknown.session, unknown.seq, timeout_s=TIMEOUT_S)
+        try:
+            outcome = await self._world.call(name, asking)
+        except (NotApplied, OutcomeUnknown, Refused, HostCrashed, NodeFault):
+            return
+        if outcome.verdict == "applied":
+            self.acknowledged.add(key)
+            self._marks.hit("outcome asked: applied")
+        elif outcome.verdict == "not_applied":
+            self.refused.add(key)
+            self._marks.hit("outcome asked: not applied")
+
+    async def _put(self, name: str, node: Node, key: bytes, value: bytes) -> None:
+        begun, put = self.done_revision, node.kv.put(key, value, timeout_s=TIMEOUT_S)
+        result = await self._recorded(name, put, "put", key, value)
+        if result is not None:
+            self._write_ended(begun, result.revision)
+            self._note_write(key, value, result.revision)
+
+    async def _compare(self, name: str, node: Node, key: bytes, value: bytes) -> None:
+        begun = self.done_revision
+        known = self._seen.get(key)
+        expected = None if known is None else known[1]
+        compare = Compare(key, "version", "=", 0)
+        if expected is not None:
+            compare = Compare(key, "value", "=", expected)
+        txn = node.kv.txn([compare], [PutOp(key, value)], [RangeOp(key)], timeout_s=TIMEOUT_S)
+        result = await self._recorded(name, txn, "cas", key, (expected, value))
+        if result is None:
+            return
+        if result.succeeded:
+            self._write_ended(begun, result.revision)
+            self._note_write(key, value, result.revision)
+        else:
+            self._marks.hit("compare failed")
+            self._read_ended(begun, key, result.revision, result.results[0].kvs)
+
+    async def _read(self, name: str, node: Node, key: bytes) -> None:
+        begun = self.done_revision
+        consistency: Consistency = "linearizable"
+        if node.config.raft.lease_ms and self._rng.random() < LEASE_SHARE:
+            consistency = "lease"
+            if node._part is not None and node._part.holds_lease:
+                self._marks.hit("read under a lease")
+        read = node.kv.read(RangeOp(key), consistency=consistency, timeout_s=TIMEOUT_S)
+        result = await self._recorded(name, read, "get", key, None)
+        if result is None:
+            self._marks.hit("read failed")
+        else:
+            self._read_ended(begun, key, result.revision, result.kvs)
+
+    async def _recorded(
+        self, name: str, call: Coroutine[Any, Any, Any], op: str, key: bytes, given: Hashable
+    ) -> Any:
+        """The answer, or None; either way the operation goes into the history."""
+        start = self._now_us()
+        outcome: Outcome = "ok"
+        output: Hashable = None
+        result = None
+        try:
+            result = await self._world.call(name, call)
+        except NotApplied:
+            outcome = "not_applied"
+        except (OutcomeUnknown, HostCrashed, NodeFault):
+            outcome = "unknown"
+        if result is not None and op == "get":
+            output = result.kvs[0].value if result.kvs else None
+        elif result is not None and op == "cas":
+            output = result.succeeded
+        self.history.append(Operation(name, op, key, given, output, start, self._now_us(), outcome))
+        return result
+
+    def _now_us(self) -> int:
+        return int(self._world.loop.now * 1e6)
+
+    # -- what the answers prove
+
+    def _write_ended(self, begun: int, revision: int) -> None:
+        if revision <= begun:
+            self._violated(
+                "linearizable",
+                f"a write got revision {revision}; revision {begun} was known before it began",
+            )
+        self.done_revision = max(self.done_revision, revision)
+        self.acknowledged_at = self._world.loop.now
+
+    def _read_ended(self, begun: int, key: bytes, revision: int, rows: Sequence[Any]) -> None:
+        if revision < begun:
+            self._violated(
+                "linearizable",
+                f"a read showed revision {revision}; revision {begun} was known before it began",
+            )
+        self.done_revision = max(self.done_revision, revision)
+        shown = rows[0].mod_revision if rows else 0
+        written = self._written.get(key, [])
+        position = bisect.bisect_right(written, revision)
+        if position and shown < written[position - 1]:
+            self._violated(
+                "linearizable",
+                f"a read at revision {revision} showed {key!r} of {shown}; an acknowledged write "
+                f"had set it at {written[position - 1]}",
+            )
+        if rows:
+            self._note_value(key, rows[0].value, shown)
+
+    def _note_write(self, key: bytes, value: bytes, revision: int) -> None:
+        bisect.insort(self._written.setdefault(key, []), revision)
+        self._note_value(key, value, revision)
+
+    def _note_value(self, key: bytes, value: bytes, revision: int) -> None:
+        """One value per key and revision, and one place per value: no write took effect twice."""
+        if self._values.setdefault((key, revision), value) != value:
+            self._violated("linearizable", f"{key!r} has two values at revision {revision}")
+        if self._revisions.setdefault(value, (key, revision)) != (key, revision):
+            self._violated(
+                "exactly once",
+                f"{value!r} was written at {self._revisions[value]} and at {(key, revision)}",
+            )
+        self._seen[key] = max((revision, value), self._seen.get(key, (0, value)))
