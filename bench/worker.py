@@ -220,9 +220,11 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
         worker = NodeWorker(setup, node, writer)
         serving = asyncio.ensure_future(_start_and_serve(worker, channel))
         try:
-            await asyncio.wait({serving, node.fault}, return_when=asyncio.FIRST_COMPLETED)
+            fault = node.fault
+            ends: list[asyncio.Future[Any]] = [serving, fault]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                raise node.fault.result()
+                raise fault.result()
             await serving
         finally:
             serving.cancel()

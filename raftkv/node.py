@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .config import NodeConfig
-from .errors import NodeFault, NoLeader, RaftkvError, Stopped
+from .errors import DiskFailed, NodeFault, NoLeader, RaftkvError, Stopped
 from .hosting import Hosting, find_plugins
 from .kv import KV, KVApi
 from .logclock import LogClock
@@ -107,13 +107,28 @@ class Node:
         assert not self._started, "a node is started once"
         self._started = True
         runtime = self.runtime = self._given_runtime or OsRuntime()
-        self.fault: asyncio.Future[Any] = runtime.future()
+        self._fault: asyncio.Future[Any] = runtime.future()
         self._ready: asyncio.Future[Any] = runtime.future()
         try:
             await self._assemble(runtime)
+        except OSError as error:
+            await self._release()
+            raise DiskFailed(
+                f"the data directory {self.config.dir} cannot be used: {error}. Free or replace "
+                f"the disk, then start the node again"
+            ) from error
         except BaseException:
             await self._release()
             raise
+
+    @property
+    def fault(self) -> asyncio.Future[NodeFault]:
+        """Done with the NodeFault once the node has stopped itself.
+
+        Every look gives a future of its own: whoever awaits one may be cancelled, and that must
+        not keep the fault from the others.
+        """
+        return asyncio.shield(self._fault)
 
     async def _assemble(self, runtime: Runtime) -> None:
         config = self.config
@@ -144,7 +159,7 @@ class Node:
         self._part.start()
         self._office_changed()
         self._opening = runtime.spawn(self._keep_session(), "session")
-        self._running = not self.fault.done()
+        self._running = not self._fault.done()
 
     def _make_part(self, runtime: Runtime, directory: DataDirectory, replica: Replica) -> Part:
         config, identity = self.config, directory.identity
@@ -185,11 +200,11 @@ class Node:
         if self._stopping or not self._started:
             return
         self._stopping, self._running = True, False
-        if hand_over and self._part is not None and not self.fault.done():
+        if hand_over and self._part is not None and not self._fault.done():
             await self._part.hand_over(self.config.raft.election_timeout_min_ms / 1000)
         await self._release()
-        if not self.fault.done():
-            self.fault.cancel()
+        if not self._fault.done():
+            self._fault.cancel()
 
     async def _release(self) -> None:
         if self._opening is not None:
@@ -212,11 +227,11 @@ class Node:
 
     def _faulted(self, fault: NodeFault) -> None:
         """The node ends itself: calls are answered, peers see the streams close."""
-        if self.fault.done():
+        if self._fault.done():
             return
         log.error("%s: %s", self.name, fault)
         self._running = False
-        self.fault.set_result(fault)
+        self._fault.set_result(fault)
         if self._part is not None:
             self._part.stop()
         self._peering.close()
@@ -327,8 +342,8 @@ class Node:
     def _check_running(self) -> None:
         if not self._started:
             raise Stopped("the node has not been started: use `async with` or `await start()`")
-        if self.fault.done() and not self.fault.cancelled():
-            raise self.fault.result()
+        if self._fault.done() and not self._fault.cancelled():
+            raise self._fault.result()
         if self._stopping:
             raise Stopped("the node has stopped")
 
@@ -358,7 +373,7 @@ class Node:
         """Return once this node has a session, so that calls succeed. Raises NoLeader."""
         self._check_running()
         await asyncio.wait(
-            [self._ready, self.fault], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            [self._ready, self._fault], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         self._check_running()
         if not self._ready.done():

@@ -79,7 +79,7 @@ def status_of(node: Node) -> Status:
         )
         for member in machine.members.values()
     ]
-    failed = node.fault.done() and not node.fault.cancelled()
+    failed = node._fault.done() and not node._fault.cancelled()
     return Status(
         name=node.name,
         cluster=identity.cluster,
@@ -106,5 +106,5 @@ def status_of(node: Node) -> Status:
         commands_applied=node._replica.commands_applied,
         plugins={name: dict(s.status()) for name, s in sorted(node.hosting.services.items())},
         faults=node.hosting.hook_faults + machine.fault_count,
-        fault=str(node.fault.result()) if failed else None,
+        fault=str(node._fault.result()) if failed else None,
     )

@@ -652,3 +652,29 @@ async def test_proposals_that_are_no_commands_stop_nobody() -> None:
         for node in cluster.nodes:
             await node.kv.put(node.name.encode(), b"x", timeout_s=20)
             assert not node.fault.done()
+
+
+@in_loop
+async def test_whoever_waits_for_a_fault_may_give_up() -> None:
+    """As `raftkv serve` does at a signal: the node still hands over, and still tells of a fault."""
+    async with LocalCluster(cores=1) as cluster:
+        (node,) = cluster.nodes
+        waiter = asyncio.ensure_future(node.fault)
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+        assert not node.fault.done()
+        await node.kv.put(b"k", b"v")
+        node._faulted(DiskFailed("on purpose"))
+        assert isinstance(await node.fault, DiskFailed)
+
+
+@in_loop
+async def test_a_directory_that_cannot_be_made_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    async with LocalCluster(cores=1) as cluster:
+        config = msgspec.structs.replace(
+            cluster.configs["core1"], dir=str(tmp_path / "file" / "data")
+        )
+        node = Node(config, plugins=())
+        await raised(node.start(), DiskFailed)
