@@ -203,7 +203,7 @@ class DamagedLog(NodeFault):
         super().__init__(
             f"{file} is damaged at byte {offset}: {reason}. This is not the torn tail of a crash, "
             f"so the node stops. Keep a copy of the directory for inspection, then start the node "
-            f"with an empty data directory so that it joins the cluster as a new node."
+            f"with an empty data directory as a new node: remove the old member, add this one."
         )
         self.file = file
         self.offset = offset
@@ -218,8 +218,8 @@ class DamagedSnapshot(NodeFault):
     def __init__(self, file: str, offset: int, reason: str) -> None:
         super().__init__(
             f"{file} is damaged at byte {offset}: {reason}. Keep a copy of the directory for "
-            f"inspection, then start the node with an empty data directory so that it joins the "
-            f"cluster as a new node."
+            f"inspection, then start the node with an empty data directory as a new node: remove "
+            f"the old member, add this one."
         )
         self.file = file
         self.offset = offset

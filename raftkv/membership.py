@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from .errors import MembershipRefused, NoLeader, NotApplied, PeerUnreachable, RemoteFailed
+from .errors import MembershipRefused, NoLeader, NotApplied, PeerUnreachable, RemoteFailed, Timeout
 from .parts import CorePart
 from .raft.changing import add_learner, promote, remove
 from .raft.membership import Configuration, name_of
@@ -79,8 +79,8 @@ class Membership:
     async def add(self, name: str, *, timeout_s: float = 60.0) -> None:
         """Make a started core with an empty directory a copy, then a voter once it has caught up.
 
-        Raises MembershipRefused saying what to do; NoLeader. After a NoLeader or a lost leader it
-        may be called again: what was done stays done.
+        Raises MembershipRefused saying what to do, NoLeader, or Timeout when it is not known how
+        far it came. It may be called again: what was done stays done.
         """
         await self._ask(_Request("add", name, False, timeout_s))
 
@@ -95,10 +95,13 @@ class Membership:
     async def _ask(self, request: _Request) -> None:
         node = self._node
         deadline = node.runtime.monotonic() + request.timeout_s
+        on_its_way = False
         while True:
             left_s = deadline - node.runtime.monotonic()
+            if left_s <= 0 and on_its_way:
+                raise Timeout("the change was not confirmed in time; repeat it, or look at list()")
             if left_s <= 0:
-                raise NoLeader("no leader has carried out the change in time; it may be repeated")
+                raise NoLeader("no leader has been found to carry out the change; repeat it")
             leader = node.leader
             if leader is not None:
                 payload = msgspec.msgpack.encode(request)
@@ -112,6 +115,8 @@ class Membership:
                         return
                 except (PeerUnreachable, RemoteFailed):
                     pass  # it has just gone; the next leader is asked
+                except Timeout:
+                    on_its_way = True  # every verb may be repeated: ask again
             await node.runtime.sleep(_LOOK_S)
 
     # -- on the leader

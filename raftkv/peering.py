@@ -146,9 +146,11 @@ class Peering:
             return wire.Refusal(
                 WipedNode.code,
                 f"the cluster knows {name!r} under another data directory ({known}); a node "
-                f"whose directory was lost must not come back under its old name. Remove the "
-                f"old member, then add this node under a new name",
+                f"whose directory was lost must not come back as its old self. Remove the "
+                f"old member, then add this node",
             )
+        if hello.purpose == "raft" and hello.role != "core":
+            return wire.Refusal("wrong_purpose", f"a {hello.role} takes no part in consensus")
         if hello.purpose not in self._ups:
             return wire.Refusal("wrong_purpose", f"no {hello.purpose!r} links are accepted here")
         return None

@@ -361,7 +361,7 @@ def test_a_wiped_core_stops_and_the_others_go_on(name: str) -> None:
             wiped = await cluster.start(name)
             fault = await asyncio.wait_for(wiped.fault, 10)
             assert isinstance(fault, WipedNode)
-            assert "add this node under a new name" in str(fault)
+            assert "then add this node" in str(fault)
             others = [node for node in cluster.nodes if node is not wiped]
             await cluster.restart(others[1].name)  # a healthy core that starts beside it
             for node in cluster.nodes:

@@ -76,6 +76,11 @@ class DataDirectory:
                 f"{path} cannot be read ({error}). Keep a copy of the directory, then start the "
                 f"node with an empty one so that it joins as a new node"
             ) from None
+        if identity.format_version != FORMAT_VERSION:
+            raise WrongDataDirectory(
+                f"{path} has format {identity.format_version}, this version reads "
+                f"{FORMAT_VERSION}: start the node with the version of raftkv that wrote it"
+            )
         if (identity.name, identity.role) != (config.name, config.role):
             raise WrongDataDirectory(
                 f"{self.path} belongs to the {identity.role} {identity.name!r}, not to the "

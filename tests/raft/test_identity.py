@@ -121,3 +121,13 @@ def test_a_crash_while_the_identity_is_written_leaves_one_or_none() -> None:
         disk.changes_left = None
         disk.crash()
         assert opened(runtime(disk, seed=2)).identity.name == "core1"
+
+
+def test_a_directory_of_a_later_format_is_left_alone() -> None:
+    world = runtime()
+    directory = opened(world)
+    later = msgspec.structs.replace(directory.identity, format_version=2)
+    directory._store(later)
+    directory.close()
+    with pytest.raises(WrongDataDirectory, match="format 2"):
+        opened(world)
