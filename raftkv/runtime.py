@@ -103,6 +103,9 @@ class Runtime(Protocol):
 
     files: Files
     rng: random.Random
+    # Whether streams may carry TLS here: OpenSSL reads certificates from the real file system and
+    # draws its own random numbers, so a world that must replay a seed has none.
+    has_tls: bool
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
@@ -257,6 +260,7 @@ class OsRuntime:
     def __init__(self) -> None:
         self.files: Files = OsFiles()
         self.rng = random.Random(secrets.randbits(64))
+        self.has_tls = True
         self._loop = asyncio.get_running_loop()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="raftkv-disk")
         self._bulk = ThreadPoolExecutor(1, thread_name_prefix="raftkv-bulk")

@@ -1,9 +1,9 @@
 """Streams between nodes: one listening port, links with a handshake, dialling that never tires.
 
-A *link* is one connection for one purpose: `raft` (between cores), `follow` (a replicant and its
-upstream core) or `rpc` (plugins' service halves). It starts with a `Hello` in each direction; the
-acceptor checks the dialler's and answers with its own or with a `Refusal`. Before that, frames
-are limited to `HELLO_BYTES_MAX` and nothing but a Hello is decoded.
+What a connection is, and what it must pass before anything is decoded, is in link.py.
+
+Accepted connections that have not greeted are bounded in number and time: the oldest goes first,
+since a node greets within milliseconds and whoever holds connections open does not.
 
 Between two cores the one with the greater name dials, so that there is one link per pair. A link
 that replaces an older one to the same node closes the older: the newer stream is the one whose
@@ -18,176 +18,48 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pysyncobj.transport import Transport as SyncObjTransport
 
 from raftkv.config import parse_address
 from raftkv.errors import AddressInUse
 from raftkv.runtime import Listener, Runtime
+from raftkv.security.channel import Security
 
-from . import wire
-from .membership import name_of
+from .complaints import Complaints
+from .link import HELLO_TIMEOUT_S, Link, LinkOwner
 
 __all__ = ["Hub", "Link", "RaftTransport"]
 
 log = logging.getLogger("raftkv.transport")
 
-# A peer that accepts a connection must greet within this time, else the connection is a ghost.
-HELLO_TIMEOUT_S = 3.0
+# Accepted connections that have not greeted. Far more than a cluster's nodes that redial at once;
+# each holds some 50 KB with TLS.
+PENDING_LINKS_MAX = 128
 # Dialling a dead peer: first retry soon, then at most this often.
 REDIAL_MIN_S = 0.02
 REDIAL_MAX_S = 0.5
 
 
-class LinkOwner(Protocol):
-    """Who decides about links: the node."""
-
-    def hello(self, purpose: str) -> wire.Hello:
-        """This node's greeting, as of now."""
-
-    def judge(self, hello: wire.Hello) -> wire.Refusal | None:
-        """Whether to talk to this peer."""
-
-    def refused(self, refusal: wire.Refusal, address: str) -> None:
-        """A peer that this node dialled will not talk to it."""
-
-    def linked(self, name: str) -> bool:
-        """Whether a link that `keep_dialling(name, ...)` is for is up, whoever dialled it."""
-
-    def link_up(self, link: Link) -> None: ...
-
-    def link_down(self, link: Link) -> None: ...
-
-
-class Link(asyncio.Protocol):
-    """One connection. `receive` is set by the owner in `link_up` and gets decoded messages."""
-
-    def __init__(self, hub: Hub, dialled: str | None, purpose: str) -> None:
-        self._hub = hub
-        self._frames = wire.Frames(wire.HELLO_BYTES_MAX)
-        self._transport: asyncio.Transport | None = None
-        self._timer: Any = None
-        self.dialled = dialled
-        self.purpose = purpose
-        self.peer: wire.Hello | None = None
-        self.receive: Callable[[Link, wire.Message], None] | None = None
-        # Called when several messages of one read have been delivered: batch work belongs here.
-        self.delivered: Callable[[], None] | None = None
-        self.closed: asyncio.Future[None] = hub.runtime.future()
-
-    @property
-    def peer_id(self) -> str:
-        assert self.peer is not None
-        return self.peer.raft_id
-
-    @property
-    def peer_name(self) -> str:
-        return name_of(self.peer_id)
-
-    @property
-    def up(self) -> bool:
-        return self.peer is not None and not self.closed.done()
-
-    @property
-    def unsent_bytes(self) -> int:
-        """What waits in this process for the peer to read."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._hub.opened(self)
-        self._timer = self._hub.runtime.call_later(HELLO_TIMEOUT_S, self._hello_missing)
-        if self.dialled is not None:
-            self.send(self._hub.owner.hello(self.purpose))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            if self.peer is None:
-                # Only the greeting is cut out at the small limit; what follows it in the same
-                # read belongs to the known peer.
-                self._greet(data)
-                return
-            self._deliver(self._frames.feed(data))
-        except wire.ProtocolError as error:
-            log.warning("closing a connection: %s", error)
-            self.close()
-
-    def _greet(self, data: bytes) -> None:
-        first = self._frames.feed_one(data)
-        if first is None:
-            return
-        message = wire.decode(first)
-        owner = self._hub.owner
-        if isinstance(message, wire.Refusal) and self.dialled is not None:
-            owner.refused(message, self.dialled)
-            self.close()
-            return
-        if not isinstance(message, wire.Hello):
-            raise wire.ProtocolError(f"{type(message).__name__} before Hello")
-        if message.version != wire.PROTOCOL_VERSION:
-            raise wire.ProtocolError(f"protocol version {message.version} is not spoken here")
-        refusal = owner.judge(message)
-        if refusal is not None:
-            # To a dialled peer too: it has accepted this node, and may be the one that was wiped.
-            self.send(refusal)
-            self.close()
-            return
-        if self.dialled is None:
-            self.purpose = message.purpose
-            self.send(owner.hello(self.purpose))
-        self.peer = message
-        self._timer.cancel()
-        self._frames.limit = self._hub.frame_bytes_max
-        owner.link_up(self)
-        self._deliver(self._frames.feed(b""))
-
-    def _deliver(self, bodies: list[bytes]) -> None:
-        for body in bodies:
-            message = wire.decode(body)
-            if self.receive is not None and not self.closed.done():
-                self.receive(self, message)
-        if bodies and self.delivered is not None:
-            self.delivered()
-
-    def _hello_missing(self) -> None:
-        if self.peer is None:
-            self.close()
-
-    def send(self, message: wire.Message) -> None:
-        self.send_frame(wire.encode(message))
-
-    def send_frame(self, frame: bytes) -> None:
-        """Write an encoded frame; silently nothing once the link is closing."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._hub.gone(self)
-        if not self.closed.done():
-            self.closed.set_result(None)
-        if self.peer is not None:
-            self._hub.owner.link_down(self)
-
-
 class Hub:
-    """The listening port of a node and all its links."""
+    """The listening port of a node and all its links. Without `security` they are plain."""
 
-    def __init__(self, runtime: Runtime, owner: LinkOwner, frame_bytes_max: int) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        owner: LinkOwner,
+        frame_bytes_max: int,
+        security: Security | None = None,
+    ) -> None:
         self.runtime = runtime
         self.owner = owner
         self.frame_bytes_max = frame_bytes_max
+        self.security = security
+        self._complaints = Complaints(runtime.monotonic)
+        # Accepted, but not greeted yet; the oldest first.
+        self._pending: dict[Link, None] = {}
         self._listener: Listener | None = None
         self._links: dict[Link, None] = {}
         self._dialling: dict[str, asyncio.Task[Any]] = {}
@@ -209,15 +81,19 @@ class Hub:
             raise
         return self._listener.port
 
-    def keep_dialling(self, name: str, address: str, purpose: str, patience_s: float) -> None:
+    def keep_dialling(
+        self, name: str, addresses: Callable[[], Sequence[str]], purpose: str, patience_s: float
+    ) -> None:
         """See to it that there is a link to the node, until `stop_dialling(name)`.
+
+        `addresses` is asked before every attempt; what it says is tried in turn.
 
         With `patience_s` the other side is first given that long to dial. While a link is up, by
         whoever's dialling, nothing is done.
         """
         if name not in self._dialling and not self._closed:
-            coroutine = self._dial_for_ever(name, address, purpose, patience_s)
-            self._dialling[name] = self.runtime.spawn(coroutine, f"dial {address} for {purpose}")
+            coroutine = self._dial_for_ever(name, addresses, purpose, patience_s)
+            self._dialling[name] = self.runtime.spawn(coroutine, f"dial {name} for {purpose}")
 
     def stop_dialling(self, name: str) -> None:
         """The node is no member any more, say. A link that is up stays."""
@@ -225,29 +101,40 @@ class Hub:
         if task is not None:
             task.cancel()
 
-    async def dial(self, address: str, purpose: str) -> Link:
-        """One attempt. Raises OSError. The handshake goes on after this returns."""
+    async def dial(self, address: str, purpose: str, wanted: str = "") -> Link:
+        """One attempt. Raises OSError. The handshake goes on after this returns.
+
+        `wanted` is the name of the node that is meant; another one refuses.
+        """
         host, port = parse_address(address)
-        link = Link(self, address, purpose)
+        link = Link(self, address, purpose, wanted)
         # A connect into a silent network would hang for minutes. TimeoutError is an OSError.
         await asyncio.wait_for(self.runtime.connect(lambda: link, host, port), HELLO_TIMEOUT_S)
         return link
 
     async def _dial_for_ever(
-        self, name: str, address: str, purpose: str, patience_s: float
+        self, name: str, addresses: Callable[[], Sequence[str]], purpose: str, patience_s: float
     ) -> None:
         delay = REDIAL_MIN_S
+        turn = 0
         while not self._closed:
             if patience_s:
                 await self.runtime.sleep(patience_s)
             if self.owner.linked(name):
                 await self.runtime.sleep(REDIAL_MAX_S)
                 continue
+            known = addresses()
+            assert known, f"nobody knows where {name} is"
+            address = known[turn % len(known)]
+            turn += 1
             try:
-                link = await self.dial(address, purpose)
-                await link.closed
+                link = await self.dial(address, purpose, name)
+                # Not `await link.closed`: giving up the dialling would end the future, and the link
+                # would be deaf though its stream is up.
+                await asyncio.wait([link.closed])
                 if link.peer is not None:
                     delay = REDIAL_MIN_S
+                    turn = 0
             except OSError:
                 pass  # nobody listens there yet: that is what redialling is for
             await self.runtime.sleep(delay * (0.5 + self.runtime.rng.random()))
@@ -257,9 +144,26 @@ class Hub:
         self._links[link] = None
         if self._closed:
             link.abort()
+        elif link.dialled is None:
+            self._pending[link] = None
+            if len(self._pending) > PENDING_LINKS_MAX:
+                oldest = next(iter(self._pending))
+                del self._pending[oldest]
+                self.complain(oldest, f"more than {PENDING_LINKS_MAX} connections have not greeted")
+                oldest.abort()
+
+    def greeted(self, link: Link) -> None:
+        self._pending.pop(link, None)
 
     def gone(self, link: Link) -> None:
         self._links.pop(link, None)
+        self._pending.pop(link, None)
+
+    def complain(self, link: Link, reason: str) -> None:
+        """One line about a connection that is closed for what its peer did, within bounds."""
+        line = self._complaints.line(link.peer_address, link.wanted, reason)
+        if line is not None:
+            log.warning("%s", line)
 
     def close(self) -> None:
         self._closed = True
