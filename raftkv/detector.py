@@ -2,8 +2,9 @@
 
 Cores are heard by their answers to append messages. Replicants are heard through the cores that
 feed them: every core tells the leader their names. After any change of leader everybody gets a
-full grace period, else one dead leader would look like many dead replicants. A partition is no
-death until the period has passed, and then the log says so once, for everybody.
+full grace period, and so do the replicants of a core that has fallen silent, else one dead core
+would look like many dead replicants. A partition is no death until the period has passed, and then
+the log says so once, for everybody.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Detector:
         self._fed = fed
         self._declare_down = declare_down
         self._heard: dict[str, float] = {}
+        # Raft id of a core -> the replicants that it feeds, as it said last.
+        self._fed_by: dict[str, tuple[str, ...]] = {}
         self._led_since: float | None = None
         self._timer: Timer | None = None
 
@@ -53,9 +56,10 @@ class Detector:
             return
         now = self._engine.runtime.monotonic()
         members = self._members()
-        for name in (link.peer_name, *message.names):
-            if name in members:
-                self._heard[name] = now
+        names = tuple(name for name in message.names if name in members)
+        self._fed_by[link.peer_id] = names
+        for name in (link.peer_name, *names):
+            self._heard[name] = now
 
     def _look(self) -> None:
         engine = self._engine
@@ -73,9 +77,18 @@ class Detector:
         if self._led_since is None:
             self._led_since = now
             self._heard.clear()
-        for name in fed:
+            self._fed_by.clear()
+        for name in (*fed, *self._orphans(now)):
             self._heard[name] = now
         self._judge(now)
+
+    def _orphans(self, now: float) -> list[str]:
+        """The replicants of cores that have just fallen silent: they need time to move."""
+        engine = self._engine
+        assert engine.leading is not None
+        alive = engine.leading.alive(now)
+        silent = [core for core in self._fed_by if core not in alive]
+        return [name for core in silent for name in self._fed_by.pop(core)]
 
     def _judge(self, now: float) -> None:
         engine = self._engine

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Campaigning"]
 
 # After the stream to the leader was reset its process is probably gone: campaign within this
-# time. The range keeps two followers from campaigning in the same moment.
-LEADER_LOST_DELAY_MAX_S = 0.05
+# time, and again after a split vote. The range keeps two followers from asking in one moment.
+RETRY_DELAY_MAX_S = 0.05
 
 
 class Campaigning:
@@ -40,8 +40,8 @@ class Campaigning:
         engine = self._engine
         if engine.configuration.voters == (engine.me,):
             self.deadline.expire_now(now)  # nobody to disturb, nobody to wait for
-        elif engine.wal.last_index == 1:
-            self.deadline.redraw(now)  # a new node has promised nothing
+        elif engine.term == 0:
+            self.deadline.redraw(now)  # a new node has heard of nobody, so it promised nothing
         else:
             self.deadline.started(now)
 
@@ -55,15 +55,21 @@ class Campaigning:
 
     def leader_link_lost(self, now: float) -> None:
         """A hint that the leader's process ended; pre-vote keeps it harmless if it did not."""
-        delay = LEADER_LOST_DELAY_MAX_S * self._engine.runtime.rng.random()
-        self.deadline.leader_lost(now, delay)
+        self.deadline.leader_lost(now, self._retry_delay_s())
+
+    def _retry_delay_s(self) -> float:
+        return RETRY_DELAY_MAX_S * self._engine.runtime.rng.random()
 
     def tick(self, now: float) -> None:
-        if self._engine.leading is None and self.deadline.passed(now):
-            if self._engine.me in self._engine.configuration.voters:
+        engine = self._engine
+        if engine.leading is None and self.deadline.passed(now):
+            if engine.me in engine.configuration.voters:
                 self._campaign(Stage.PRE_VOTE, now, transfer=False)
+            elif engine.leader is not None:
+                # A copy or a removed node never campaigns (rule 9), but it knows no leader either:
+                # the replicants that follow it must look for another core.
+                engine.become_follower(engine.term, None)
             else:
-                # A copy or a removed node never campaigns (rule 9).
                 self.deadline.redraw(now)
 
     def campaign_now(self, now: float) -> None:
@@ -128,6 +134,9 @@ class Campaigning:
             last_term=engine.wal.last_term,
             leader_alive=engine.leading is not None or self.deadline.leader_alive(now),
         )
+        if engine.removed(sender):
+            engine.links[sender].close()  # it dials again, and the greeting tells it (rule 23)
+            return
         if verdict.adopt_term:
             engine.become_follower(message.term, None)
         if verdict.granted and not message.pre_vote:
@@ -147,11 +156,14 @@ class Campaigning:
         if message.term > engine.term:
             engine.become_follower(message.term, None)
             return
-        if self._candidacy is not None and message.granted:
-            self._candidacy.grant(
-                sender,
-                term=message.asked_term,
-                attempt=message.attempt,
-                pre_vote=message.pre_vote,
-            )
+        candidacy, asked_term, attempt = self._candidacy, message.asked_term, message.attempt
+        if candidacy is None:
+            return
+        if message.granted:
+            candidacy.grant(sender, term=asked_term, attempt=attempt, pre_vote=message.pre_vote)
             self._check_won(now)
+        elif candidacy.stage is Stage.VOTE:
+            candidacy.refuse(sender, term=asked_term, attempt=attempt)
+            if candidacy.lost(engine.configuration, engine.links):
+                self._candidacy = None
+                self.deadline.election_lost(now, self._retry_delay_s())

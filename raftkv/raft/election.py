@@ -10,7 +10,7 @@ nothing. With a majority of pre-votes it raises its term, votes for itself and a
 votes. *Stickiness* (thesis 6.4.1's other half): a node that heard a leader less than the minimum
 election time-out ago grants nothing, and a leader grants nothing while it holds its quorum;
 a leadership transfer bypasses it. *Check-quorum*: a leader that has not heard a majority within
-the minimum election time-out steps down.
+the maximum election time-out steps down: by then the others have had time to elect another.
 
 Grants are a set per candidacy (rule 9), tagged with (term, attempt) so that a late answer to an
 earlier attempt counts for nothing, and void once a leader is heard (rule 22). A deadline is drawn
@@ -19,7 +19,7 @@ anew at every step-down and every attempt, else an ex-leader campaigns at once o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 
 import msgspec
@@ -104,6 +104,7 @@ class Candidacy:
         self.attempt = attempt
         self.transfer = transfer
         self._granted: set[str] = set()
+        self._refused: set[str] = set()
 
     def grant(self, voter: str, *, term: int, attempt: int, pre_vote: bool) -> None:
         """Count a grant if it answers this attempt; anything else is a late message."""
@@ -112,6 +113,15 @@ class Candidacy:
         if pre_vote is not (self.stage is Stage.PRE_VOTE):
             return
         self._granted.add(voter)
+
+    def refuse(self, voter: str, *, term: int, attempt: int) -> None:
+        """Note a refusal, if it answers this attempt."""
+        if (term, attempt) == (self.term, self.attempt):
+            self._refused.add(voter)
+
+    def lost(self, configuration: Configuration, reachable: Iterable[str]) -> bool:
+        """Whether those who were asked cannot make a majority any more: a split vote, say."""
+        return not configuration.majority((self._granted | set(reachable)) - self._refused)
 
     def won(self, configuration: Configuration) -> bool:
         """Majority of the voters *now* in force; strangers and duplicates count nothing."""
@@ -144,6 +154,8 @@ class Deadline:
         self.at = now + self.timeout_min_s + self._spread_s * self._random()
 
     def heard_leader(self, now: float, lease_s: float = 0.0) -> None:
+        """`lease_s`: at most the shortest time-out, which a restarted node waits anyway."""
+        assert lease_s <= self.timeout_min_s
         self._heard = now
         self._promised = max(self._promised, now + lease_s)
         self.redraw(now)
@@ -153,8 +165,12 @@ class Deadline:
         self._heard = float("-inf")
         self.at = min(self.at, max(now, self._promised) + delay_s)
 
+    def election_lost(self, now: float, delay_s: float) -> None:
+        """Nobody won, and everybody knows that there is no leader: try again after `delay_s`."""
+        self.at = min(self.at, now + delay_s)
+
     def expire_now(self, now: float) -> None:
-        """A transfer asked this node to campaign at once."""
+        """There is nobody to wait for: campaign at once."""
         self._heard = float("-inf")
         self.at = now
 
@@ -166,12 +182,12 @@ class Deadline:
 
 
 def quorum_time(configuration: Configuration, me: str, times: Mapping[str, float]) -> float:
-    """The latest moment that a majority of voters, `me` always among them, has reached."""
+    """The latest moment that a majority of voters has reached; `me`, if it votes, always has."""
     reached = sorted(
         (times.get(voter, float("-inf")) for voter in configuration.voters if voter != me),
         reverse=True,
     )
-    others_needed = len(configuration.voters) // 2 if me in configuration.voters else 0
+    others_needed = len(configuration.voters) // 2 + (me not in configuration.voters)
     return float("inf") if others_needed == 0 else reached[others_needed - 1]
 
 

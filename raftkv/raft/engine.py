@@ -33,16 +33,16 @@ and one fdatasync, in a thread. (5) Committed entries are applied while the disk
 The order that keeps the data (rule 12): append messages leave at once, beside the leader's own
 write; votes, vote requests and acknowledgements are *held* until the write is durable. While it
 runs, messages and ticks wait; only heartbeats go on, and even they stop after one minimum election
-time-out, so that a node with a dead disk loses its office. A failed write discards what was held
-and stops the node.
+time-out; after one maximum the node leaves its office, for its disk may be dead. A failed write
+discards what was held and stops the node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node as SyncObjNode
@@ -50,18 +50,21 @@ from pysyncobj.node import Node as SyncObjNode
 from raftkv.config import Limits, RaftTimes
 from raftkv.errors import DiskFailed, Diverged, InternalFault, MembershipRefused, NodeFault
 from raftkv.runtime import Runtime, Timer
+from raftkv.waste import Sweeper
 
 from . import wire
+from .application import Application, Frozen, Loading
 from .campaigning import Campaigning
 from .changing import check_change
 from .following import Following
+from .installing import Installing
 from .leading import Leading
 from .membership import Configuration, ConfigurationLog, decode, encode, name_of
 from .snapshotting import Snapshotting
 from .transport import Link, RaftTransport
 from .wal import Pending, Wal
 
-__all__ = ["BATCH", "CONFIGURATION", "NO_OP", "Application", "Engine", "Frozen"]
+__all__ = ["BATCH", "CONFIGURATION", "NO_OP", "Application", "Engine", "Frozen", "Loading"]
 
 log = logging.getLogger("raftkv.raft")
 
@@ -75,48 +78,16 @@ ROLE_NAMES = ("follower", "candidate", "leader")
 # Entries applied before the loop may read sockets again: a batch of 256 small commands takes a
 # few milliseconds, so this stays well below a heartbeat interval.
 APPLY_ENTRIES_PER_TICK = 16
+# And no further one once so much time has gone: batches may be large.
+APPLY_S_PER_TICK = 0.005
+# Once so much time has gone, the messages that are left wait for the next tick, and so do
+# deadlines, which they may move (rule 27). Small messages never take so long.
+INBOX_S_PER_TICK = 0.005
 # How far ahead a term may lie: a cluster that elects once a second needs eleven days for this many.
 # Without it one message could use up all terms there are.
 TERM_STEP_MAX = 1_000_000
 # A timer that fires later than this was held up by something; sockets are drained first (rule 27).
 LATE_TIMER_S = 0.05
-
-
-class Frozen(Protocol):
-    """A copy-on-write view of the state at one index."""
-
-    def slices(self, rows_max: int) -> Iterator[bytes]: ...
-
-    def close(self) -> None: ...
-
-
-class Application(Protocol):
-    """What the engine drives. It knows bytes, not commands."""
-
-    def seal(self, commands: Sequence[bytes]) -> bytes:
-        """The body of one entry holding these commands, stamped with the log's clock."""
-
-    def apply(self, index: int, body: bytes) -> None: ...
-
-    def skip(self, index: int) -> None:
-        """The entry at `index` holds no batch."""
-
-    def freeze(self) -> Frozen: ...
-
-    def restore(self, chunks: Iterable[bytes], index: int) -> None: ...
-
-    def office_changed(self) -> None:
-        """Role, term or known leader changed."""
-
-    def progressed(self) -> None:
-        """Entries were applied or the commit index moved."""
-
-    def reads_confirmed(self, tokens: Sequence[Any], index: int) -> None: ...
-
-    def reads_failed(self, tokens: Sequence[Any]) -> None: ...
-
-    def faulted(self, fault: NodeFault) -> None:
-        """The engine has stopped; nothing that waited for the disk was acknowledged."""
 
 
 class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
@@ -148,7 +119,6 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.closed: asyncio.Future[Any] | None = None
         self._inbox: list[tuple[str, wire.Message]] = []
         self._held: list[tuple[str, bytes]] = []
-        self._work: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self._scheduled = False
         self._timer: Timer | None = None
         self._timer_at = 0.0
@@ -164,6 +134,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._adopt(wal, applied)
         self.following = Following(self)
         self.campaigning = Campaigning(self)
+        self.installing = Installing(self)
+        self._sweeper = Sweeper(runtime, wal.waste)
         self.snapshotting = snapshots
         snapshots.attach(self)
         self.configuration_changed()
@@ -174,7 +146,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         """Put our log and what it says in place of the memory journal of the constructor."""
         self._SyncObj__raftLog = wal
         self._SyncObj__raftCurrentTerm = max(wal.term, wal.last_term)
-        self._SyncObj__votedForNodeId = wal.vote
+        # The log may have begun anew at a snapshot of a later term, in which there is no vote yet.
+        self._SyncObj__votedForNodeId = wal.vote if wal.term == self.term else None
         # Rule 28: committed is at least what the snapshot covers.
         self._SyncObj__raftCommitIndex = applied
         self._SyncObj__raftLastApplied = applied
@@ -300,6 +273,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         """Queue a consensus message for the next tick."""
         if message.term > self.term + TERM_STEP_MAX:
             raise wire.ProtocolError(f"term {message.term} cannot follow {self.term}")
+        if isinstance(message, wire.Append):
+            wire.check_terms(message.prev_term, message.entries, message.term)
         self._inbox.append((link.peer_id, message))
 
     def send_now(self, peer: str, frame: bytes) -> None:
@@ -340,10 +315,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         try:
             self._onTick()
         except Exception as error:
-            self._fail(error)
+            self.failed(error)
 
-    def _fail(self, error: Exception) -> None:
-        """A tick or what follows a sync ended half-way: nothing may go on from there."""
+    def failed(self, error: BaseException) -> None:
+        """A tick, what follows a sync, or blocking work ended half-way: nothing may go on."""
         if isinstance(error, OSError):
             error = DiskFailed(
                 f"the data directory cannot be used: {error}. Nothing that waited for it was "
@@ -361,9 +336,16 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         now = self.runtime.monotonic()
         commit = self.commit
         inbox, self._inbox = self._inbox, []
-        for sender, message in inbox:
+        for position, (sender, message) in enumerate(inbox, 1):
             self._handle(sender, message, now)
-        self.campaigning.tick(now)
+            if self.runtime.monotonic() - now >= INBOX_S_PER_TICK:
+                self._inbox[:0] = inbox[position:]
+                break
+        self.installing.tick()
+        if not self._inbox:
+            self.campaigning.tick(now)
+            if self.leading is not None:
+                self.leading.check_quorum(now)
         if self.leading is not None:
             self.leading.tick(now)
         self._persist()
@@ -371,6 +353,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         if applied or self.commit != commit:
             self.application.progressed()
         self.snapshotting.tick()
+        if self._inbox:
+            self.kick()
         self.arm()
 
     def _handle(self, sender: str, message: wire.Message, now: float) -> None:
@@ -418,26 +402,45 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._timer = self.runtime.call_later(max(0.0, at - now), self._alarm)
 
     def _alarm(self) -> None:
-        self._timer = None
         now = self.runtime.monotonic()
         if now - self._timer_at > LATE_TIMER_S:
-            # This process was held up; what others sent meanwhile is still in the sockets.
+            # This process was held up; what others sent meanwhile is still in the sockets. They
+            # are looked at once: a loop that is always late must keep its deadlines, too.
             self._timer_at = now
-            self._timer = self.runtime.call_later(0.001, self._alarm)
-        elif self._frozen_since is None:
+            self._timer = self.runtime.call_later(0.001, self._alarm_heard)
+        else:
+            self._alarm_heard()
+
+    def _alarm_heard(self) -> None:
+        """The alarm, after what waited in the sockets was read."""
+        self._timer = None
+        if self._frozen_since is None:
             self.kick()
             if not self._scheduled:
                 self.arm()
         else:
-            self._heartbeat_while_frozen(now)
+            self._heartbeat_while_frozen(self.runtime.monotonic())
 
     def _heartbeat_while_frozen(self, now: float) -> None:
-        """Rule 26: a sync that hangs longer than an election time-out costs the office."""
+        """Rule 26: a sync that hangs longer than an election time-out costs the office.
+
+        Heartbeats end after the shorter time-out; nobody else can be elected before the longer one
+        is over, and a disk that returns by then has cost nothing.
+        """
         assert self._frozen_since is not None
-        hung = now - self._frozen_since > self.times.election_timeout_min_ms / 1000
-        if self.leading is not None and not hung:
+        leaves_at = self._frozen_since + self.times.election_timeout_max_ms / 1000
+        if self.leading is None:
+            return
+        if now - self._frozen_since <= self.times.election_timeout_min_ms / 1000:
             self.leading.heartbeat(now)
             self.arm()
+        elif now < leaves_at:
+            self._timer_at = leaves_at
+            self._timer = self.runtime.call_later(leaves_at - now, self._alarm)
+        elif self.configuration.voters != (self.me,):
+            # Nothing of this waits for the disk. A lone voter has nobody to leave the office to.
+            log.warning("%s: a write to the disk does not return", name_of(self.me))
+            self.become_follower(self.term, None)
 
     # -- durability
 
@@ -450,14 +453,6 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             self._freeze(future, lambda _: self._synced(pending, term))
             return
         self._release()
-        if self._work:
-            work, done = self._work.pop(0)
-            # In the thread that writes snapshots: two of them never touch their folder at once.
-            self._freeze(self.runtime.offload_bulk(work), done)
-
-    def after_tick_freeze(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Once this tick is durable, run blocking disk work; then `done` with its result."""
-        self._work.append((work, done))
 
     def _freeze(self, future: asyncio.Future[Any], done: Callable[[Any], None]) -> None:
         """Messages and ticks wait until this work of a disk thread is done."""
@@ -476,7 +471,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             done(future.result())
             self._persist()
         except Exception as failure:
-            self._fail(failure)
+            self.failed(failure)
             return
         if self.leading is not None or self._inbox or self.applied < self.commit:
             self.kick()
@@ -505,10 +500,13 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         last = min(self.commit, self.applied + APPLY_ENTRIES_PER_TICK)
         if last < first:
             return False
+        until = self.runtime.monotonic() + APPLY_S_PER_TICK
         for entry in self.wal.entries(first, last):
             assert entry.index == self.applied + 1, (entry.index, self.applied)
             self._SyncObj__doApplyCommand(entry)
             self._SyncObj__raftLastApplied = entry.index
+            if self.runtime.monotonic() >= until:
+                break
         if self.applied < self.commit:
             self.kick()
         return True
@@ -533,10 +531,12 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     # -- proposals and reads
 
     def propose(self, commands: Sequence[bytes]) -> bool:
-        """On a leader: queue encoded commands for the next tick's batch. False elsewhere."""
-        if self.leading is None or self.stopped:
+        """On a leader: queue encoded commands for the next tick's batch.
+
+        False elsewhere, and when too much waits already: their origin sends them again.
+        """
+        if self.leading is None or self.stopped or not self.leading.propose(commands):
             return False
-        self.leading.propose(commands)
         self.kick()
         return True
 
@@ -583,6 +583,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         leading = self.leading
         if leading is None:
             raise MembershipRefused("this node does not lead")
+        if self.me not in proposed.voters:
+            raise MembershipRefused("a leader hands its office over before it is removed")
         check_change(
             proposed,
             latest_index=self.configurations.latest_index,
@@ -595,6 +597,12 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         log.info("%s changes the members to %s", self.me, proposed)
         self.kick()
         return index
+
+    def removed(self, member: str) -> bool:
+        """Whether a committed configuration has removed this member, who may not know it."""
+        if member not in self.configuration.removed or member not in self.links:
+            return False
+        return member in self.configurations.at(self.commit).removed
 
     def append_configuration(self, configuration: Configuration) -> int:
         """Append a configuration entry to the own log; it is in force from here on (rule 4)."""
@@ -622,6 +630,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         if self.stopped:
             return
         self.stopped = True
+        self._sweeper.stop()
         if self._timer is not None:
             self._timer.cancel()
         self._held.clear()

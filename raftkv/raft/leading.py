@@ -9,7 +9,6 @@ only up to what its own disk holds (rule 12).
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,23 +18,23 @@ from .append import quorum_index
 from .election import quorum_alive, quorum_time
 from .progress import Flow, Progress
 from .reads import ReadRounds
+from .sending import Sending
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .snapshot import Snapshot
 
 __all__ = ["Leading"]
 
+# Entries in one message, and bytes if it has several: encoding, decoding, appending and sealing so
+# much takes a few milliseconds.
+MESSAGE_ENTRIES_MAX = 512
+MESSAGE_BYTES_MAX = 512 * 1024
+# What is encoded for one follower before the loop may do something else.
+TICK_BYTES_MAX = 2 * 1024 * 1024
+# Commands in one entry: applying so many takes about 10 ms, in which a node does nothing else.
+BATCH_COMMANDS_MAX = 1024
 # Numbers whose sending time is remembered: more than answers can be outstanding.
 ROUNDS_KEPT = 1024
-
-
-class _Transfer:
-    """A snapshot on its way to one follower, chunk by acknowledged chunk."""
-
-    def __init__(self, snapshot: Snapshot, identity: str) -> None:
-        self.snapshot = snapshot
-        self.identity = identity
 
 
 class Leading:
@@ -44,16 +43,17 @@ class Leading:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._commands: deque[bytes] = deque()
+        self._commands_bytes = 0
         # (index, bytes) of the batches appended here that are not committed (rule 31).
         self._uncommitted: deque[tuple[int, int]] = deque()
         self._uncommitted_bytes = 0
         self._progress: dict[str, Progress] = {}
-        self._transfers: dict[str, _Transfer] = {}
         self._frames: dict[tuple[int, int], bytes] = {}
         now = engine.runtime.monotonic()
         self._heartbeat_at = now
         self._heartbeat_s = engine.times.heartbeat_ms / 1000
         self._window_s = engine.times.election_timeout_max_ms / 1000
+        self._sending = Sending(engine, self._window_s)
         self._announce = False
         # What is sent in one tick carries one number; when it was sent counts for the lease.
         self._round = 0
@@ -62,6 +62,8 @@ class Leading:
         # Who is to lead next, once it has everything; and whether it has been told.
         self._heir: str | None = None
         self._heir_until = 0.0
+        self._heir_told = False
+        # Since the first offer of this term there is no lease any more.
         self.offered = False
         self.reads = ReadRounds()
         # The index of this term's no-op: what lies before it may not be counted for reads.
@@ -70,6 +72,7 @@ class Leading:
 
     def stop(self) -> None:
         """Step-down: readers are told; commands stay with their origins, who send them again."""
+        self._sending.stop()
         tokens = list(self.reads.fail())
         if tokens:
             self._engine.application.reads_failed(tokens)
@@ -84,7 +87,7 @@ class Leading:
                 self._progress[member] = Progress(engine.wal.last_index, now)
         for gone in [member for member in self._progress if member not in members]:
             del self._progress[gone]
-            self._transfers.pop(gone, None)
+            self._sending.drop(gone)
 
     def link_up(self, peer: str) -> None:
         """A new stream: nothing that the old one carried can be relied on."""
@@ -95,10 +98,15 @@ class Leading:
         progress = self._progress.get(peer)
         if progress is not None:
             progress.disconnected()
-            self._transfers.pop(peer, None)
+            self._sending.drop(peer)
 
-    def propose(self, commands: Sequence[bytes]) -> None:
+    def propose(self, commands: Sequence[bytes]) -> bool:
+        """Queue commands. False if as much waits already as may be uncommitted (rule 31)."""
+        if self._commands_bytes >= self._engine.limits.uncommitted_bytes_max:
+            return False
         self._commands.extend(commands)
+        self._commands_bytes += sum(map(len, commands))
+        return True
 
     def wake_at(self) -> float:
         return self._heartbeat_at
@@ -123,12 +131,15 @@ class Leading:
 
     # -- the tick
 
-    def tick(self, now: float) -> None:
+    def check_quorum(self, now: float) -> None:
+        """Leave the office if no majority was heard. Only after all that has arrived was read."""
         engine = self._engine
         heard = {peer: progress.heard_at for peer, progress in self._progress.items()}
         if not quorum_alive(engine.configuration, engine.me, heard, now, self._window_s):
             engine.become_follower(engine.term, None)
-            return
+
+    def tick(self, now: float) -> None:
+        engine = self._engine
         self._next_round(now)
         self._advance_commit()
         if self._heir is None:
@@ -138,6 +149,7 @@ class Leading:
             self._announce = True
             self._finish_reads()
         self.replicate(now)
+        self._sending.tick(now)
         self._offer_office(now)
 
     def _next_round(self, now: float) -> None:
@@ -165,9 +177,10 @@ class Leading:
         while commands and self._uncommitted_bytes < engine.limits.uncommitted_bytes_max:
             batch = [commands.popleft()]
             size = len(batch[0])
-            while commands and size + len(commands[0]) <= limit:
+            while commands and size + len(commands[0]) <= limit and len(batch) < BATCH_COMMANDS_MAX:
                 size += len(commands[0])
                 batch.append(commands.popleft())
+            self._commands_bytes -= size
             payload = b"\x00" + engine.application.seal(batch)
             index = engine.wal.last_index + 1
             engine.wal.append(payload, index, engine.term)
@@ -204,16 +217,23 @@ class Leading:
 
     def _send_entries(self, peer: str, progress: Progress) -> bool:
         engine, wal = self._engine, self._engine.wal
-        sent = False
+        sent, sent_bytes = False, 0
         while progress.next <= wal.last_index:
+            if sent_bytes >= TICK_BYTES_MAX:
+                engine.kick()
+                break
             if not progress.may_send(engine.limits.inflight_bytes_max):
                 break
             prev_term = wal.term_at(progress.next - 1)
             if prev_term is None:
-                self._start_transfer(peer, progress)
+                self._sending.start(peer, progress)
                 return True
             prev_index = progress.next - 1
-            entries = wal.entries(progress.next, bytes_max=engine.limits.batch_bytes_max)
+            entries = wal.entries(
+                progress.next,
+                bytes_max=min(MESSAGE_BYTES_MAX, engine.limits.batch_bytes_max),
+                entries_max=MESSAGE_ENTRIES_MAX,
+            )
             last_index = prev_index + len(entries)
             frame = self._frames.get((prev_index, last_index))
             if frame is None:
@@ -223,7 +243,7 @@ class Leading:
                 self._frames[prev_index, last_index] = frame
             engine.send_now(peer, frame)
             progress.sent(last_index, len(frame))
-            sent = True
+            sent, sent_bytes = True, sent_bytes + len(frame)
         return sent
 
     def _send_heartbeat(self, peer: str, progress: Progress) -> None:
@@ -252,12 +272,17 @@ class Leading:
             return  # no member any more (rule 29)
         progress.heard_at = now
         if message.round:
-            self._confirm(sender, message.round)
+            # A voter that is set to shorter time-outs would forget a longer promise in a restart.
+            if message.lease_ms >= self._engine.times.lease_ms:
+                self._confirm(sender, message.round)
             self.reads.echoed(sender, message.round)
             self._finish_reads()
         last = self._engine.wal.last_index
         if message.accepted:
+            flow = progress.flow
             progress.acknowledged(min(message.index, last), last)
+            # Until now it was told of no commit that it could verify.
+            self._announce |= flow is not Flow.REPLICATE and progress.flow is Flow.REPLICATE
         else:
             progress.rejected(
                 message.index, message.hint_term, message.hint_index, self._engine.wal
@@ -301,6 +326,7 @@ class Leading:
             return False
         self._heir = max(heirs)[1]
         self._heir_until = engine.runtime.monotonic() + self._window_s
+        self._heir_told = False
         return True
 
     def _offer_office(self, now: float) -> None:
@@ -310,10 +336,8 @@ class Leading:
             return
         if now > self._heir_until or heir not in engine.links or heir not in self._progress:
             self._heir = None
-        elif self.offered:
-            return
-        elif self._progress[heir].match == engine.wal.last_index:
-            self.offered = True
+        elif not self._heir_told and self._progress[heir].match == engine.wal.last_index:
+            self._heir_told = self.offered = True
             engine.send_held(heir, wire.TimeoutNow(engine.term))
 
     def _finish_reads(self) -> None:
@@ -325,47 +349,23 @@ class Leading:
 
     # -- snapshots for followers that are too far behind (rules 7, 25)
 
-    def _start_transfer(self, peer: str, progress: Progress) -> None:
-        snapshot = self._engine.snapshotting.store.opened()
-        assert snapshot is not None, "the log was compacted without a snapshot"
-        progress.needs_snapshot(snapshot.meta.index)
-        self._transfers[peer] = _Transfer(snapshot, snapshot.id)
-        self._send_chunk(peer, 0)
-
-    def _send_chunk(self, peer: str, offset: int) -> None:
-        engine, transfer = self._engine, self._transfers[peer]
-        snapshot = transfer.snapshot
-        data = snapshot.read(offset, engine.limits.snapshot_chunk_bytes)
-        chunk = wire.SnapshotChunk(
-            engine.term,
-            transfer.identity,
-            snapshot.meta.index,
-            snapshot.meta.term,
-            snapshot.size_bytes,
-            offset,
-            zlib.crc32(data),
-            data,
-        )
-        engine.send_now(peer, wire.encode(chunk))
+    def progress_of(self, peer: str) -> Progress:
+        return self._progress[peer]
 
     def in_transit(self) -> list[int]:
         """The indexes of snapshots on their way to followers that still answer."""
         since = self._engine.runtime.monotonic() - self._window_s
         return [
-            transfer.snapshot.meta.index
-            for peer, transfer in self._transfers.items()
+            index
+            for peer, index in self._sending.indexes().items()
             if self._progress[peer].heard_at > since
         ]
 
     def on_snapshot_reply(self, sender: str, message: wire.SnapshotReply, now: float) -> None:
-        progress, transfer = self._progress.get(sender), self._transfers.get(sender)
+        progress = self._progress.get(sender)
         if progress is None:
             return
         progress.heard_at = now
-        if transfer is None or transfer.identity != message.snapshot_id:
-            return
-        if message.done:
-            del self._transfers[sender]
-            progress.acknowledged(message.index, self._engine.wal.last_index)
-        else:
-            self._send_chunk(sender, message.offset)
+        if self._sending.on_reply(sender, message, now):
+            last = self._engine.wal.last_index
+            progress.acknowledged(min(message.index, last), last)

@@ -70,7 +70,7 @@ def decode(body: bytes) -> Configuration:
     """Raises `Diverged` for bytes that no node of this version writes."""
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Diverged(f"a configuration entry cannot be read: {error}") from None
 
 

@@ -22,6 +22,10 @@ from typing import Protocol
 __all__ = ["Flow", "Progress"]
 
 
+# Every log begins behind entry 1, which it never had to receive: no hint leads below this.
+FIRST_INDEX = 2
+
+
 class Flow(IntEnum):
     PROBE = 1
     REPLICATE = 2
@@ -46,7 +50,6 @@ class Progress:
         "heard_at",
         "match",
         "next",
-        "sent_commit",
         "snapshot_index",
     )
 
@@ -55,7 +58,6 @@ class Progress:
         self.next = last_index + 1
         self.flow = Flow.PROBE
         self.heard_at = now
-        self.sent_commit = 0
         self.snapshot_index = 0
         self._probe_sent = False
         self._inflight: deque[tuple[int, int]] = deque()
@@ -109,7 +111,7 @@ class Progress:
                 index -= 1
             if index >= hint_index and log.term_at(index) == hint_term:
                 guess = index + 1
-        self._to_probe(max(self.match + 1, min(prev_index, guess)))
+        self._to_probe(max(self.match + 1, FIRST_INDEX, min(prev_index, guess)))
 
     def disconnected(self) -> None:
         """What was in flight is lost; find out again where the logs agree."""

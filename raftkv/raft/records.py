@@ -4,13 +4,20 @@ Rules of this file: bytes in, records out. No files, no log, no policy but one: 
 the work of a crash. All numbers are little-endian.
 
     segment  = header, batch, batch, ...
-    header   = magic, format version, own number, number and length of the segment before, crc
-    batch    = MARK, record, record, ..., END        (exactly one write followed by one fdatasync)
+    header   = magic, format version, own number, number and length of the segment before,
+               id of the log, crc
+    batch    = MARK, record, ..., record, crc32, END (exactly one write followed by one fdatasync)
     record   = kind u8, body length u32, body, crc32 of all before it
 
 A MARK says: everything before me was on stable storage when I was written, for the next batch is
 written only after the sync of the last one returned. It carries its own place (segment, offset,
 running number of the batch), so that it cannot be taken for another, and the length of its batch.
+
+The checksum of a batch covers the checksums of its records, its place and the id of the log. So
+records cannot be lost, doubled, exchanged or taken from another place, an older state or another
+node's log of the same shape, though each of them is whole. (It must not run over the records
+themselves: a CRC over data followed by their own CRC is the same for all data of that length.)
+Format 1 had neither the id nor that checksum; it is read, and never written.
 
 The torn tail. Only the last batch of the last segment may be unfinished, and nobody was told of
 it: it may be cut, whole. But the last batch may as well have been synced and acknowledged, and then
@@ -39,11 +46,12 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from raftkv.errors import DamagedLog
+from raftkv.errors import DamagedLog, NewerFormat
 
 __all__ = [
     "BASE",
     "ENTRY",
+    "FORMAT_VERSION",
     "HARD_STATE",
     "HEADER_BYTES",
     "TRUNCATE",
@@ -62,7 +70,10 @@ __all__ = [
 
 SECTOR_BYTES: Final = 512  # the smallest unit that disks write whole
 MAGIC: Final = b"raftkvWL"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+_FORMAT_1: Final = 1
+# A greater number was never a version.
+_VERSION_MAX: Final = 1000
 
 # Kinds. Several bits set, so that no flipped bit turns one into a zero or into another.
 ENTRY: Final = 0xB1
@@ -79,11 +90,17 @@ _PAIR = struct.Struct("<QQ")
 _INDEX = struct.Struct("<Q")
 _TERM_VOTE = struct.Struct("<QB")
 _MARK = struct.Struct("<BIQQQQQI")
-_HEADER = struct.Struct("<8sIQQQ")
+_HEADER_1 = struct.Struct("<8sIQQQ")
+_HEADER = struct.Struct("<8sIQQQQ")
+# What a batch's checksum covers beside its records: log, segment, offset, sequence, last index.
+_PLACE = struct.Struct("<QQQQQ")
 
 RECORD_OVERHEAD: Final = _FRAME.size + _CRC.size
 MARK_BYTES: Final = _MARK.size + _CRC.size
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
+_HEADER_1_BYTES: Final = _HEADER_1.size + _CRC.size
+TAIL_BYTES: Final = _CRC.size + len(END)
+_VERSION_END: Final = len(MAGIC) + 4
 
 
 class Header(NamedTuple):
@@ -92,6 +109,13 @@ class Header(NamedTuple):
     number: int
     previous_number: int  # 0: none
     previous_bytes: int
+    log_id: int = 0  # the same in all segments of a log
+    version: int = FORMAT_VERSION
+
+    @property
+    def size_bytes(self) -> int:
+        """Where the first batch begins."""
+        return HEADER_BYTES if self.version == FORMAT_VERSION else _HEADER_1_BYTES
 
 
 class Record(NamedTuple):
@@ -118,6 +142,13 @@ class _Mark(NamedTuple):
     sequence: int
     last_index: int
     blank: int
+
+
+class _Tail(NamedTuple):
+    """What ends a batch; in format 1 without a checksum."""
+
+    size_bytes: int
+    place: int  # the checksum of the batch's place
 
 
 # Writing -----------------------------------------------------------------------------------------
@@ -150,19 +181,34 @@ def hard_state_record(term: int, vote: str | None) -> bytes:
 
 
 def write_header(header: Header) -> bytes:
-    data = _HEADER.pack(MAGIC, FORMAT_VERSION, *header)
+    number, previous_number, previous_bytes, log_id, _ = header
+    data = _HEADER.pack(MAGIC, FORMAT_VERSION, number, previous_number, previous_bytes, log_id)
     return data + _CRC.pack(zlib.crc32(data))
 
 
-def seal(parts: list[bytes], segment: int, offset: int, sequence: int, last_index: int) -> bytes:
+def seal(
+    parts: list[bytes], segment: int, offset: int, sequence: int, last_index: int, log_id: int = 0
+) -> bytes:
     """One batch of the given records, to be written at `offset` of the segment."""
-    body = b"".join(parts) + END
+    records = b"".join(parts)
+    place = zlib.crc32(_PLACE.pack(log_id, segment, offset, sequence, last_index))
+    body = b"".join((records, _CRC.pack(_batch_checksum(records, place)), END))
     blank = blank_sectors(body, offset + MARK_BYTES, bits_max=1)
     size = MARK_BYTES + len(body)
     mark = _MARK.pack(
         MARK, _MARK.size - _FRAME.size, segment, offset, size, sequence, last_index, blank
     )
     return b"".join((mark, _CRC.pack(zlib.crc32(mark)), body))
+
+
+def _batch_checksum(records: bytes, place: int) -> int:
+    """Over the checksums of whole records behind each other."""
+    checksum, offset = place, 0
+    while offset < len(records):
+        _, length = _FRAME.unpack_from(records, offset)
+        offset += RECORD_OVERHEAD + length
+        checksum = zlib.crc32(records[offset - _CRC.size : offset], checksum)
+    return checksum
 
 
 def blank_sectors(data: bytes, offset: int, bits_max: int) -> int:
@@ -188,18 +234,47 @@ def read_header(file: str, data: bytes, number: int, *, last: bool) -> Header | 
 
     `last` says that no segment follows. Raises DamagedLog.
     """
-    head = data[:HEADER_BYTES]
-    if len(head) == HEADER_BYTES and _checked(head):
-        magic, version, own, previous, size = _HEADER.unpack_from(head)
-        if magic != MAGIC or own != number:
+    header = _decode_header(data)
+    if header is not None:
+        if header.number != number:
             raise DamagedLog(file, 0, f"this is not segment {number} of a log")
-        if version != FORMAT_VERSION:
-            raise DamagedLog(file, len(MAGIC), f"format version {version} is not known here")
-        return Header(own, previous, size)
+        return header
+    head = data[:HEADER_BYTES]
+    version = _newer_version(head)
+    if version:
+        raise NewerFormat(file, version, FORMAT_VERSION)
     torn = len(head) < HEADER_BYTES or _unwritten(data, 0, HEADER_BYTES)
     if not last or not torn or _has_mark(data, 0, number):
         raise DamagedLog(file, 0, "the header of the segment fails its checksum")
     return None
+
+
+def _decode_header(data: bytes) -> Header | None:
+    """The header at the start of a segment, of either format; None if it is not whole."""
+    for version, layout in ((FORMAT_VERSION, _HEADER), (_FORMAT_1, _HEADER_1)):
+        head = data[: layout.size + _CRC.size]
+        if len(head) == layout.size + _CRC.size and _checked(head):
+            magic, found, number, previous, size, *more = layout.unpack_from(head)
+            if magic == MAGIC and found == version:
+                return Header(number, previous, size, more[0] if more else 0, version)
+    return None
+
+
+def _newer_version(head: bytes) -> int:
+    """The format version that a header claims if it is a newer one, else 0.
+
+    A header in which the version alone was damaged is not newer: with the right one it is whole.
+    """
+    if len(head) < _VERSION_END or not head.startswith(MAGIC):
+        return 0
+    version = int.from_bytes(head[len(MAGIC) : _VERSION_END], "little")
+    if not FORMAT_VERSION < version <= _VERSION_MAX:
+        return 0
+    for known in (_FORMAT_1, FORMAT_VERSION):
+        repaired = MAGIC + known.to_bytes(4, "little") + head[_VERSION_END:]
+        if _decode_header(repaired) is not None:
+            return 0
+    return version
 
 
 def read_batches(file: str, data: bytes, number: int, *, last: bool) -> Iterator[Batch]:
@@ -207,17 +282,23 @@ def read_batches(file: str, data: bytes, number: int, *, last: bool) -> Iterator
 
     Raises DamagedLog for any damage that is not the torn tail of a crash (see the top).
     """
-    offset = HEADER_BYTES
+    header = read_header(file, data, number, last=last)
+    if header is None:
+        return
+    offset = header.size_bytes
     while offset < len(data):
         mark = _read_mark(data, offset, number)
         bad = offset
         if mark is None:
-            torn = offset + MARK_BYTES > len(data) or _unwritten(data, offset, MARK_BYTES)
+            # The first batch is written together with the header, in whose sector its MARK lies.
+            later = offset > header.size_bytes
+            torn = offset + MARK_BYTES > len(data)
+            torn = torn or (later and _unwritten(data, offset, MARK_BYTES))
             torn = torn and not _has_mark(data, offset + 1, number)
         elif (end := offset + mark.size) > len(data):
             torn = True
         else:
-            records, bad = _read_records(data, offset + MARK_BYTES, end)
+            records, bad = _read_records(data, offset + MARK_BYTES, end, _tail(header, mark))
             if bad == end:
                 yield Batch(offset, end, mark.sequence, mark.last_index, records)
                 offset = end
@@ -260,11 +341,19 @@ def _unwritten(data: bytes, offset: int, count: int) -> bool:
     return blank_sectors(data[offset:stop], offset, bits_max=0) > 0
 
 
-def _read_records(data: bytes, offset: int, end: int) -> tuple[list[Record], int]:
+def _tail(header: Header, mark: _Mark) -> _Tail:
+    if header.version == _FORMAT_1:
+        return _Tail(len(END), 0)
+    place = _PLACE.pack(header.log_id, mark.segment, mark.offset, mark.sequence, mark.last_index)
+    return _Tail(TAIL_BYTES, zlib.crc32(place))
+
+
+def _read_records(data: bytes, offset: int, end: int, tail: _Tail) -> tuple[list[Record], int]:
     """The records of a batch, and `end`, or the offset of the first bad one."""
     records: list[Record] = []
     view = memoryview(data)
-    limit = end - len(END)
+    limit = end - tail.size_bytes
+    checksum = tail.place
     while offset < limit:
         if offset + RECORD_OVERHEAD > limit:
             return records, offset
@@ -280,7 +369,9 @@ def _read_records(data: bytes, offset: int, end: int) -> tuple[list[Record], int
             return records, offset
         records.append(record)
         offset = stop + _CRC.size
-    return (records, end) if data[limit:end] == END else (records, limit)
+        checksum = zlib.crc32(view[stop:offset], checksum)
+    ending = END if tail.size_bytes == len(END) else _CRC.pack(checksum) + END
+    return (records, end) if data[limit:end] == ending else (records, limit)
 
 
 def _decode(kind: int, data: bytes, body: int, stop: int) -> Record | None:

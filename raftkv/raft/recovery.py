@@ -8,6 +8,7 @@ that starts behind the snapshot has a hole: that is damage, not something to bri
 
 from __future__ import annotations
 
+import hashlib
 import os.path
 
 from raftkv.config import Limits
@@ -37,30 +38,42 @@ class Recovered:
         self.store = store
         self.snapshot = snapshot
         self.configurations = configurations
-
-    @property
-    def applied(self) -> int:
-        """The index that the state has once the snapshot is restored."""
-        return 1 if self.snapshot is None else self.snapshot.meta.index
+        # The index that the state has once the snapshot is restored.
+        self.applied = 1 if snapshot is None else snapshot.meta.index
 
 
 def recover(
-    files: Files, directory: str, limits: Limits, *, fsync: bool, belongs: bool
+    files: Files,
+    directory: str,
+    limits: Limits,
+    *,
+    fsync: bool,
+    belongs: bool,
+    owner: str = "",
 ) -> Recovered:
-    """Open the log and the newest snapshot. Blocking; raises DamagedLog, DamagedSnapshot.
+    """Open the log and the newest snapshot. Blocking.
+
+    Raises DamagedLog, DamagedSnapshot, NewerFormat.
 
     `belongs`: the directory belongs to a cluster already, so its log must be there (rule 10): a
-    node that lost it has forgotten its votes and must not go on as itself.
+    node that lost it has forgotten its votes and must not go on as itself. `owner` is the same for
+    the directory's whole life and differs from every other node's: segments of another owner's log
+    are refused.
     """
     log_directory = os.path.join(directory, "wal")
     snapshot_directory = os.path.join(directory, "snapshots")
     files.makedirs(log_directory)
-    if belongs and not files.listdir(log_directory):
-        raise DamagedLog(log_directory, 0, "the log is gone, though the node belongs to a cluster")
     files.makedirs(snapshot_directory)
-    store = SnapshotStore(files, snapshot_directory)
+    store = SnapshotStore(files, snapshot_directory, limits.snapshot_sync_bytes)
     snapshot = store.latest()
-    wal = Wal.open(files, log_directory, segment_bytes_max=limits.segment_bytes_max, fsync=fsync)
+    wal = Wal.open(
+        files,
+        log_directory,
+        segment_bytes_max=limits.segment_bytes_max,
+        fsync=fsync,
+        log_id=_log_id(owner),
+        must_exist=belongs,
+    )
     index, term, configuration = 1, 0, EMPTY
     if snapshot is not None:
         meta = snapshot.meta
@@ -83,3 +96,10 @@ def recover(
         if entry.payload[0] == _CONFIGURATION:
             configurations.append(entry.index, decode(entry.payload[1:]))
     return Recovered(wal, store, snapshot, configurations)
+
+
+def _log_id(owner: str) -> int:
+    """Names the log in its segments; 0 for a log without an owner."""
+    if not owner:
+        return 0
+    return int.from_bytes(hashlib.blake2b(owner.encode(), digest_size=8).digest(), "little")

@@ -33,12 +33,20 @@ _TEMPORARY: Final = ".tmp"
 _INCOMING: Final = "incoming" + _TEMPORARY
 
 
-class SnapshotStore:
-    """The directory of snapshots. Creates it, and removes what a crash left unfinished in it."""
+# See Limits.snapshot_sync_bytes.
+_SYNC_BYTES: Final = 8 << 20
 
-    def __init__(self, files: Files, directory: str) -> None:
+
+class SnapshotStore:
+    """The directory of snapshots. Creates it, and removes what a crash left unfinished in it.
+
+    `sync_bytes`: files are synced whenever they have grown by so much (Limits.snapshot_sync_bytes).
+    """
+
+    def __init__(self, files: Files, directory: str, sync_bytes: int = _SYNC_BYTES) -> None:
         self._files = files
         self._directory = directory
+        self.sync_bytes = sync_bytes
         self._latest: Snapshot | None = None
         self._receiver: SnapshotReceiver | None = None
         files.makedirs(directory)
@@ -157,13 +165,19 @@ class SnapshotWriter:
         self._size = len(start)
         self._file = files.open(path, "w")
         self._file.write(start)
+        self._unsynced = len(start)
 
-    def write(self, chunk: bytes) -> None:
-        """Add a chunk of at least one byte. Raises ValueError (its size), OSError."""
-        data = chunk_head(chunk) + chunk
+    def write(self, *chunks: bytes) -> None:
+        """Add chunks of at least one byte each. Raises ValueError (its size), OSError."""
+        data = b"".join(part for chunk in chunks for part in (chunk_head(chunk), chunk))
         self._file.write(data)
-        self._footer.add(chunk)
+        for chunk in chunks:
+            self._footer.add(chunk)
         self._size += len(data)
+        self._unsynced += len(data)
+        if self._unsynced >= self._store.sync_bytes:
+            self._unsynced = 0
+            self._file.datasync()
 
     def commit(self) -> Snapshot:
         """Make it the newest snapshot, durably. After an OSError there is nothing to abort."""
@@ -195,6 +209,7 @@ class SnapshotReceiver:
         self._store = store
         self._files = files
         self._path = path
+        self._unsynced = 0
         self._file = files.open(path, "w")
 
     def add(self, offset: int, data: bytes, crc: int) -> bool:
@@ -206,6 +221,10 @@ class SnapshotReceiver:
             return False
         self._file.write(data)
         self.offset += len(data)
+        self._unsynced += len(data)
+        if self._unsynced >= self._store.sync_bytes:
+            self._unsynced = 0
+            self._file.datasync()
         return True
 
     def finish(self) -> Snapshot:

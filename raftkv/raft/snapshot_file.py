@@ -22,13 +22,15 @@ from typing import Final
 
 import msgspec
 
-from raftkv.errors import DamagedSnapshot
+from raftkv.errors import DamagedSnapshot, NewerFormat
 from raftkv.runtime import File, Files
 
 __all__ = ["CHUNK_BYTES_MAX", "Footer", "Snapshot", "SnapshotMeta", "chunk_head", "header"]
 
 MAGIC: Final = b"raftkvSN"
 FORMAT_VERSION: Final = 1
+# A greater number was never a version.
+VERSION_MAX: Final = 1000
 
 # A slice of the state is encoded in one piece; this is far more than any slice should be.
 CHUNK_BYTES_MAX: Final = 1 << 30
@@ -103,7 +105,7 @@ class Snapshot:
 
     @classmethod
     def load(cls, files: Files, path: str) -> Snapshot:
-        """Validate the whole file. Raises DamagedSnapshot, OSError."""
+        """Validate the whole file. Raises DamagedSnapshot, NewerFormat, OSError."""
         file = files.open(path, "r")
         try:
             size = file.size()
@@ -134,6 +136,20 @@ class Snapshot:
         finally:
             file.close()
 
+    def verify(self) -> None:
+        """Read everything and compare the checksums. Raises DamagedSnapshot, OSError.
+
+        Through the file that `read` keeps open, if it does.
+        """
+        if self._file is None:
+            for _ in self.chunks():
+                pass
+            return
+        if header(_read_header(self._file, self.path, self._file.size())) != header(self.meta):
+            raise DamagedSnapshot(self.path, 0, "the header is another one than it was")
+        for _ in _read_chunks(self._file, self.path, self._start, self.size_bytes):
+            pass
+
     def read(self, offset: int, count: int) -> bytes:
         """Raw bytes for sending; the receiver verifies them.
 
@@ -161,8 +177,11 @@ def _read_header(file: File, path: str, size: int) -> SnapshotMeta:
     magic, version, length = _START.unpack(start)
     if magic != MAGIC:
         raise DamagedSnapshot(path, 0, "this is not a snapshot")
+    if FORMAT_VERSION < version <= VERSION_MAX and not _is_whole(file, length, size):
+        # With the right version it would be whole, were the version alone damaged.
+        raise NewerFormat(path, version, FORMAT_VERSION)
     if version != FORMAT_VERSION:
-        raise DamagedSnapshot(path, len(MAGIC), f"format version {version} is not known here")
+        raise DamagedSnapshot(path, len(MAGIC), f"there is no format version {version}")
     if length > META_BYTES_MAX or _START.size + length + _CRC.size > size:
         raise DamagedSnapshot(path, len(MAGIC) + 4, f"a header of {length} bytes is impossible")
     body = file.pread(_START.size, length)
@@ -170,13 +189,21 @@ def _read_header(file: File, path: str, size: int) -> SnapshotMeta:
         raise DamagedSnapshot(path, 0, "the header fails its checksum")
     try:
         meta = _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedSnapshot(path, _START.size, f"the meta data are malformed: {error}") from None
     if not 0 < meta.index <= NUMBER_MAX or not 0 <= meta.term <= NUMBER_MAX:
         raise DamagedSnapshot(path, _START.size, "index or term is impossible")
     if header(meta) != start + body + _CRC.pack(zlib.crc32(start + body)):
         raise DamagedSnapshot(path, _START.size, "the meta data are not in their one true form")
     return meta
+
+
+def _is_whole(file: File, length: int, size: int) -> bool:
+    """Whether the header's checksum matches once its version is that of this code."""
+    if length > META_BYTES_MAX or _START.size + length + _CRC.size > size:
+        return False
+    data = _START.pack(MAGIC, FORMAT_VERSION, length) + file.pread(_START.size, length)
+    return file.pread(len(data), _CRC.size) == _CRC.pack(zlib.crc32(data))
 
 
 def _read_chunks(file: File, path: str, offset: int, size: int) -> Iterator[bytes]:

@@ -1,7 +1,9 @@
 """When snapshots are written, and what the log forgets afterwards.
 
 A snapshot is a copy-on-write view of the state, walked in short slices on the loop and written by
-a thread of its own, so that neither the loop nor the log's disk thread waits for it. The log keeps
+a thread of its own, so that neither the loop nor the log's disk thread waits for it. It is written
+at a bounded rate and synced often (the writer does that): a burst of hundreds of megabytes would
+make the next fsync of the log wait for all of them. The log keeps
 a tail behind the snapshot: a follower that is only a little late needs no snapshot. The base of
 the log therefore lies at or below the newest snapshot, never above (recovery checks it).
 """
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 from raftkv.errors import DiskFailed, NodeFault
 
 from .membership import encode
-from .snapshot import Snapshot, SnapshotMeta, SnapshotStore
+from .snapshot import Snapshot, SnapshotMeta, SnapshotStore, SnapshotWriter
 
 if TYPE_CHECKING:
     from .engine import Engine, Frozen
@@ -25,6 +27,10 @@ log = logging.getLogger("raftkv.raft")
 
 # Rows per slice: a slice of this many small rows is encoded in about a millisecond.
 SLICE_ROWS = 500
+# Chunks go to the disk thread together up to this size: sessions make many small ones.
+WRITE_BYTES = 16 * 1024
+# How far writing may run ahead of its rate before it waits: shorter waits are not worth a timer.
+AHEAD_S_MAX = 0.02
 
 
 class Snapshotting:
@@ -36,6 +42,7 @@ class Snapshotting:
         self.last_index = 0
         self._bytes_at_last = 0
         self._running = False
+        self._damaged_in_a_row = 0
         self._engine: Engine
 
     def attach(self, engine: Engine) -> None:
@@ -43,6 +50,11 @@ class Snapshotting:
         latest = self.store.latest()
         self.last_index = latest.meta.index if latest is not None else 1
         self._bytes_at_last = engine.wal.bytes_total
+
+    @property
+    def writing(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._running
 
     def tick(self) -> None:
         """Start a snapshot if the log behind the last one has grown over a limit."""
@@ -78,8 +90,7 @@ class Snapshotting:
         try:
             writer = await runtime.offload_bulk(self.store.writer, meta)
             try:
-                for chunk in frozen.slices(SLICE_ROWS):
-                    await runtime.offload_bulk(writer.write, chunk)
+                await self._write_slices(writer, frozen)
             except BaseException:
                 await runtime.offload_bulk(writer.abort)
                 raise
@@ -101,13 +112,53 @@ class Snapshotting:
         if not engine.stopped and snapshot.meta.index > self.last_index:
             self.installed(snapshot)
 
+    async def _write_slices(self, writer: SnapshotWriter, frozen: Frozen) -> None:
+        """One slice a turn of the loop; not faster than the limit on average."""
+        runtime = self._engine.runtime
+        bytes_per_s = self._engine.limits.snapshot_write_bytes_per_s
+        began, total, some, size = runtime.monotonic(), 0, [], 0
+        for chunk in frozen.slices(SLICE_ROWS):
+            some.append(chunk)
+            size += len(chunk)
+            if size < WRITE_BYTES:
+                continue
+            await runtime.offload_bulk(writer.write, *some)
+            total += size
+            some, size = [], 0
+            ahead_s = total / bytes_per_s - (runtime.monotonic() - began)
+            if ahead_s > AHEAD_S_MAX:
+                await runtime.sleep(ahead_s)
+        if some:
+            await runtime.offload_bulk(writer.write, *some)
+
+    # -- the newest snapshot turns out to be damaged when it is to be sent
+
+    def verified(self) -> None:
+        self._damaged_in_a_row = 0
+
+    def damaged(self) -> int:
+        """Note a damaged file; how many there were since the last one that was whole."""
+        self._damaged_in_a_row += 1
+        return self._damaged_in_a_row
+
+    def _tail_begins(self, index: int) -> int:
+        """Behind which entry the log's tail begins that is kept for slow followers."""
+        wal, limits = self._engine.wal, self._engine.limits
+        base = index - limits.log_tail_entries
+        total = 0
+        for entry in reversed(wal.entries(max(base + 1, wal.first_index), index)):
+            total += len(entry.payload)
+            if total > limits.log_tail_bytes:
+                return max(base, entry.index)
+        return base
+
     def installed(self, snapshot: Snapshot) -> None:
         """A snapshot is in place, written here or received: the log may forget what it covers."""
         engine = self._engine
         index = snapshot.meta.index
         self.last_index = index
         self._bytes_at_last = engine.wal.bytes_total
-        base = index - engine.limits.log_tail_entries
+        base = self._tail_begins(index)
         if engine.leading is not None:
             # Rule 25: who is installing a snapshot now needs what lies behind it.
             base = min([base, *engine.leading.in_transit()])

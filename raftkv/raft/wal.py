@@ -2,8 +2,8 @@
 
 Rules of this file:
 1. Memory first, disk per tick. Changes act on the list in memory at once and are buffered;
-   `take` hands over everything buffered as one immutable batch, `write` puts it on the disk with
-   one write and one fdatasync (and may run in a thread meanwhile), `written` believes it.
+   `take` hands over everything buffered as one immutable batch, `write` seals it and puts it on the
+   disk with one write and one fdatasync (and may run in a thread meanwhile), `written` believes it.
 2. One batch in flight. The next one is taken after `written`; so every batch in a file but the last
    was synced, which is what recovery builds on (records.py, wal_recovery.py).
 3. A batch counts whole or not at all: entries, term and vote of one tick survive together.
@@ -30,13 +30,18 @@ ordinary entry; the methods at the end translate. Its `clear` cannot empty the l
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, overload
 
 from pysyncobj.journal import Journal  # type: ignore[import-untyped, unused-ignore]
 
+from raftkv.errors import DamagedLog
 from raftkv.raft.records import (
     HEADER_BYTES,
+    MARK_BYTES,
+    TAIL_BYTES,
     Header,
     base_record,
     entry_record,
@@ -55,6 +60,7 @@ from raftkv.raft.wal_recovery import (
     truncate_segments,
 )
 from raftkv.runtime import File, Files
+from raftkv.waste import Waste
 
 __all__ = ["NO_OP", "Entry", "Pending", "Wal"]
 
@@ -69,7 +75,9 @@ _FIRST_TERM: Final = 0
 class Pending:
     """One batch on its way to the disk."""
 
-    data: bytes
+    header: bytes  # of the new segment, if it begins one
+    # The batch itself. Made by the writer: sealing 16 MiB would hold the loop up for 30 ms.
+    sealed: Callable[[], bytes]
     path: str
     creates: bool  # the batch begins a new segment
     last_index: int
@@ -80,10 +88,16 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
     """A Raft log on disk. Made by `Wal.open`; everything but `write` belongs to the loop."""
 
     def __init__(
-        self, files: Files, directory: str, segment_bytes_max: int, fsync: bool, state: Recovered
+        self,
+        files: Files,
+        directory: str,
+        segment_bytes_max: int,
+        fsync: bool,
+        state: Recovered,
     ) -> None:
         self._files = files
         self._directory = directory
+        self._log_id = state.log_id
         self._segment_bytes_max = segment_bytes_max
         self._fsync = fsync
         self._entries = [Entry(NO_OP, state.base_index, state.base_term), *state.entries]
@@ -101,6 +115,9 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         self._commit = state.base_index
         self.durable_index = 0
         self.created = False
+        #: Entries that were dropped, 10^5 of them at once perhaps: whoever drives the log sweeps
+        #: it.
+        self.waste = Waste()
 
     @classmethod
     def open(
@@ -110,18 +127,26 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         *,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         fsync: bool = True,
+        log_id: int = 0,
+        must_exist: bool = False,
     ) -> Wal:
         """Recover the log in `directory`, or create one (`created` tells which).
 
+        `log_id` is the same whenever this log is opened, and another one for every other log: the
+        segments of another node are refused; 0 takes any. `must_exist`: never create one, raise
+        DamagedLog.
+
         What it returns with is on stable storage, unless `fsync` is off: then nothing is ever
         synced, and after a power failure the log may be refused as damaged. A segment is at most
-        `segment_bytes_max` long, or one batch. Raises DamagedLog, OSError.
+        `segment_bytes_max` long, or one batch. Raises DamagedLog, NewerFormat, OSError.
         """
         files.makedirs(directory)
-        state = recover(files, directory)
+        state = recover(files, directory, log_id)
         created = state is None
+        if created and must_exist:
+            raise DamagedLog(directory, 0, "the log is gone, though the node belongs to a cluster")
         if state is None:
-            state = Recovered(base_index=_FIRST_INDEX, base_term=_FIRST_TERM)
+            state = Recovered(base_index=_FIRST_INDEX, base_term=_FIRST_TERM, log_id=log_id)
         wal = cls(files, directory, segment_bytes_max, fsync, state)
         wal.created = created
         if not created:
@@ -181,7 +206,11 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         return self._entries[position].term if 0 <= position < len(self._entries) else None
 
     def entries(
-        self, first: int, last: int | None = None, bytes_max: int | None = None
+        self,
+        first: int,
+        last: int | None = None,
+        bytes_max: int | None = None,
+        entries_max: int | None = None,
     ) -> list[Entry]:
         """Entries from `first` to `last`, both included; `first` must lie above the base.
 
@@ -190,6 +219,8 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         base = self._entries[0].index
         assert first > base, f"entry {first} is not in the log, which begins behind {base}"
         stop = len(self._entries) if last is None else max(0, last - base + 1)
+        if entries_max is not None:
+            stop = min(stop, first - base + entries_max)
         found = self._entries[first - base : stop]
         if bytes_max is not None:
             total = 0
@@ -198,6 +229,12 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
                 if total > bytes_max and position:
                     return found[:position]
         return found
+
+    def newest_first(self, first: int) -> Iterator[Entry]:
+        """Entries from the last one back to `first`, without copying any."""
+        base = self._entries[0].index
+        for position in range(len(self._entries) - 1, max(0, first - base - 1), -1):
+            yield self._entries[position]
 
     # Changes -------------------------------------------------------------------------------------
 
@@ -215,6 +252,7 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         assert index > base, f"entry {index} is at or below the base {base}"
         if index > self._entries[-1].index:
             return
+        self.waste.add(self._entries[index - base :])
         del self._entries[index - base :]
         self._buffer.append(truncate_record(index))
         truncate_segments(self._segments, index)
@@ -232,6 +270,7 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         assert self.term_at(index) == term, f"no entry {index} of term {term} in the log"
         position = index - self._entries[0].index
         if position:
+            self.waste.add(self._entries[: position + 1])
             self._entries[: position + 1] = [Entry(NO_OP, index, term)]
             self._buffer.append(base_record(index, term))
 
@@ -239,6 +278,7 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         """A durable snapshot at `index` replaces the log, which does not contain that point."""
         base = self._entries[0].index
         assert index >= base, f"a snapshot at {index} is older than the log's base {base}"
+        self.waste.add(self._entries)
         self._entries = [Entry(NO_OP, index, term)]
         self._buffer.append(truncate_record(0))
         self._buffer.append(base_record(index, term))
@@ -271,7 +311,7 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         if rotate:
             before = self._segments[-1] if self._segments else Segment(0, 0)
             self._newest += 1
-            header = write_header(Header(self._newest, before.number, before.size))
+            header = write_header(Header(self._newest, before.number, before.size, self._log_id))
             self._segments.append(Segment(self._newest, HEADER_BYTES))
             base = self._entries[0]
             parts[:0] = [
@@ -280,13 +320,20 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
             ]
         segment = self._segments[-1]
         self._sequence += 1
-        batch = seal(parts, segment.number, segment.size, self._sequence, self.last_index)
-        segment.size += len(batch)
+        place = (segment.number, segment.size, self._sequence, self.last_index, self._log_id)
+        segment.size += MARK_BYTES + sum(map(len, parts)) + TAIL_BYTES
         segment.last_index = self.last_index
         while self._segments[0].last_index <= self.base_index and len(self._segments) > 1:
             self._obsolete.append(segment_path(self._directory, self._segments.pop(0).number))
         path = segment_path(self._directory, segment.number)
-        pending = Pending(header + batch, path, rotate, self.last_index, tuple(self._obsolete))
+        pending = Pending(
+            header,
+            partial(seal, parts, *place),
+            path,
+            rotate,
+            self.last_index,
+            tuple(self._obsolete),
+        )
         self._obsolete.clear()
         self._in_flight = pending
         self._in_flight_last = pending.last_index
@@ -305,7 +352,7 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
                 if before is not None:
                     before.close()
             assert self._file is not None, "a log is opened with a new segment"
-            self._file.write(pending.data)
+            self._file.write(pending.header + pending.sealed())
             if self._fsync:
                 self._file.datasync()
                 if pending.creates:

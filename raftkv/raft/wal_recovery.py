@@ -76,6 +76,7 @@ class Recovered:
     segments: list[Segment] = field(default_factory=list)  # oldest first
     obsolete: list[int] = field(default_factory=list)  # numbers of files outside the log
     newest: int = 0  # the number of the newest file
+    log_id: int = 0
     sequence: int = 0  # of the last batch that stays where it is
     first_copied: int = 0  # entries from here on were touched by the newest batch
 
@@ -94,8 +95,11 @@ def segment_path(directory: str, number: int) -> str:
     return os.path.join(directory, f"{number:016d}.wal")
 
 
-def recover(files: Files, directory: str) -> Recovered | None:
-    """The state of the log in `directory`, or None if there is none yet. Raises DamagedLog."""
+def recover(files: Files, directory: str, log_id: int = 0) -> Recovered | None:
+    """The state of the log in `directory`, or None if there is none yet.
+
+    `log_id` says whose log it must be; 0 takes any. Raises DamagedLog, NewerFormat.
+    """
     numbers = [int(m[1]) for name in files.listdir(directory) if (m := _NAME.fullmatch(name))]
     if not numbers:
         return None
@@ -103,7 +107,7 @@ def recover(files: Files, directory: str) -> Recovered | None:
     if newest is None:
         return None
     chain = _chain(files, directory, newest, set(numbers))
-    state = Recovered(newest=newest.header.number)
+    state = Recovered(newest=newest.header.number, log_id=_common_id(chain, log_id))
     used = {source.header.number for source in chain}
     state.obsolete = [number for number in numbers if number not in used]
     last = None
@@ -116,7 +120,7 @@ def recover(files: Files, directory: str) -> Recovered | None:
             last = batch
     assert last is not None, "the newest segment has a batch"
     _check_whole(state, last, newest.path)
-    _give_up_newest(state, last)
+    _give_up_newest(state, last, newest.header)
     return state
 
 
@@ -135,20 +139,39 @@ def _newest(files: Files, directory: str, numbers: list[int]) -> _Source | None:
 
     A segment that was torn at its creation is removed, from the directory and from `numbers`.
     """
-    newest, *older = sorted(numbers, reverse=True)
+    newest = max(numbers)
     source = _complete(files, directory, newest)
     if source is not None:
         return source
-    if older:
-        source = _complete(files, directory, older[0])
     path = segment_path(directory, newest)
-    if source is None and numbers != [1]:
+    if newest - 1 in numbers:
+        source = _complete(files, directory, newest - 1)
+    if source is not None:
+        _check_previous(files, path, newest, source)
+    elif numbers != [1]:
         # A segment is created when the one before it is whole, and deleted when the one behind it
         # is: a crash leaves one torn segment at most, and only behind a whole one.
         raise DamagedLog(path, 0, "neither it nor the segment before it holds a complete batch")
     files.remove(path)
     numbers.remove(newest)
     return source
+
+
+def _check_previous(files: Files, path: str, newest: int, previous: _Source) -> None:
+    """A torn segment may still say how much of the one before it was on the disk."""
+    header = read_header(path, _read(files, path), newest, last=True)
+    number = previous.header.number
+    if header is not None and header.previous_number == number:
+        counted = _counted(previous.path, previous.data, header.previous_bytes)
+        for _ in read_batches(previous.path, counted, number, last=False):
+            pass
+
+
+def _counted(path: str, data: bytes, size: int) -> bytes:
+    """What counts of a segment according to the one behind it."""
+    if len(data) < size:
+        raise DamagedLog(path, len(data), f"the segment should have {size} bytes or more")
+    return data[:size]
 
 
 def _complete(files: Files, directory: str, number: int) -> _Source | None:
@@ -166,13 +189,23 @@ def _chain(files: Files, directory: str, newest: _Source, numbers: set[int]) -> 
     while (number := chain[-1].header.previous_number) in numbers:
         path = segment_path(directory, number)
         data = _read(files, path)
-        size = chain[-1].header.previous_bytes
-        if len(data) < size or number >= chain[-1].header.number:
-            raise DamagedLog(path, len(data), f"the segment should have {size} bytes or more")
-        header = read_header(path, data[:size], number, last=False)
+        data = _counted(path, data, chain[-1].header.previous_bytes)
+        if number >= chain[-1].header.number:
+            raise DamagedLog(chain[-1].path, 0, "the segment names a newer one as the one before")
+        header = read_header(path, data, number, last=False)
         assert header is not None, "only a last segment may be torn"
-        chain.append(_Source(path, header, data[:size]))
+        chain.append(_Source(path, header, data))
     return chain[::-1]
+
+
+def _common_id(chain: list[_Source], log_id: int) -> int:
+    """The id of the log. Segments without one (of format 1, say) fit every log."""
+    for source in reversed(chain):
+        found = source.header.log_id
+        if found and log_id and found != log_id:
+            raise DamagedLog(source.path, 0, "the segment belongs to the log of another node")
+        log_id = log_id or found
+    return log_id
 
 
 def _replay(state: Recovered, batch: Batch, path: str) -> None:
@@ -231,7 +264,7 @@ def _check_whole(state: Recovered, last: Batch, path: str) -> None:
         )
 
 
-def _give_up_newest(state: Recovered, last: Batch) -> None:
+def _give_up_newest(state: Recovered, last: Batch, header: Header) -> None:
     """Let the newest batch count no more where it stands; its effect is to be written again."""
     touched = [r.index for r in last.records if r.kind in (ENTRY, TRUNCATE)]
     state.first_copied = min(touched, default=state.last_index + 1)
@@ -239,7 +272,7 @@ def _give_up_newest(state: Recovered, last: Batch) -> None:
     truncate_segments(state.segments, max(state.first_copied, state.base_index + 1))
     newest = state.segments[-1]
     newest.size = last.offset
-    if last.offset == HEADER_BYTES:
+    if last.offset == header.size_bytes:
         # Nothing else in it: the new segment takes its place.
         state.obsolete.append(newest.number)
         state.segments.pop()

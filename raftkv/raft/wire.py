@@ -8,17 +8,26 @@ the message. Nothing is decoded before its length was checked against the limit 
 Terms. Every consensus message carries the term of the moment it was made (rule 21), not of the
 moment it is flushed. Proposals, read requests and what replicants exchange carry none: they are
 judged by whoever leads when they arrive.
+
+What the types say is checked while decoding: no number is negative or larger than what the log can
+hold, no entry is empty. So the handlers need not defend themselves against what no node can mean;
+what remains is a member that lies with plausible values, and that costs at most a `NodeFault`.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import msgspec
 
 from raftkv.errors import RaftkvError
 
+from .epoch import FOUNDED, Epoch
+
 __all__ = [
+    "Addresses",
     "Append",
     "AppendReply",
     "Consensus",
@@ -43,6 +52,7 @@ __all__ = [
     "TimeoutNow",
     "Vote",
     "VoteReply",
+    "check_terms",
     "decode",
     "encode",
 ]
@@ -53,6 +63,15 @@ PROTOCOL_VERSION = 1
 HELLO_BYTES_MAX = 4096
 
 _LENGTH = struct.Struct("<I")
+
+# Indexes and terms have 16 digits in file names; sizes and counters need no more.
+NUMBER_MAX: Final = 10**16 - 1
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+"""An index, a term, a counter, a size or a time: never negative."""
+
+Payload = Annotated[bytes, msgspec.Meta(min_length=1)]
+"""Of an entry: its first byte is its kind, so there is one."""
 
 
 class ProtocolError(RaftkvError):
@@ -66,15 +85,20 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Hello(_Message, frozen=True, tag=1):
-    """The first frame in both directions. `purpose`: raft, follow or rpc (the dialler's wish)."""
+    """The first frame in both directions. `purpose`: raft, follow or rpc (the dialler's wish).
 
-    version: int
+    `wanted` is the name of whom the dialler means; "" in an answer.
+    """
+
+    version: Number
     purpose: str
     cluster: str
     cluster_id: str
     raft_id: str
     role: str
     peer_address: str
+    epoch: Epoch = FOUNDED
+    wanted: str = ""
 
 
 class Refusal(_Message, frozen=True, tag=2):
@@ -90,11 +114,17 @@ class Founded(_Message, frozen=True, tag=3):
     cluster_id: str
 
 
+class Addresses(_Message, frozen=True, tag=4):
+    """A core tells another where its peers are by their own word: (name, address) pairs."""
+
+    pairs: list[tuple[str, str]]
+
+
 class Vote(_Message, frozen=True, tag=10):
-    term: int
-    attempt: int
-    last_index: int
-    last_term: int
+    term: Number
+    attempt: Number
+    last_index: Number
+    last_term: Number
     pre_vote: bool
     transfer: bool
 
@@ -102,9 +132,9 @@ class Vote(_Message, frozen=True, tag=10):
 class VoteReply(_Message, frozen=True, tag=11):
     """`term` is the voter's own; `asked_term` and `attempt` repeat the question's."""
 
-    term: int
-    asked_term: int
-    attempt: int
+    term: Number
+    asked_term: Number
+    attempt: Number
     pre_vote: bool
     granted: bool
 
@@ -116,53 +146,57 @@ class Append(_Message, frozen=True, tag=12):
     the receiver is to elect nobody else.
     """
 
-    term: int
-    prev_index: int
-    prev_term: int
-    commit: int
-    round: int
-    entries: list[tuple[int, bytes]]
-    lease_ms: int = 0
+    term: Number
+    prev_index: Number
+    prev_term: Number
+    commit: Number
+    round: Number
+    entries: list[tuple[Number, Payload]]
+    lease_ms: Number = 0
 
 
 class AppendReply(_Message, frozen=True, tag=13):
-    """accepted: `index` is durably matched. Else `index` echoes prev; the hints say where to go."""
+    """accepted: `index` is durably matched. Else `index` echoes prev; the hints say where to go.
 
-    term: int
+    `lease_ms`: for so long after the message that it answers, the sender elects nobody else.
+    """
+
+    term: Number
     accepted: bool
-    index: int
-    round: int
-    hint_term: int
-    hint_index: int
+    index: Number
+    round: Number
+    hint_term: Number
+    hint_index: Number
+    lease_ms: Number = 0
 
 
 class SnapshotChunk(_Message, frozen=True, tag=14):
     """A piece of a snapshot file: bytes from `offset`, with their own checksum."""
 
-    term: int
+    term: Number
     snapshot_id: str
-    index: int
-    snapshot_term: int
-    size_bytes: int
-    offset: int
-    crc: int
+    index: Number
+    snapshot_term: Number
+    size_bytes: Number
+    offset: Number
+    crc: Number
     data: bytes
 
 
 class SnapshotReply(_Message, frozen=True, tag=15):
     """`offset` is wanted next; `done` once installed (or known to be committed anyway)."""
 
-    term: int
+    term: Number
     snapshot_id: str
-    index: int
-    offset: int
+    index: Number
+    offset: Number
     done: bool
 
 
 class TimeoutNow(_Message, frozen=True, tag=16):
     """The leader hands its office over: campaign at once."""
 
-    term: int
+    term: Number
 
 
 class Propose(_Message, frozen=True, tag=20):
@@ -172,14 +206,14 @@ class Propose(_Message, frozen=True, tag=20):
 
 
 class ReadRequest(_Message, frozen=True, tag=21):
-    number: int
+    number: Number
 
 
 class ReadReply(_Message, frozen=True, tag=22):
     """`index` to wait for, or 0: this node could not confirm; ask again."""
 
-    number: int
-    index: int
+    number: Number
+    index: Number
 
 
 class Liveness(_Message, frozen=True, tag=23):
@@ -191,25 +225,25 @@ class Liveness(_Message, frozen=True, tag=23):
 class Follow(_Message, frozen=True, tag=30):
     """A replicant asks for everything behind (index, term), which it has applied."""
 
-    index: int
-    term: int
+    index: Number
+    term: Number
 
 
 class Feed(_Message, frozen=True, tag=31):
     """Committed entries behind (prev_index, prev_term) and the upstream's commit index."""
 
-    prev_index: int
-    prev_term: int
-    commit: int
-    entries: list[tuple[int, bytes]]
+    prev_index: Number
+    prev_term: Number
+    commit: Number
+    entries: list[tuple[Number, Payload]]
 
 
 class FeedSnapshot(_Message, frozen=True, tag=32):
     """A piece of a snapshot's content for a replicant; `last` ends it."""
 
-    index: int
-    term: int
-    number: int
+    index: Number
+    term: Number
+    number: Number
     last: bool
     data: bytes
 
@@ -217,19 +251,19 @@ class FeedSnapshot(_Message, frozen=True, tag=32):
 class Progressed(_Message, frozen=True, tag=33):
     """The replicant has applied up to `index`; flow control and lag."""
 
-    index: int
+    index: Number
 
 
 class LeaderChanged(_Message, frozen=True, tag=34):
     """The upstream's view: the leader's name ("" if none), its term, milliseconds since heard."""
 
     leader: str
-    term: int
-    age_ms: int
+    term: Number
+    age_ms: Number
 
 
 class RpcRequest(_Message, frozen=True, tag=40):
-    number: int
+    number: Number
     method: str
     payload: bytes
 
@@ -237,7 +271,7 @@ class RpcRequest(_Message, frozen=True, tag=40):
 class RpcReply(_Message, frozen=True, tag=41):
     """`error` is empty, or the code of an error; `payload` is then its text."""
 
-    number: int
+    number: Number
     error: str
     payload: bytes
 
@@ -246,6 +280,7 @@ Message = (
     Hello
     | Refusal
     | Founded
+    | Addresses
     | Vote
     | VoteReply
     | Append
@@ -273,6 +308,16 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
+def check_terms(prev_term: int, entries: Sequence[tuple[int, bytes]], term: int) -> None:
+    """Terms never fall along a log, nor exceed that of who sends it. Raises ProtocolError."""
+    for entry_term, _ in entries:
+        if entry_term < prev_term:
+            raise ProtocolError(f"an entry of term {entry_term} behind one of term {prev_term}")
+        prev_term = entry_term
+    if prev_term > term:
+        raise ProtocolError(f"an entry of term {prev_term} in a message of term {term}")
+
+
 def encode(message: Message) -> bytes:
     """A whole frame, ready to be written."""
     body = _encoder.encode(message)
@@ -295,6 +340,11 @@ class Frames:
     def __init__(self, limit: int) -> None:
         self._buffer = bytearray()
         self.limit = limit
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What is kept until the rest of its frame arrives: never more than one frame."""
+        return len(self._buffer)
 
     def feed_one(self, data: bytes) -> bytes | None:
         """The first frame alone, once complete; what follows it stays for `feed`."""

@@ -15,26 +15,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from raftkv import collector
 from raftkv.config import NodeConfig
-from raftkv.errors import Diverged, NodeFault
+from raftkv.errors import DamagedSnapshot, Diverged, NodeFault
 from raftkv.raft import wire
+from raftkv.raft.engine import APPLY_S_PER_TICK, Loading
 from raftkv.raft.transport import Hub, Link
 from raftkv.runtime import Runtime
 
-__all__ = ["Follower", "ReplicantApplication"]
+__all__ = ["Entries", "Follower", "ReplicantApplication"]
 
 log = logging.getLogger("raftkv.replicant")
+
+Entries = list[tuple[int, int, bytes]]
+"""Entries of the log as (index, term, payload)."""
 
 BATCH = 0
 # Entries applied before the loop may do something else.
 APPLY_ENTRIES_PER_TURN = 16
 # Between attempts to reach an upstream; every core is tried in turn.
 RETRY_S = 0.05
+# The collector forgets what has been built of a snapshot so often (collector.py).
+SETTLE_CHUNKS = 32
 
 
 class ReplicantApplication(Protocol):
@@ -44,7 +50,7 @@ class ReplicantApplication(Protocol):
 
     def skip(self, index: int) -> None: ...
 
-    def restore(self, chunks: Iterable[bytes], index: int) -> None: ...
+    def loading(self) -> Loading: ...
 
     def progressed(self) -> None: ...
 
@@ -57,16 +63,19 @@ class Follower:
     """One replicant's copy of the log's effects."""
 
     def __init__(
-        self, config: NodeConfig, hub: Hub, runtime: Runtime, application: ReplicantApplication
+        self,
+        config: NodeConfig,
+        hub: Hub,
+        runtime: Runtime,
+        application: ReplicantApplication,
+        cores: Callable[[], list[tuple[str, str]]],
     ) -> None:
+        """`cores` says, before every attempt, which (core, address) pairs are to be tried."""
         self._hub = hub
         self._runtime = runtime
         self._application = application
         self._timeout_s = config.raft.election_timeout_max_ms / 1000
-        names = sorted(config.cores)
-        # Spread replicants over the cores, the same way at every start.
-        start = zlib.crc32(config.name.encode()) % len(names)
-        self._cores = [(name, config.cores[name]) for name in names[start:] + names[:start]]
+        self._cores = cores
         self.applied = 1
         self.applied_term = 0
         self.upstream_commit = 0
@@ -77,11 +86,16 @@ class Follower:
         # Injected replication lag in seconds, for benchmarks and tests.
         self.lag_s = 0.0
         self.stopped = False
+        # While this node makes a log of its own: what was applied since. None once that is no
+        # unbroken row of entries any more.
+        self.kept: Entries | None = None
         self._queue: deque[tuple[float, int, int, bytes]] = deque()
         self._queued = 1
         self._queued_term = 0
         self._scheduled = False
-        self._snapshot: list[bytes] = []
+        # The snapshot that is arriving: it is read as it comes, beside the state.
+        self._loading: Loading | None = None
+        self._snapshot_chunks = 0
         self._heard_at = 0.0
         self._ready: asyncio.Future[Link] | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -99,10 +113,11 @@ class Follower:
     async def _run(self) -> None:
         turn = 0
         while not self.stopped:
-            name, address = self._cores[turn % len(self._cores)]
+            known = self._cores()
+            name, address = known[turn % len(known)]
             turn += 1
             try:
-                link = await self._hub.dial(address, "follow")
+                link = await self._hub.dial(address, "follow", name)
             except OSError:
                 await self._runtime.sleep(RETRY_S)
                 continue
@@ -120,7 +135,7 @@ class Follower:
                 log.info("%s says nothing for %.1f s: trying another core", name, silence)
                 link.abort()
                 break
-        await link.closed
+        await asyncio.wait([link.closed])
 
     def link_up(self, link: Link) -> None:
         if link.dialled is None:
@@ -130,7 +145,7 @@ class Follower:
             return
         self.link = link
         self.upstream = link.peer_name
-        self._snapshot = []
+        self._drop_snapshot()
         link.send(wire.Follow(self._queued, self._queued_term))
         self._application.office_changed()
 
@@ -141,13 +156,35 @@ class Follower:
             self.leader = None
             self._application.office_changed()
 
+    def leave(self) -> None:
+        """This node follows nobody any more: it has become a core."""
+        self.stop()
+        self._drop_snapshot()
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+
+    def begin_anew(self) -> None:
+        """Everything applied so far belongs to a history that was given up: stand at its start."""
+        link, self.link = self.link, None
+        self.upstream = self.leader = None
+        self._queue.clear()
+        self._drop_snapshot()
+        self.kept = None
+        self.applied = self._queued = 1
+        self.applied_term = self._queued_term = self.term = self.upstream_commit = 0
+        if link is not None:
+            link.abort()
+        self._application.office_changed()
+
     # -- what the upstream says
 
     def on_leader_changed(self, link: Link, message: wire.LeaderChanged) -> None:
         if link is not self.link:
             return
         self._heard_at = self._runtime.monotonic()
-        if message.age_ms > self._timeout_s * 1000 and len(self._cores) > 1:
+        lost = message.age_ms > self._timeout_s * 1000
+        if lost and any(name != link.peer_name for name, _ in self._cores()):
             log.info("%s knows no leader: trying another core", link.peer_name)
             link.close()
             return
@@ -183,20 +220,48 @@ class Follower:
         self._heard_at = self._runtime.monotonic()
         if message.index <= self._queued:
             return
-        if message.number != len(self._snapshot):
+        if message.number != self._snapshot_chunks:
             link.close()
             return
-        if not message.last:
-            self._snapshot.append(message.data)
+        self._snapshot_chunks += 1
+        try:
+            self._guard(lambda: self._take_chunk(message))
+        except DamagedSnapshot as damage:
+            # Nothing on this node is damaged: another core may do better.
+            log.warning("%s sends a snapshot that is none: %s", link.peer_name, damage.reason)
+            self._drop_snapshot()
+            self._queue.clear()
+            self._queued, self._queued_term = self.applied, self.applied_term
+            link.close()
             return
-        chunks, self._snapshot = self._snapshot, []
-        # Everything queued lies below the snapshot: it is part of it.
-        self._queue.clear()
-        self._guard(lambda: self._application.restore(chunks, message.index))
+        if not message.last or self.stopped:
+            return
+        self._loading, self._snapshot_chunks = None, 0
+        self.kept = None
         self.applied = self._queued = message.index
         self.applied_term = self._queued_term = message.term
         link.send(wire.Progressed(self.applied))
         self._application.progressed()
+
+    def _take_chunk(self, message: wire.FeedSnapshot) -> None:
+        if self._loading is None:
+            self._loading = self._application.loading()
+        if not message.last:
+            self._loading.add(message.data)
+            if message.number % SETTLE_CHUNKS == 0:
+                collector.settle()
+            return
+        collector.settle()
+        # Everything queued lies below the snapshot: it is part of it.
+        self._queue.clear()
+        self._loading.adopt(message.index)
+
+    def _drop_snapshot(self) -> None:
+        """What has arrived of a snapshot cannot be continued by anybody else."""
+        loading, self._loading = self._loading, None
+        self._snapshot_chunks = 0
+        if loading is not None:
+            loading.discard()
 
     def on_refusal(self, link: Link, message: wire.Refusal) -> None:
         if link is not self.link:
@@ -229,6 +294,8 @@ class Follower:
         for _ in range(APPLY_ENTRIES_PER_TURN):
             if self.stopped or not self._queue or self._queue[0][0] > now:
                 return
+            if self._runtime.monotonic() - now >= APPLY_S_PER_TICK:
+                return
             _, index, term, payload = self._queue.popleft()
             assert index == self.applied + 1, (index, self.applied)
             if payload[0] == BATCH:
@@ -236,12 +303,16 @@ class Follower:
             else:
                 self._application.skip(index)
             self.applied, self.applied_term = index, term
+            if self.kept is not None:
+                self.kept.append((index, term, payload))
 
     def _guard(self, action: Callable[[], None]) -> None:
         if self.stopped:
             return
         try:
             action()
+        except DamagedSnapshot:
+            raise  # came from the upstream, not from this node's disk: see `on_snapshot`
         except NodeFault as fault:
             self._fault(fault)
 

@@ -30,9 +30,15 @@ log = logging.getLogger("raftkv.replicant")
 
 # How often an idle feed says that it is alive and who leads.
 STATUS_S = 0.2
-# A snapshot's rows per slice, and what may wait in the socket before the next slice is encoded.
+# A snapshot's rows per slice: encoding one here, decoding it there takes a millisecond or two.
 SLICE_ROWS = 500
-SNAPSHOT_UNSENT_BYTES_MAX = 4 * 1024 * 1024
+# Between two slices. The loop has other work; 10^6 rows are on their way within ten seconds.
+SLICE_PAUSE_S = 0.002
+# Entries in one message, and bytes if it has several, for the same reason.
+MESSAGE_ENTRIES_MAX = 512
+MESSAGE_BYTES_MAX = 512 * 1024
+# What is sent to one replicant before the loop may do something else.
+TURN_BYTES_MAX = 2 * 1024 * 1024
 
 
 class Feed:
@@ -126,7 +132,11 @@ class Feeds:
         engine, wal = self._engine, self._engine.wal
         if feed.next is None or feed.snapshotting:
             return
+        sent_bytes = 0
         while feed.next <= engine.commit:
+            if sent_bytes >= TURN_BYTES_MAX:
+                engine.runtime.call_soon(self._push_again, feed)
+                return
             if feed.inflight_bytes >= engine.limits.inflight_bytes_max:
                 return
             prev_index = feed.next - 1
@@ -134,7 +144,7 @@ class Feeds:
             if prev_term is None:
                 self._start_snapshot(feed)
                 return
-            entries = wal.entries(feed.next, engine.commit, engine.limits.batch_bytes_max)
+            entries = wal.entries(feed.next, engine.commit, MESSAGE_BYTES_MAX, MESSAGE_ENTRIES_MAX)
             last = prev_index + len(entries)
             frame = self._frames.get((prev_index, last))
             if frame is None:
@@ -143,6 +153,11 @@ class Feeds:
                 self._frames[prev_index, last] = frame
             feed.link.send_frame(frame)
             feed.sent(last, len(frame))
+            sent_bytes += len(frame)
+
+    def _push_again(self, feed: Feed) -> None:
+        if self._feeds.get(feed.link.peer_id) is feed:
+            self._push(feed)
 
     # -- too far behind
 
@@ -161,8 +176,8 @@ class Feeds:
             for chunk in frozen.slices(SLICE_ROWS):
                 link.send(wire.FeedSnapshot(index, term, number, False, chunk))
                 number += 1
-                await engine.runtime.sleep(0)
-                while link.unsent_bytes > SNAPSHOT_UNSENT_BYTES_MAX and link.up:
+                await engine.runtime.sleep(SLICE_PAUSE_S)
+                while link.unsent_bytes > engine.limits.snapshot_inflight_bytes_max and link.up:
                     await engine.runtime.sleep(0.01)
                 if not link.up or engine.stopped:
                     return

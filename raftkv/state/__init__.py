@@ -15,6 +15,7 @@ from .contract import (
 from .core import (
     NodeDown,
     NodeDownResult,
+    NodeRole,
     NodeUp,
     NodeUpResult,
     OpenSession,
@@ -42,6 +43,7 @@ __all__ = [
     "MemberChange",
     "NodeDown",
     "NodeDownResult",
+    "NodeRole",
     "NodeUp",
     "NodeUpResult",
     "OpenSession",

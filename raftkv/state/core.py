@@ -8,6 +8,7 @@ Every cluster runs it and every other plugin builds on it. What it decides:
   which was delayed in the network cannot end the life that came after it.
 - `NodeDown` is conditional on the incarnation: a node that has come back is never hit. It raises
   the incarnation too, so that the declared-dead node is fenced even if it never notices.
+- `NodeRole` makes a replicant that was promoted a core, in the same life.
 - A plugin becomes active, or moves to a newer command format, in the entry that tells that every
   core has it: the `NodeUp` of the last one. The active version is the lowest among the members.
 - `SettleOutcome` asks what became of a number. If its command was not seen, it never will be.
@@ -36,6 +37,7 @@ __all__ = [
     "Core",
     "NodeDown",
     "NodeDownResult",
+    "NodeRole",
     "NodeUp",
     "NodeUpResult",
     "OpenSession",
@@ -100,6 +102,15 @@ class NodeDown(_Command, frozen=True, tag="node_down"):
     incarnation: int
 
 
+class NodeRole(_Command, frozen=True, tag="node_role"):
+    """One life of a node goes on in another role: a replicant was promoted."""
+
+    Result: ClassVar[Any] = None
+    name: str
+    incarnation: int
+    role: Literal["core", "replicant"]
+
+
 class OpenSession(_Command, frozen=True, tag="open_session"):
     """A client without a node opens a session."""
 
@@ -144,6 +155,7 @@ class Core:
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         NodeUp,
         NodeDown,
+        NodeRole,
         OpenSession,
         SetSetting,
         SettleOutcome,
@@ -183,6 +195,8 @@ class Core:
             return self._node_up(command, ctx)
         if isinstance(command, NodeDown):
             return self._node_down(command, ctx)
+        if isinstance(command, NodeRole):
+            return self._node_role(command, ctx)
         if isinstance(command, OpenSession):
             return self._open_session(command, ctx)
         if isinstance(command, SetSetting):
@@ -272,17 +286,16 @@ class Core:
                 lowest = version
         return lowest
 
+    def _node_role(self, command: NodeRole, ctx: Context) -> None:
+        old = _living(command.name, command.incarnation, ctx)
+        if old.role != command.role:
+            new = msgspec.structs.replace(old, role=command.role)
+            ctx.table("members").put(command.name, new)
+            self._after(lambda: self._members_changed(MemberChange(old, new, None)))
+
     def _node_down(self, command: NodeDown, ctx: Context) -> NodeDownResult:
         members: Table[str, Member] = ctx.table("members")
-        old = members.get(command.name)
-        if old is None:
-            raise StaleIncarnation(f"there is no member {command.name!r}")
-        if old.incarnation != command.incarnation or not old.up:
-            state = "up" if old.up else "down"
-            raise StaleIncarnation(
-                f"{command.name!r} is {state} with incarnation {old.incarnation}, "
-                f"not up with {command.incarnation}"
-            )
+        old = _living(command.name, command.incarnation, ctx)
         new = msgspec.structs.replace(old, up=False, incarnation=old.incarnation + 1)
         members.put(command.name, new)
         self._after(lambda: self._sessions.end_node(command.name))
@@ -345,6 +358,19 @@ class Core:
             return OutcomeReport("not_applied")
         _, data = encode_outcome(outcome, self._refusals)
         return OutcomeReport("refused" if isinstance(outcome, Refused) else "applied", data)
+
+
+def _living(name: str, incarnation: int, ctx: Context) -> Member:
+    """The member, if it is up in that very life. Raises StaleIncarnation."""
+    member: Member | None = ctx.table("members").get(name)
+    if member is None:
+        raise StaleIncarnation(f"there is no member {name!r}")
+    if member.incarnation != incarnation or not member.up:
+        state = "up" if member.up else "down"
+        raise StaleIncarnation(
+            f"{name!r} is {state} with incarnation {member.incarnation}, not up with {incarnation}"
+        )
+    return member
 
 
 def _require_no_session(ctx: Context) -> None:

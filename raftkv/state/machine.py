@@ -12,6 +12,9 @@ Rules of this file
    stops the node, for another node may have got through.
 4. The first outcome of a number is the outcome. sessions.py has the theory.
 5. The log's clock never goes back: `now` = max(what it was, the batch's stamp).
+6. Nothing but a command takes time in proportion to the size of the state: freezing, reading a
+   snapshot (chunk by chunk, beside the state), adopting it. What is no longer needed goes into
+   `waste`, for whoever drives the machine to sweep.
 
 The speed of a cluster is the speed of `apply`: see bench/test_state_bench.py before changing it.
 """
@@ -48,6 +51,7 @@ from .contract import (
 from .core import CORE, Core, NodeUp, OpenSession, OutcomeReport
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
+from .rows import SMALL_ROWS_MAX
 from .sessions import RestoredResult, Session, Sessions, unknown_session
 from .snapshot import (
     FORMAT,
@@ -55,7 +59,6 @@ from .snapshot import (
     Frozen,
     Header,
     Image,
-    Opened,
     Reader,
     decode_outcome,
     require_plugin,
@@ -99,9 +102,12 @@ class StateMachine:
         self._undo: UndoLog = []
         self._after: list[Callable[[], None]] = []
         self._sessions = Sessions() if sessions is None else sessions
+        #: What is no longer needed and may be large.
+        self.waste = self._sessions.waste
         self._refusals = Refusals()
         self._settings: dict[str, dict[str, Setting]] = {}
         self._all = self._route(plugins)
+        self._tables = [table for r in self._all.values() for table in r.tables.values()]
         self._capture = Capture({name: r.tables.values() for name, r in self._all.items()})
         self._active: dict[str, Routed] = {}
         self._views = {
@@ -160,6 +166,7 @@ class StateMachine:
         sessions.expire(self.now)
         open_session = sessions.by_id.get
         window = sessions.window
+        walks = sessions.walks
         run = self._run
         outcomes: Outcomes = []
         for envelope in batch.commands:
@@ -169,6 +176,8 @@ class StateMachine:
             if session is None:
                 outcomes.append((id, seq, self._without_session(envelope)))
                 continue
+            if walks:
+                sessions.keep(session)
             if envelope.floor > session.floor:
                 session.raise_floor(min(envelope.floor, seq))
             done = session.done
@@ -181,6 +190,9 @@ class StateMachine:
                 if not session.node:
                     sessions.touch(session, self.now, self.serial)
             outcomes.append((id, seq, outcome))
+        for table in self._tables:
+            if len(table._rows) > SMALL_ROWS_MAX and table.crowded:
+                table.grow()
         if self._capture.active:
             self._capture.publish(index)
         return outcomes
@@ -408,17 +420,13 @@ class StateMachine:
             for name, routed in sorted(self._active.items())
             for table_name in sorted(routed.tables)
         ]
-        sessions = [
-            (
-                Opened(s.id, s.node, s.nonce, s.floor, s.used_ms, s.used_serial),
-                dict(s.done),
-            )
-            for s in self._sessions.in_order()
-        ]
-        return Frozen(header, tables, sessions, self._refusals)
+        return Frozen(header, tables, self._sessions.freeze(), self._refusals)
 
     def reader(self) -> Reader:
-        """Takes a snapshot's chunks one by one; hand its image to `adopt`."""
+        """Takes a snapshot's chunks one by one, beside the state; hand its image to `adopt`.
+
+        One that will not be used is to be discarded: `reader.discard(machine.waste)`.
+        """
         decoders = {
             (name, table): decode
             for name, routed in self._all.items()
@@ -430,7 +438,8 @@ class StateMachine:
         """Replace the whole state by that of a snapshot taken at `index`.
 
         Raises Diverged when the image is of another index or older than this state, which then
-        stays as it is. A `Frozen` that is being read goes on reading the former state.
+        stays as it is. A `Frozen` that is being read goes on reading the former state. Short:
+        the tables are swapped, the former ones become waste.
         """
         header = image.header
         if header.index != index or index < self.index:
@@ -444,6 +453,20 @@ class StateMachine:
             routed.ctx.version = 0
         self.index, self.now, self.serial = header.index, header.now, header.serial
         self._sessions.replace_all(image.sessions)
+        self._refresh_active()
+
+    def reset(self) -> None:
+        """Forget everything, as a new machine: what follows is the log from its beginning.
+
+        For a replicant whose state belongs to a history of the cluster that was given up. The
+        subscribers are not told: read everything anew after it.
+        """
+        for routed in self._all.values():
+            for table in routed.tables.values():
+                table.replace_all(None)
+            routed.ctx.version = 0
+        self.index = self.now = self.serial = 0
+        self._sessions.replace_all(())
         self._refresh_active()
 
     def restore(self, chunks: Iterable[bytes], index: int) -> None:

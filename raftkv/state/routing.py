@@ -110,7 +110,8 @@ class Routed:
         self.plugin = plugin
         try:
             self.tables = {
-                spec.name: Table[Any, Any](name, spec.name, undo) for spec in plugin.tables
+                spec.name: Table[Any, Any](name, spec.name, undo, sessions.waste)
+                for spec in plugin.tables
             }
             _check_tables(plugin)
             self.settings = _checked_settings(plugin)

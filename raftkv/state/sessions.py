@@ -14,6 +14,9 @@ Rules of this file
 4. Work is bounded. Raising the floor costs what it drops, each outcome is dropped once; a session
    holds at most SESSION_WINDOW outcomes; ending a session drops one dict.
 5. Everything here is a function of the log, and is part of the snapshot and the digest.
+6. While a snapshot's walk is under way, `keep` comes before whatever changes a session: it saves
+   the session as it was, once. So a freeze costs a list of at most CLIENTS_MAX sessions and some
+   nodes', and no step of a walk more than one session's outcomes.
 
 Two kinds of sessions. A *node's* session lives as long as the incarnation of its member and is
 ended by the NodeUp or NodeDown that ends it. A *client's* session (the network door) has no such
@@ -28,12 +31,13 @@ command would cost more than the check it makes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
 from raftkv.errors import OutcomeExpired, Refused, SequenceTooFar, SessionExpired
+from raftkv.waste import Waste
 
 from .tables import ABSENT
 
@@ -42,6 +46,7 @@ __all__ = [
     "CLIENTS_MAX",
     "CLIENT_IDLE_MS",
     "SESSION_WINDOW",
+    "FrozenSessions",
     "RestoredResult",
     "Session",
     "Sessions",
@@ -83,6 +88,12 @@ class Session:
         self.used_ms = used_ms
         self.used_serial = id
 
+    def copy(self) -> Session:
+        """The same, as it is now."""
+        twin = Session(self.id, self.node, self.nonce, self.used_ms)
+        twin.floor, twin.used_serial, twin.done = self.floor, self.used_serial, self.done.copy()
+        return twin
+
     def raise_floor(self, floor: int) -> None:
         """Drop the outcomes below `floor`: their caller has them. It never goes down."""
         done = self.done
@@ -109,6 +120,41 @@ class Session:
         return outcome
 
 
+class FrozenSessions:
+    """The sessions at the moment of the freeze, to be taken one by one, in the order of ids."""
+
+    __slots__ = ("_last", "_owner", "_saved", "_todo")
+
+    def __init__(self, owner: Sessions, sessions: list[Session]) -> None:
+        sessions.reverse()
+        self._owner = owner
+        self._todo = sessions  # the next one is the last: what has been taken is let go
+        self._last = sessions[0].id if sessions else -1
+        self._saved: dict[int, Session] = {}
+
+    def keep(self, session: Session) -> None:
+        """The session is about to change: save it if the walk has yet to take it."""
+        id = session.id
+        if id not in self._saved and self._todo and self._todo[-1].id <= id <= self._last:
+            self._saved[id] = session.copy()
+
+    def next(self) -> Session | None:
+        """The next session, the caller's to keep; None after the last one."""
+        if not self._todo:
+            self.close()
+            return None
+        session = self._todo.pop()
+        saved = self._saved.pop(session.id, None)
+        return session.copy() if saved is None else saved
+
+    def close(self) -> None:
+        """Stop saving sessions. Idempotent."""
+        self._owner.detach(self)
+        self._owner.waste.add(self._todo)
+        self._owner.waste.add(self._saved)
+        self._todo, self._saved = [], {}
+
+
 class Sessions:
     """All open sessions of the cluster."""
 
@@ -119,6 +165,8 @@ class Sessions:
         client_idle_ms: int = CLIENT_IDLE_MS,
     ) -> None:
         self.window = window
+        self.waste = Waste()
+        self.walks: tuple[FrozenSessions, ...] = ()
         self._clients_max = clients_max
         self._client_idle_ms = client_idle_ms
         self.by_id: dict[int, Session] = {}
@@ -129,8 +177,19 @@ class Sessions:
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def in_order(self) -> Iterator[Session]:
-        return (self.by_id[id] for id in sorted(self.by_id))
+    def freeze(self) -> FrozenSessions:
+        """The sessions as they are now, to be taken while further commands are applied."""
+        frozen = FrozenSessions(self, [self.by_id[id] for id in sorted(self.by_id)])
+        self.walks = (*self.walks, frozen)
+        return frozen
+
+    def keep(self, session: Session) -> None:
+        """Comes before every change of a session while there are `walks`."""
+        for walk in self.walks:
+            walk.keep(session)
+
+    def detach(self, frozen: FrozenSessions) -> None:
+        self.walks = tuple(other for other in self.walks if other is not frozen)
 
     def open_node(self, id: int, node: str, nonce: int, now: int) -> None:
         """Open the session of a node's new incarnation, in place of an older one."""
@@ -176,11 +235,20 @@ class Sessions:
 
     def abandon(self, id: int, seq: int) -> None:
         """Make sure that a number which was not seen yet can never apply."""
-        self.by_id[id].done.setdefault(seq, ABANDONED)
+        session = self.by_id[id]
+        if self.walks:
+            self.keep(session)
+        session.done.setdefault(seq, ABANDONED)
 
     def replace_all(self, sessions: Iterable[Session]) -> None:
-        """Take over the sessions of a snapshot."""
-        self.by_id.clear()
+        """Take over the sessions of a snapshot. A walk that is under way goes on over the old."""
+        if not self.walks:
+            # A walk lets go of them one by one.
+            for session in self.by_id.values():
+                self.waste.add(session.done)
+            self.waste.add(list(self.by_id.values()))
+        self.walks = ()
+        self.by_id = {}
         self._by_node.clear()
         self._clients.clear()
         self._by_nonce.clear()

@@ -14,8 +14,10 @@ Rules of this file
    they were walked at once or in slices between other commands.
 2. A chunk is closed at CHUNK_BYTES; only a single row can make it larger. A reader refuses a chunk
    above CHUNK_BYTES_MAX before decoding it.
-3. Reading builds an `Image` aside. Nothing is replaced before the end marker, the counts and the
-   digest have been found right: a restore happens wholly or not at all.
+3. Reading builds an `Image` aside, chunk by chunk; its tables are ready for use when the last chunk
+   has been read. Nothing is replaced before the end marker, the counts and the digest have been
+   found right: a restore happens wholly or not at all.
+4. Each step (a chunk written, a chunk read) is short, whatever the size of the state.
 
 The digest serves both ends: two nodes at the same index compare it, and a reader verifies it.
 """
@@ -27,12 +29,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from sortedcontainers import SortedDict
 
 from raftkv.errors import DamagedSnapshot, MissingPlugin, Refused
+from raftkv.waste import Waste
 
 from .refusals import Refusals
-from .sessions import ABANDONED, RestoredResult, Session
+from .rows import Rows as TableRows
+from .rows import SmallRows, grown
+from .sessions import ABANDONED, FrozenSessions, RestoredResult, Session
 from .tables import FrozenTable
 
 __all__ = ["Frozen", "Header", "Image", "Reader", "decode_outcome", "encode_outcome"]
@@ -176,7 +180,7 @@ class Frozen:
         self,
         header: Header,
         tables: Sequence[tuple[str, str, FrozenTable]],
-        sessions: Sequence[tuple[Opened, dict[int, Any]]],
+        sessions: FrozenSessions,
         refusals: Refusals,
     ) -> None:
         self.header = header
@@ -204,10 +208,10 @@ class Frozen:
             for plugin, name, table in self._tables:
                 while packed := self._pack_rows(table, rows_max):
                     yield self._chunk(Rows(plugin, name, packed.array()), packed.count)
-            for opened, done in self._sessions:
-                yield self._chunk(opened, 1)
-                todo = iter(sorted(done))
-                while packed := self._pack_outcomes(todo, done, rows_max):
+            while (session := self._sessions.next()) is not None:
+                yield self._chunk(_opened(session), 1)
+                todo = iter(sorted(session.done))
+                while packed := self._pack_outcomes(todo, session.done, rows_max):
                     yield self._chunk(Outcomes(packed.array()), packed.count)
             end = self._digest.end()
             self._hex = end.digest.hex()
@@ -219,20 +223,23 @@ class Frozen:
         """Let go of the state. Idempotent."""
         for _, _, table in self._tables:
             table.close()
+        self._sessions.close()
 
     def _chunk(self, chunk: Header | Rows | Opened | Outcomes, count: int) -> bytes:
         self._digest.add(chunk, count)
         return _encoder.encode(chunk)
 
-    @staticmethod
-    def _pack_rows(table: FrozenTable, rows_max: int) -> _Packed | None:
+    def _pack_rows(self, table: FrozenTable, rows_max: int) -> _Packed | None:
         packed = _Packed()
+        last = None
         for row in table.next_rows(rows_max):
-            room = packed.add(row)
-            table.passed(row[0])
-            if not room:
+            last = row[0]
+            if not packed.add(row):
                 break
-        return packed if packed.count else None
+        if not packed.count:
+            return None
+        table.passed(last)
+        return packed
 
     def _pack_outcomes(
         self, todo: Iterator[int], done: dict[int, Any], rows_max: int
@@ -245,11 +252,22 @@ class Frozen:
         return packed if packed.count else None
 
 
+def _opened(session: Session) -> Opened:
+    return Opened(
+        session.id,
+        session.node,
+        session.nonce,
+        session.floor,
+        session.used_ms,
+        session.used_serial,
+    )
+
+
 class Image(msgspec.Struct, frozen=True):
     """A state that was read and verified, not yet in use."""
 
     header: Header
-    tables: Mapping[tuple[str, str], SortedDict]
+    tables: Mapping[tuple[str, str], TableRows]
     sessions: Sequence[Session]
 
 
@@ -273,7 +291,7 @@ class Reader:
         self._digest = _Digest()
         self._offset = 0
         self._header: Header | None = None
-        self._rows: dict[tuple[str, str], dict[Any, Any]] = {}
+        self._rows: dict[tuple[str, str], TableRows] = {}
         self._sessions: list[Session] = []
         self._ended = False
 
@@ -291,8 +309,14 @@ class Reader:
         """The state, if the stream was complete."""
         if self._header is None or not self._ended:
             raise self._damaged("the stream ends before its end marker")
-        tables = {key: SortedDict(rows) for key, rows in self._rows.items()}
-        return Image(self._header, tables, self._sessions)
+        return Image(self._header, self._rows, self._sessions)
+
+    def discard(self, waste: Waste) -> None:
+        """The state that was read will not be used."""
+        for rows in self._rows.values():
+            waste.add(rows)
+        waste.add(self._sessions)
+        self._rows, self._sessions = {}, []
 
     def _take(self, chunk: Header | Rows | Opened | Outcomes | End) -> None:
         if self._ended:
@@ -304,9 +328,7 @@ class Reader:
             self._take_header(chunk)
         elif isinstance(chunk, Rows):
             key = (chunk.plugin, chunk.table)
-            rows = self._decoders[key](chunk.rows)
-            self._rows.setdefault(key, {}).update(rows)
-            count = len(rows)
+            count = self._take_rows(key, self._decoders[key](chunk.rows))
         elif isinstance(chunk, Opened):
             session = Session(chunk.id, chunk.node, chunk.nonce, chunk.used_ms)
             session.floor, session.used_serial = chunk.floor, chunk.used_serial
@@ -322,6 +344,17 @@ class Reader:
             self._take_end(chunk)
             return
         self._digest.add(chunk, count)
+
+    def _take_rows(self, key: tuple[str, str], rows: list[tuple[Any, Any]]) -> int:
+        """Rows come in key order, which is the quick way to add to sorted keys: behind the last."""
+        table = self._rows.get(key)
+        if table is None:
+            table = self._rows[key] = SmallRows()
+        for row, value in rows:
+            table[row] = value
+        if isinstance(table, SmallRows):
+            self._rows[key] = grown(table)
+        return len(rows)
 
     def _take_header(self, header: Header) -> None:
         if header.format != FORMAT:

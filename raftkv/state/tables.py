@@ -18,11 +18,16 @@ From then on the first write to each key that the walk has not passed yet saves 
 key had at the freeze. The walk asks the saved values first and the live table otherwise. Keys that
 have vanished from the live table are kept apart, sorted (`_ghosts`), because the walk needs them
 in order. A walk therefore costs what it reads, and a write during a walk one comparison and one
-dict entry; nothing is ever copied whole.
+dict entry; nothing is ever copied whole. What was saved is let go as the walk passes it.
 
-What is not pretty: `get` is the bound C method of the dict inside, stored as an attribute, because
+What is left of a table that a snapshot has replaced, and of a walk that ended early, is freed in
+steps: it goes to the machine's `Waste`. The rows that were replaced go there once the last walk
+over them has ended.
+
+What is not pretty: `get` is the bound method of the rows inside, stored as an attribute, because
 a Python-level wrapper would double the cost of the most frequent operation of all. A restore swaps
-the dict and rebinds `get`; so nobody may keep `table.get` beyond one command.
+the rows, and a table that has grown large gets others (rows.py); both rebind `get`, between
+batches. So nobody may keep `table.get` beyond one command.
 """
 
 from __future__ import annotations
@@ -32,7 +37,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
-from sortedcontainers import SortedDict, SortedList
+from sortedcontainers import SortedList
+
+from raftkv.waste import Waste
+
+from .rows import SMALL_ROWS_MAX, Rows, SmallRows, grown
 
 __all__ = ["ABSENT", "Absent", "FrozenTable", "Table", "TableView", "UndoLog", "undo_to"]
 
@@ -81,11 +90,11 @@ class TableView(Generic[K, V]):
 
     __slots__ = ("_rows", "get", "name")
 
-    def __init__(self, name: str, rows: SortedDict) -> None:
+    def __init__(self, name: str, rows: Rows) -> None:
         self.name = name
         self._bind(rows)
 
-    def _bind(self, rows: SortedDict) -> None:
+    def _bind(self, rows: Rows) -> None:
         self._rows = rows
         object.__setattr__(self, "get", rows.get)
 
@@ -164,13 +173,14 @@ class TableView(Generic[K, V]):
 class Table(TableView[K, V]):
     """A table as the command that is being applied sees it. Made by the state machine only."""
 
-    __slots__ = ("_frozen", "_record", "captured", "plugin", "view")
+    __slots__ = ("_frozen", "_record", "_waste", "captured", "plugin", "view")
 
-    def __init__(self, plugin: str, name: str, undo: UndoLog) -> None:
+    def __init__(self, plugin: str, name: str, undo: UndoLog, waste: Waste | None = None) -> None:
         self.plugin = plugin
-        self.view: TableView[K, V] = TableView(name, SortedDict())
+        self.view: TableView[K, V] = TableView(name, SmallRows())
         super().__init__(name, self.view._rows)
         self.captured = False
+        self._waste = Waste() if waste is None else waste
         self._record: Callable[[tuple[Table[Any, Any], Any, Any]], None] = undo.append
         self._frozen: tuple[FrozenTable, ...] = ()
 
@@ -185,8 +195,7 @@ class Table(TableView[K, V]):
         if old is ABSENT:
             rows[key] = value
         else:
-            # SortedDict would look the key up once more before it does just this.
-            dict.__setitem__(rows, key, value)
+            rows.replace(key, value)
 
     def delete(self, key: K) -> bool:
         """Remove the row of `key`; return whether there was one."""
@@ -206,13 +215,36 @@ class Table(TableView[K, V]):
         self._frozen = (*self._frozen, frozen)
         return frozen
 
-    def replace_all(self, rows: SortedDict | None) -> None:
+    def replace_all(self, rows: Rows | None) -> None:
         """Swap in the rows of a snapshot. Not undoable and not captured.
 
         A walk that is under way goes on over the old rows, which nobody writes to any more.
         """
+        old, walks = self._rows, self._frozen
         self._frozen = ()
-        rows = SortedDict() if rows is None else rows
+        self._swap(SmallRows() if rows is None else rows)
+        if walks:
+            left = _Left(old, len(walks))
+            for frozen in walks:
+                frozen._left = left
+        else:
+            self._waste.add(old)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether `grow` should be called, between two batches."""
+        return len(self._rows) > SMALL_ROWS_MAX and isinstance(self._rows, SmallRows)
+
+    def grow(self) -> None:
+        """Keep the rows from now on in the form for many. Walks go on."""
+        old = self._rows
+        rows = grown(old)
+        self._swap(rows)
+        for frozen in self._frozen:
+            frozen._rows = rows
+        self._waste.add(old)
+
+    def _swap(self, rows: Rows) -> None:
         self._bind(rows)
         self.view._bind(rows)
 
@@ -234,17 +266,43 @@ def undo_to(log: UndoLog, mark: int) -> None:
         table._revert(key, old)
 
 
+class _Left:
+    """Rows that their table has given up, and how many walks still read them."""
+
+    __slots__ = ("rows", "walks")
+
+    def __init__(self, rows: Rows, walks: int) -> None:
+        self.rows = rows
+        self.walks = walks
+
+
+class _Ghosts(SortedList):  # type: ignore[misc, unused-ignore]
+    """Keys that have vanished from the live table."""
+
+    def drop_some(self, count: int) -> None:
+        for _ in range(min(count, len(self))):
+            self.pop()
+
+    def pass_to(self, key: Any) -> None:
+        """Forget those up to and including `key`."""
+        while len(self) and self[0] <= key:
+            self.pop(0)
+
+
 class FrozenTable:
     """The rows of one table at the moment of the freeze."""
 
-    __slots__ = ("_cursor", "_ghosts", "_rows", "_saved", "_table")
+    __slots__ = ("_cursor", "_ghosts", "_left", "_looked", "_rows", "_saved", "_table")
 
     def __init__(self, table: Table[Any, Any]) -> None:
         self._table: Table[Any, Any] | None = table
         self._rows = table._rows
+        self._left: _Left | None = None
         self._cursor: Any = ABSENT
+        # The keys of the slice that was given last: what was saved of them can go when it passes.
+        self._looked: list[Any] = []
         self._saved: dict[Any, Any] = {}
-        self._ghosts: SortedList = SortedList()
+        self._ghosts = _Ghosts()
 
     def _save(self, key: Any, old: Any, vanishes: bool) -> None:
         if self._cursor is not ABSENT and key <= self._cursor:
@@ -259,7 +317,7 @@ class FrozenTable:
     def next_rows(self, count: int) -> list[tuple[Any, Any]]:
         """The next rows in key order, at most `count` of them. Empty when the walk is over."""
         while self._table is not None:
-            keys = self._next_keys(count)
+            keys = self._looked = self._next_keys(count)
             if len(keys) == 0:
                 self.close()
                 break
@@ -278,7 +336,7 @@ class FrozenTable:
         low = None if self._cursor is ABSENT else self._cursor
         inclusive = (False, False)
         keys = list(islice(self._rows.irange(low, None, inclusive), count))
-        if self._ghosts:
+        if len(self._ghosts):
             ghosts = list(islice(self._ghosts.irange(low, None, inclusive), count))
             keys = sorted({*keys, *ghosts})[:count]  # a key may have vanished and come back
         return keys
@@ -286,12 +344,26 @@ class FrozenTable:
     def passed(self, key: Any) -> None:
         """The caller has taken all rows up to and including `key`; writes to them are free now."""
         self._cursor = key
+        saved = self._saved
+        if saved:
+            for looked in self._looked:
+                if looked > key:
+                    break
+                saved.pop(looked, None)
+            self._ghosts.pass_to(key)
 
     def close(self) -> None:
         """Stop saving values. Idempotent."""
-        if self._table is not None:
-            self._table._detach(self)
-            self._table = None
-            self._rows = SortedDict()
-            self._saved = {}
-            self._ghosts = SortedList()
+        table, left = self._table, self._left
+        if table is None:
+            return
+        table._detach(self)
+        table._waste.add(self._saved)
+        table._waste.add(self._ghosts)
+        if left is not None:
+            left.walks -= 1
+            if left.walks == 0:
+                table._waste.add(left.rows)
+        self._table = self._left = None
+        self._rows = SmallRows()
+        self._looked, self._saved, self._ghosts = [], {}, _Ghosts()

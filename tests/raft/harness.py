@@ -71,6 +71,23 @@ class FakeFrozen:
         self.closed = True
 
 
+class RecordingLoading:
+    """A state being read beside that of the application."""
+
+    def __init__(self, application: RecordingApplication) -> None:
+        self.application = application
+        self.chunks: list[bytes] = []
+
+    def add(self, chunk: bytes) -> None:
+        self.chunks.append(chunk)
+
+    def adopt(self, index: int) -> None:
+        self.application.restore(self.chunks, index)
+
+    def discard(self) -> None:
+        self.application.discarded += 1
+
+
 class RecordingApplication:
     """Its state is the list of bodies that it has applied."""
 
@@ -79,6 +96,7 @@ class RecordingApplication:
         self.index = 1
         self.applied: list[int] = []
         self.restored: list[int] = []
+        self.discarded = 0
         self.confirmed: list[tuple[Any, int]] = []
         self.failed: list[Any] = []
         self.faults: list[NodeFault] = []
@@ -97,6 +115,9 @@ class RecordingApplication:
 
     def freeze(self) -> FakeFrozen:
         return FakeFrozen([b"state", *self.state])
+
+    def loading(self) -> RecordingLoading:
+        return RecordingLoading(self)
 
     def restore(self, chunks: Iterable[bytes], index: int) -> None:
         self.state = list(chunks)[1:]
@@ -289,8 +310,8 @@ def grant(request: wire.Vote, term: int) -> wire.VoteReply:
     return wire.VoteReply(term, request.term, request.attempt, request.pre_vote, True)
 
 
-def accepted(term: int, index: int, round_number: int = 0) -> wire.AppendReply:
-    return wire.AppendReply(term, True, index, round_number, 0, 0)
+def accepted(term: int, index: int, round_number: int = 0, lease_ms: int = 0) -> wire.AppendReply:
+    return wire.AppendReply(term, True, index, round_number, 0, 0, lease_ms)
 
 
 def rejected(term: int, prev: int, hint_term: int = 0, hint_index: int = 0) -> wire.AppendReply:

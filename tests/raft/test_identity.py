@@ -126,8 +126,36 @@ def test_a_crash_while_the_identity_is_written_leaves_one_or_none() -> None:
 def test_a_directory_of_a_later_format_is_left_alone() -> None:
     world = runtime()
     directory = opened(world)
-    later = msgspec.structs.replace(directory.identity, format_version=2)
+    later = msgspec.structs.replace(directory.identity, format_version=3)
     directory._store(later)
     directory.close()
-    with pytest.raises(WrongDataDirectory, match="format 2"):
+    with pytest.raises(WrongDataDirectory, match="format 3"):
         opened(world)
+
+
+def test_a_damaged_identity_is_refused() -> None:
+    """A node with a damaged id would be somebody else, with the old one's votes."""
+    world = runtime()
+    opened(world).close()
+    content = world.files.open("data/identity.json", "r").pread(0, 4096)
+    for old in (b'"minted": "', b'"cluster_id": "', b'"checksum": "'):
+        at = content.index(old) + len(old)
+        damaged = content[:at] + b"f" + content[at + (content[at : at + 1] != b'"') :]
+        if damaged == content:
+            continue
+        world.files.open("data/identity.json", "w").write(damaged)
+        with pytest.raises(WrongDataDirectory, match="fails its checksum"):
+            opened(world)
+    world.files.open("data/identity.json", "w").write(content)
+    assert opened(world).identity.name == "core1"
+
+
+def test_a_log_without_an_identity_is_nobodys() -> None:
+    world = runtime()
+    opened(world).close()
+    world.files.makedirs("data/wal")
+    world.files.open("data/wal/0000000000000001.wal", "w").write(b"x")
+    world.files.remove("data/identity.json")
+    with pytest.raises(WrongDataDirectory, match=r"holds a log but no identity\.json"):
+        opened(world)
+    assert not world.files.exists("data/identity.json")

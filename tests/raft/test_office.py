@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from raftkv.config import RaftTimes
 from raftkv.raft import wire
 from raftkv.raft.election import quorum_time
 from raftkv.raft.membership import Configuration
-from tests.raft.harness import MAX_S, MIN_S, A, B, Bench, C, accepted, append
+from raftkv.raft.wal import Wal
+from raftkv.testing.disk import SimDisk
+from tests.raft.harness import DIRECTORY, MAX_S, MIN_S, A, B, Bench, C, accepted, append, sync
 
 LEASE_MS = 200
 LEASED = RaftTimes(lease_ms=LEASE_MS)
@@ -16,11 +20,11 @@ LEASED = RaftTimes(lease_ms=LEASE_MS)
 LEASE_S = LEASE_MS / 1000 * 0.99
 
 
-def confirm(bench: Bench, term: int, *voters: str) -> None:
-    """The voters answer the last message that they were sent."""
+def confirm(bench: Bench, term: int, *voters: str, lease_ms: int = LEASE_MS) -> None:
+    """The voters answer the last message that they were sent, and promise what it asks for."""
     for voter in voters:
         *_, last = bench.take(voter, wire.Append)
-        bench.receive(voter, accepted(term, bench.wal.last_index, last.round))
+        bench.receive(voter, accepted(term, bench.wal.last_index, last.round, lease_ms))
 
 
 def beat(bench: Bench) -> None:
@@ -71,6 +75,75 @@ class TestRule16Lease:
         (reply,) = bench.deliver(C, wire.Vote(3, 2, 9, 2, False, False))
         assert reply.granted
 
+    def test_a_follower_promises_no_longer_than_it_would_keep_after_a_restart(self) -> None:
+        """A restarted node is silent for its own shortest time-out, whatever its leader's is."""
+        times = RaftTimes(election_timeout_min_ms=300, election_timeout_max_ms=500)
+        bench = Bench(B, times=times)
+        replies = [
+            bench.deliver(A, append(2, 2, 1, lease_ms=asked))[-1] for asked in (0, 250, 300, 400)
+        ]
+        assert [reply.lease_ms for reply in replies] == [0, 250, 300, 300]
+
+    def test_a_promise_that_is_shorter_than_the_lease_counts_for_nothing(self) -> None:
+        bench = Bench(A, times=LEASED)
+        term = bench.lead()
+        beat(bench)
+        confirm(bench, term, B, C, lease_ms=LEASE_MS - 1)
+        assert not bench.engine.holds_lease
+        beat(bench)
+        confirm(bench, term, B)
+        assert bench.engine.holds_lease
+
+    def test_a_restarted_follower_grants_nothing_for_a_lease(self) -> None:
+        bench = Bench(B, times=LEASED)
+        (reply,) = bench.deliver(C, wire.Vote(3, 1, 9, 2, False, False))
+        assert not reply.granted
+        bench.runtime.advance(MIN_S - 0.001)
+        (reply,) = bench.deliver(C, wire.Vote(3, 2, 9, 2, False, False))
+        assert not reply.granted
+        bench.runtime.advance(0.002)
+        (reply,) = bench.deliver(C, wire.Vote(3, 3, 9, 2, False, False))
+        assert reply.granted
+
+    def test_so_does_one_whose_log_is_still_empty(self) -> None:
+        """It may have promised a lease before the first entry reached its disk."""
+        disk = SimDisk(random.Random(5))
+        disk.makedirs(f"{DIRECTORY}/wal")
+        wal = Wal.open(disk, f"{DIRECTORY}/wal")
+        wal.set_hard_state(2, A)
+        sync(wal)
+        wal.close()
+        bench = Bench(B, times=LEASED, disk=disk)
+        assert bench.wal.last_index == 1
+        (reply,) = bench.deliver(C, wire.Vote(3, 1, 3, 2, False, False))
+        assert not reply.granted
+
+    def test_a_leader_that_does_not_vote_needs_a_majority_without_itself(self) -> None:
+        two = Configuration((B, C))
+        assert quorum_time(two, A, {}) == float("-inf")
+        assert quorum_time(two, A, {B: 5.0}) == float("-inf")
+        assert quorum_time(two, A, {B: 5.0, C: 7.0}) == 5.0
+
+    def test_after_a_step_down_there_is_none(self) -> None:
+        bench = Bench(A, times=LEASED)
+        term = bench.lead()
+        beat(bench)
+        confirm(bench, term, B, C)
+        assert bench.engine.holds_lease
+        bench.receive(B, append(term + 1, 3, term))
+        assert not bench.engine.holds_lease
+
+    def test_before_the_no_op_of_the_term_is_committed_there_is_none(self) -> None:
+        bench = Bench(A, times=LEASED)
+        term = bench.elect()
+        beat(bench)
+        *_, last = bench.take(B, wire.Append)
+        bench.receive(B, accepted(term, 2, last.round, LEASE_MS))
+        assert not bench.engine.holds_lease
+        bench.receive(B, accepted(term, 3, last.round, LEASE_MS))
+        bench.runtime.settle()
+        assert bench.engine.holds_lease
+
     def test_after_the_office_was_offered_there_is_none_in_this_term(self) -> None:
         bench = Bench(A, times=LEASED)
         term = bench.lead()
@@ -79,6 +152,11 @@ class TestRule16Lease:
         assert bench.engine.holds_lease
         assert bench.engine.hand_over()
         bench.runtime.settle()
+        assert not bench.engine.holds_lease
+        for _ in range(40):
+            beat(bench)
+            confirm(bench, term, B, C)
+        assert bench.engine.leading is not None, "the heir did not take over"
         assert not bench.engine.holds_lease
 
 
@@ -122,6 +200,21 @@ class TestPassingOn:
             confirm(bench, term, B, C)
         assert bench.engine.leading is not None
         assert bench.wal.last_index > last
+
+    def test_an_office_that_nobody_took_can_be_offered_again(self) -> None:
+        """Else a leader whose first heir failed could not be removed before the next election."""
+        bench = Bench(A)
+        term = bench.lead()
+        told = 0
+        for _ in range(2):
+            assert bench.engine.hand_over()
+            bench.runtime.settle()
+            told += len(bench.take(B, wire.TimeoutNow) + bench.take(C, wire.TimeoutNow))
+            for _ in range(30):
+                bench.runtime.advance(MAX_S / 20)
+                bench.runtime.settle()
+                confirm(bench, term, B, C)
+        assert told == 2
 
     def test_the_heir_campaigns_at_once_and_past_stickiness(self) -> None:
         bench = Bench(B)

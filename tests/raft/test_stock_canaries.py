@@ -1,8 +1,8 @@
 """What stock PySyncObj 0.3.17 does where our engine must do otherwise.
 
 Each canary shows that a defect still exists, so that we learn when it is mended upstream: then the
-rule's seam can be looked at again. The tests of our own engine are in test_rules.py, under the same
-numbers. Nothing here says how PySyncObj should be used.
+rule's seam can be looked at again. The tests of our own engine are in test_rules_*.py, under the
+same numbers. Nothing here says how PySyncObj should be used.
 """
 
 from __future__ import annotations

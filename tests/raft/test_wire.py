@@ -11,17 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.raft import wire
+from raftkv.raft.epoch import NUMBER_MAX, Epoch
 
 MESSAGES = get_args(wire.Message)
-number = st.integers(0, 2**63 - 1)
+number = st.integers(0, wire.NUMBER_MAX)
+payload = st.binary(min_size=1, max_size=20)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
-    int: number,
+    wire.Number: number,
     bool: st.booleans(),
     str: st.text(max_size=20),
     bytes: st.binary(max_size=60),
+    Epoch: st.builds(Epoch, st.integers(0, NUMBER_MAX), st.text(max_size=9)),
     list[bytes]: st.lists(st.binary(max_size=20), max_size=4),
+    list[tuple[str, str]]: st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9))),
     list[str]: st.lists(st.text(max_size=9), max_size=4),
-    list[tuple[int, bytes]]: st.lists(st.tuples(number, st.binary(max_size=20)), max_size=4),
+    list[tuple[wire.Number, wire.Payload]]: st.lists(st.tuples(number, payload), max_size=4),
 }
 
 
@@ -88,6 +92,24 @@ def test_damaged_messages_are_a_message_or_a_protocol_error(
 def test_hostile_bodies_are_protocol_errors(body: bytes) -> None:
     with pytest.raises(wire.ProtocolError, match="not a message of this protocol"):
         wire.decode(body)
+
+
+@pytest.mark.parametrize("number", [-1, -(2**63), wire.NUMBER_MAX + 1, 2**64 - 1])
+def test_a_number_that_no_node_means_is_a_protocol_error(number: int) -> None:
+    for fields in (
+        [12, 1, number, 1, 1, 1, []],
+        [12, 1, 1, 1, 1, 1, [[number, b"\1"]]],
+        [16, number],
+    ):
+        with pytest.raises(wire.ProtocolError, match="Expected `int`"):
+            wire.decode(msgspec.msgpack.encode(fields))
+
+
+@pytest.mark.parametrize("tag", [12, 31])
+def test_an_entry_without_a_kind_is_a_protocol_error(tag: int) -> None:
+    fields = [tag, *[1] * (5 if tag == 12 else 3), [[1, b""]]]
+    with pytest.raises(wire.ProtocolError, match="length >= 1"):
+        wire.decode(msgspec.msgpack.encode(fields))
 
 
 def test_a_newer_version_may_append_fields() -> None:

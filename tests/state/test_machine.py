@@ -18,6 +18,7 @@ from raftkv.errors import (
     MissingPlugin,
     PluginFault,
     Refused,
+    StaleIncarnation,
     UnknownCommand,
     UnknownPlugin,
 )
@@ -26,6 +27,8 @@ from raftkv.state import (
     ABSENT,
     Envelope,
     NodeDown,
+    NodeRole,
+    NodeUp,
     SetSetting,
     StateMachine,
     check_envelope,
@@ -222,6 +225,35 @@ def test_members_and_their_incarnations(driver: Driver) -> None:
     assert len(driver.machine.members) == 2
     assert "n3" not in driver.machine.members
     assert driver.machine.members.get("n3") is None
+
+
+def test_a_promoted_node_changes_its_role_and_nothing_else(driver: Driver) -> None:
+    before = driver.start("n2", role="replicant")
+    assert driver.send(NodeRole("n2", 1, "core"), plugin="core") is None
+    member = driver.machine.members["n2"]
+    assert (member.role, member.incarnation, member.up) == ("core", 1, True)
+    assert driver.table("nodes") == {}, "no incarnation has ended"
+    assert driver.machine.session_count == 2
+    assert before.session
+    for stale in (NodeRole("n2", 2, "replicant"), NodeRole("n9", 1, "core")):
+        assert isinstance(driver.send(stale, plugin="core"), StaleIncarnation)
+    assert driver.machine.members["n2"] == member
+
+
+def test_a_machine_that_was_reset_is_as_new(driver: Driver) -> None:
+    fresh = StateMachine([]).digest()
+    machine = StateMachine([])
+    assert machine.digest() == fresh
+    machine.apply(1, encode_batch(5, [Envelope(0, 1, 0, "core", _node_up("n1"))]))
+    assert machine.digest() != fresh
+    machine.reset()
+    assert (machine.digest(), machine.index, machine.now, machine.session_count) == (fresh, 0, 0, 0)
+    machine.apply(1, encode_batch(5, [Envelope(0, 1, 0, "core", _node_up("n1"))]))
+    assert machine.members["n1"].incarnation == 1
+
+
+def _node_up(name: str) -> bytes:
+    return msgspec.msgpack.encode(NodeUp(1, name, "core", f"{name}-1", "h:1", None))
 
 
 def test_hooks_hear_which_incarnation_ended(driver: Driver) -> None:

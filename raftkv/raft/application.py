@@ -1,0 +1,67 @@
+"""What the engine drives: the state machine, as consensus sees it. It knows bytes, not commands.
+
+The replica of a node (raftkv/replica.py) is one; tests have others. Everything is called on the
+loop. Whatever is said to be short must be: heartbeats wait behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from raftkv.errors import NodeFault
+
+__all__ = ["Application", "Frozen", "Loading"]
+
+
+class Frozen(Protocol):
+    """A copy-on-write view of the state at one index."""
+
+    def slices(self, rows_max: int) -> Iterator[bytes]: ...
+
+    def close(self) -> None: ...
+
+
+class Loading(Protocol):
+    """A state that is being read from a snapshot, chunk by chunk, while the old one stays in use.
+
+    Ends with `adopt` or `discard`.
+    """
+
+    def add(self, chunk: bytes) -> None:
+        """Take the next chunk. Short. Raises DamagedSnapshot, MissingPlugin."""
+
+    def adopt(self, index: int) -> None:
+        """Swap: from now on this is the state, as of `index`. Short. Raises DamagedSnapshot."""
+
+    def discard(self) -> None: ...
+
+
+class Application(Protocol):
+    """What the engine drives. It knows bytes, not commands."""
+
+    def seal(self, commands: Sequence[bytes]) -> bytes:
+        """The body of one entry holding these commands, stamped with the log's clock."""
+
+    def apply(self, index: int, body: bytes) -> None: ...
+
+    def skip(self, index: int) -> None:
+        """The entry at `index` holds no batch."""
+
+    def freeze(self) -> Frozen: ...
+
+    def loading(self) -> Loading:
+        """Begin to read a snapshot, beside the state."""
+
+    def office_changed(self) -> None:
+        """Role, term or known leader changed."""
+
+    def progressed(self) -> None:
+        """Entries were applied or the commit index moved."""
+
+    def reads_confirmed(self, tokens: Sequence[Any], index: int) -> None: ...
+
+    def reads_failed(self, tokens: Sequence[Any]) -> None: ...
+
+    def faulted(self, fault: NodeFault) -> None:
+        """The engine has stopped; nothing that waited for the disk was acknowledged."""

@@ -1,0 +1,253 @@
+"""Receiving a snapshot and taking it over, while the node goes on answering (rule 7).
+
+    chunks -> file -> validated, renamed -> read back chunk by chunk, beside the state -> swapped
+
+Rules of this file:
+1. Nothing here stops the loop for longer than one chunk takes: files are written, synced, validated
+   and read in the bulk thread, and a chunk of the state is decoded on the loop, one at a time. The
+   engine's ticks, its heartbeat answers and votes go on meanwhile; local reads see the old state.
+2. The swap happens inside a tick, at once: state, log, configuration, commit and applied index.
+   Only then, and once the log's new base is durable, S is acknowledged, to whoever asked for it
+   last.
+3. State never goes back. Before each step the commit index is looked at: entries may have come by
+   another way (a new leader whose log reaches further back). Then the file stays, what was read is
+   discarded, and S is acknowledged as what it is: committed.
+4. What is being taken over is taken over to its end. If the file of a newer snapshot arrives
+   meanwhile (another leader's), it waits; so there is always progress, however often leaders
+   change.
+
+A crash between any two steps is harmless: a file without its final name is removed at the start;
+one with it is what recovery begins with.
+
+Chunks are handled one after the other, in the order of their arrival. What arrives beyond
+CHUNKS_WAITING_MAX is dropped: a leader never has so much in flight, and what is lost is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from raftkv import collector
+from raftkv.errors import DamagedSnapshot, NodeFault
+
+from . import wire
+from .membership import decode
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from raftkv.runtime import Runtime
+
+    from .engine import Engine, Loading
+    from .snapshot import Snapshot
+
+__all__ = ["Installing", "load"]
+
+log = logging.getLogger("raftkv.raft")
+
+CHUNKS_WAITING_MAX: Final = 64
+# Small chunks are read together up to this size: a step takes a millisecond or two all the same.
+READ_BYTES: Final = 64 * 1024
+# The collector forgets what has been built so often: what it has not forgotten it looks through.
+SETTLE_TURNS: Final = 32
+
+
+class _Asked(NamedTuple):
+    """Who is to be told when a snapshot has been taken over."""
+
+    sender: str
+    message: wire.SnapshotChunk
+
+
+class Installing:
+    """One node's part as the receiver of snapshots."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._chunks: deque[_Asked] = deque()
+        self._writing = False
+        self._asked: dict[str, _Asked] = {}
+        # Validated files: the one that is being read, the newest that waits for its turn.
+        self._current: Snapshot | None = None
+        self._next: Snapshot | None = None
+        self._loaded: Loading | None = None
+
+    # -- receiving
+
+    def take(self, sender: str, message: wire.SnapshotChunk) -> None:
+        """A chunk from the leader of this term."""
+        if message.index <= self._engine.commit:
+            # An older snapshot must not rewind anything: only say what is known anyway.
+            self._answer(sender, message, message.size_bytes, done=True)
+        elif len(self._chunks) < CHUNKS_WAITING_MAX:
+            self._chunks.append(_Asked(sender, message))
+            self._write_next()
+
+    def _write_next(self) -> None:
+        while self._chunks and not self._writing and not self._engine.stopped:
+            asked = self._chunks.popleft()
+            sender, message = asked
+            if message.snapshot_id in self._asked:
+                # All of it is here already. Its last sender is answered in the end.
+                self._asked[message.snapshot_id] = asked
+                self._answer(sender, message, message.size_bytes, done=False)
+                continue
+            self._writing = True
+            future = self._engine.runtime.offload_bulk(self._write, message)
+            future.add_done_callback(partial(self._written, asked))
+
+    def _write(self, message: wire.SnapshotChunk) -> int | Snapshot:
+        """In the bulk thread: the offset that is wanted next, or the validated snapshot."""
+        receiver = self._engine.snapshotting.store.receiver(message.snapshot_id, message.size_bytes)
+        receiver.add(message.offset, message.data, message.crc)
+        if receiver.offset < receiver.size_bytes:
+            return receiver.offset
+        try:
+            return receiver.finish()
+        except DamagedSnapshot as error:
+            # That says nothing against this node's disk: the sender begins anew.
+            log.warning("a received snapshot is dropped: %s", error.reason)
+            return 0
+
+    def _written(self, asked: _Asked, future: asyncio.Future[Any]) -> None:
+        self._writing = False
+        engine = self._engine
+        if engine.stopped or future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            engine.failed(error)
+            return
+        result = future.result()
+        if isinstance(result, int):
+            self._answer(*asked, result, done=False)
+        else:
+            self._received(*asked, result)
+        self._write_next()
+        engine.kick()
+
+    def _received(self, sender: str, message: wire.SnapshotChunk, snapshot: Snapshot) -> None:
+        """A file is whole and in place."""
+        if snapshot.meta.index <= self._engine.commit:
+            self._answer(sender, message, message.size_bytes, done=True)
+            return
+        self._asked[message.snapshot_id] = _Asked(sender, message)
+        if self._current is None:
+            self._begin(snapshot)
+        elif self._next is None or self._next.meta.index < snapshot.meta.index:
+            self._next = snapshot
+
+    # -- taking over
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        self._current = snapshot
+        self._engine.runtime.spawn(self._load(snapshot), "read a received snapshot")
+
+    async def _load(self, snapshot: Snapshot) -> None:
+        engine = self._engine
+        loading = engine.application.loading()
+
+        try:
+            if await load(engine.runtime, snapshot, loading, lambda: self._is_news(snapshot)):
+                self._loaded = loading
+                engine.kick()
+                return
+            loading.discard()
+        except FileNotFoundError:
+            # The file of a newer snapshot has taken its place; that one is taken over instead.
+            loading.discard()
+            self._asked.pop(snapshot.id, None)
+        except (OSError, NodeFault) as error:
+            loading.discard()
+            engine.failed(error)
+        self._current = None
+        self._begin_next()
+        engine.kick()
+
+    def _is_news(self, snapshot: Snapshot) -> bool:
+        """Whether there is still a reason to take it over."""
+        return not self._engine.stopped and snapshot.meta.index > self._engine.commit
+
+    def _begin_next(self) -> None:
+        snapshot, self._next = self._next, None
+        if snapshot is not None and not self._engine.stopped:
+            self._begin(snapshot)
+
+    def tick(self) -> None:
+        """Swap, if a snapshot has been read and is still news; answer whoever waits for it."""
+        engine, snapshot, loading = self._engine, self._current, self._loaded
+        if snapshot is not None and loading is not None:
+            news = self._is_news(snapshot)
+            if news and engine.leading is not None:
+                # Elected meanwhile: its log holds all that is committed, and will say so soon.
+                return
+            self._current = self._loaded = None
+            if news:
+                self._install(snapshot, loading)
+            else:
+                loading.discard()
+            self._begin_next()
+        for identity, (sender, message) in list(self._asked.items()):
+            if message.index <= engine.commit:
+                del self._asked[identity]
+                self._answer(sender, message, message.size_bytes, done=True)
+
+    def _install(self, snapshot: Snapshot, loading: Loading) -> None:
+        """State, configuration and log follow the file."""
+        engine, wal, meta = self._engine, self._engine.wal, snapshot.meta
+        loading.adopt(meta.index)
+        keeps = wal.term_at(meta.index) == meta.term
+        if not keeps:
+            wal.rebase(meta.index, meta.term)
+        engine.configurations.rebase(meta.index, decode(meta.configuration), keep_behind=keeps)
+        engine.installed(meta.index)
+        engine.configuration_changed()
+        engine.snapshotting.installed(snapshot)
+        engine.application.progressed()
+
+    def _answer(self, sender: str, message: wire.SnapshotChunk, offset: int, *, done: bool) -> None:
+        engine = self._engine
+        engine.send_held(
+            sender,
+            wire.SnapshotReply(engine.term, message.snapshot_id, message.index, offset, done),
+        )
+
+
+class _TakesChunks(Protocol):
+    def add(self, chunk: bytes) -> None: ...
+
+
+async def load(
+    runtime: Runtime, snapshot: Snapshot, state: _TakesChunks, wanted: Callable[[], bool]
+) -> bool:
+    """Read a snapshot beside the state, a chunk at a time. False if it was not wanted any more.
+
+    Raises DamagedSnapshot, MissingPlugin, OSError.
+    """
+    chunks = snapshot.chunks()
+    turns = 0
+    while wanted():
+        some = await runtime.offload_bulk(_read_some, chunks)
+        turns += 1
+        if not some or turns % SETTLE_TURNS == 0:
+            collector.settle()
+        if not some:
+            return wanted()
+        for chunk in some:
+            state.add(chunk)
+    return False
+
+
+def _read_some(chunks: Iterator[bytes]) -> list[bytes]:
+    """In the bulk thread: the next chunks, together about READ_BYTES; none after the last."""
+    found, size = [], 0
+    for chunk in chunks:
+        found.append(chunk)
+        size += len(chunk)
+        if size >= READ_BYTES:
+            break
+    return found

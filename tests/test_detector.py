@@ -1,0 +1,132 @@
+"""detector.py: who is declared dead, by whom, and after how long (rule 30)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raftkv.config import RaftTimes
+from raftkv.detector import PERIOD_S, Detector
+from raftkv.raft import wire
+from raftkv.state import Member
+from tests.raft.harness import MAX_S, A, B, Bench, C, accepted, append
+
+DOWN_S = 3.0
+TIMES = RaftTimes(node_down_ms=int(DOWN_S * 1000))
+
+
+class Watch:
+    """Core a, which leads cores b and c; what its detector declares. r1 and r2 are replicants."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(A, times=TIMES)
+        self.term = self.bench.lead()
+        names = {"a": A, "b": B, "c": C, "r1": "r1-1", "r2": "r2-1"}
+        self.members = {}
+        for name, raft_id in names.items():
+            role = "core" if name in "abc" else "replicant"
+            self.members[name] = Member(name, role, raft_id, "", None, 1, True, 0)
+        self.declared: list[str] = []
+        self.fed: Sequence[str] = ()
+        for link in self.bench.links.values():
+            link.peer_name = link.peer_id.partition("-")[0]  # type: ignore[attr-defined]
+        self.detector = Detector(
+            self.bench.engine, lambda: self.members, lambda: self.fed, self.down
+        )
+        self.detector.start()
+
+    def down(self, member: Member) -> None:
+        self.declared.append(member.name)
+
+    def pass_time(self, seconds: float, **feeding: Sequence[str]) -> None:
+        """Time passes; the cores named answer the leader and report whom they feed."""
+        end = self.bench.runtime.now + seconds
+        while self.bench.runtime.now < end:
+            for core, names in feeding.items():
+                self.report(core, names)
+            self.bench.runtime.advance(0.1)
+            self.bench.runtime.settle()
+
+    def report(self, core: str, names: Sequence[str]) -> None:
+        link: Any = self.bench.links[f"{core}-1"]
+        self.bench.receive(link.peer_id, accepted(self.bench.engine.term, 3))
+        self.detector.on_liveness(link, wire.Liveness(list(names)))
+
+
+class TestRule30NodeDown:
+    def test_who_is_reported_by_a_core_lives(self) -> None:
+        watch = Watch()
+        watch.pass_time(4 * DOWN_S, b=["r1"], c=["r2"])
+        assert watch.declared == []
+
+    def test_who_follows_the_leader_itself_lives(self) -> None:
+        watch = Watch()
+        watch.fed = ["r1", "r2"]
+        watch.pass_time(4 * DOWN_S, b=[], c=[])
+        assert watch.declared == []
+
+    def test_who_is_reported_by_nobody_is_declared_dead(self) -> None:
+        watch = Watch()
+        watch.pass_time(DOWN_S, b=["r1"], c=[])
+        assert watch.declared == []
+        watch.pass_time(2.5 * PERIOD_S, b=["r1"], c=[])
+        assert set(watch.declared) == {"r2"}
+
+    def test_a_core_that_answers_nothing_is_declared_dead(self) -> None:
+        watch = Watch()
+        watch.fed = ["r1", "r2"]
+        watch.pass_time(DOWN_S + 2 * PERIOD_S, b=[])
+        assert set(watch.declared) == {"c"}
+
+    def test_a_new_leader_gives_everybody_a_full_period(self) -> None:
+        watch = Watch()
+        watch.pass_time(DOWN_S - PERIOD_S, b=[], c=[])
+        watch.bench.receive(B, append(watch.term + 1, 3, watch.term))
+        watch.pass_time(2 * PERIOD_S)
+        watch.bench.disconnect(B)
+        for voter in (B, C):
+            link: Any = watch.bench.links.get(voter) or watch.bench.connect(voter)
+            link.peer_name = voter.partition("-")[0]
+        watch.bench.lead()
+        watch.pass_time(DOWN_S - PERIOD_S, b=[], c=[])
+        assert watch.declared == []
+        watch.pass_time(3 * PERIOD_S, b=[], c=[])
+        assert set(watch.declared) == {"r1", "r2"}
+
+    def test_the_replicants_of_a_core_that_died_get_a_full_period_to_move(self) -> None:
+        """Else one dead upstream looks like many dead nodes."""
+        watch = Watch()
+        watch.pass_time(2 * DOWN_S, b=["r1"], c=["r2"])
+        # It is slow to find another core: longer than the period since it was last seen.
+        watch.pass_time(DOWN_S + MAX_S - 0.2, b=["r1"])
+        assert set(watch.declared) == {"c"}
+        watch.pass_time(DOWN_S, b=["r1", "r2"])
+        assert set(watch.declared) == {"c"}
+
+    def test_the_period_is_given_once_for_a_death_of_an_upstream(self) -> None:
+        watch = Watch()
+        watch.pass_time(2 * DOWN_S, b=["r1"], c=["r2"])
+        watch.pass_time(MAX_S + 3 * PERIOD_S + DOWN_S, b=["r1"])
+        assert "r2" in watch.declared
+        assert "r1" not in watch.declared
+
+    def test_only_a_core_is_believed_and_only_about_members(self) -> None:
+        watch = Watch()
+        link: Any = watch.bench.connect("z-1")
+        link.peer_name = "z"
+        for _ in range(50):
+            watch.detector.on_liveness(link, wire.Liveness(["r1", "r2"]))
+            watch.report("b", ["nobody"])
+            watch.report("c", [])
+            watch.bench.runtime.advance(0.1)
+        assert set(watch.declared) == {"r1", "r2"}
+
+    def test_who_does_not_lead_reports_to_the_leader_and_declares_nothing(self) -> None:
+        watch = Watch()
+        watch.fed = ["r1"]
+        for _ in range(11):
+            watch.bench.receive(B, append(watch.term + 1, 3, watch.term))
+            watch.pass_time(PERIOD_S / 10)
+        assert watch.bench.take(B, wire.Liveness) == [wire.Liveness(["r1"])]
+        watch.pass_time(3 * DOWN_S)
+        assert watch.declared == []
