@@ -4,7 +4,8 @@ async with raftkv.Node(config) as node:
     await node.kv.put(b"k", b"v")
 """
 
-from .config import Limits, NodeConfig, RaftTimes, load_config
+from .collector import tune_gc
+from .config import Limits, NodeConfig, RaftTimes, TlsFiles, load_config
 from .errors import (
     ConfigError,
     NodeFault,
@@ -31,5 +32,7 @@ __all__ = [
     "RaftkvError",
     "Refused",
     "Status",
+    "TlsFiles",
     "load_config",
+    "tune_gc",
 ]

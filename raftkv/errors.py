@@ -27,6 +27,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |-- NodeFault             this node stopped itself; its data needs an operator
     |   |-- DamagedLog            the write-ahead log is damaged beyond a torn tail
     |   |-- DamagedSnapshot       a snapshot file does not match its checksums
+    |   |-- NewerFormat           a file was written by a newer version of raftkv
     |   |-- DiskFailed            a write or fsync failed, or the disk is full
     |   |-- InternalFault         an unexpected exception inside the node: a defect of raftkv
     |   |-- Diverged              this node's log or state contradicts what was committed
@@ -35,9 +36,11 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- DirectoryLocked       another process uses the directory
     |   |-- WipedNode             this name is a member under another data directory
     |   |-- RemovedNode           the cluster has removed this node
+    |   |-- OutdatedData          the directory is from before a forced recovery of the cluster
     |   `-- MissingPlugin         the cluster runs a plugin that this node lacks
     `-- ConfigError           the configuration is wrong; nothing was started
-        `-- AddressInUse          the address to listen on is taken
+        |-- AddressInUse          the address to listen on is taken
+        `-- CertificateError      a certificate, key or authority is missing, wrong or expired
 
 `NotApplied` may be retried at once with a new call. `OutcomeUnknown` must not be retried blindly.
 `Refused` will be refused again. `NodeFault` ends the node: nothing is retried, nothing was lost
@@ -226,6 +229,20 @@ class DamagedSnapshot(NodeFault):
         self.reason = reason
 
 
+class NewerFormat(NodeFault):
+    """A file of the data directory has a format that only a newer version of raftkv knows."""
+
+    code = "newer_format"
+
+    def __init__(self, file: str, version: int, known: int) -> None:
+        super().__init__(
+            f"{file} has format version {version}, this version of raftkv reads up to {known}. "
+            f"Nothing was changed: start the node with the version that wrote it, or a later one."
+        )
+        self.file = file
+        self.version = version
+
+
 class DiskFailed(NodeFault):
     """A write or fsync failed (full disk, I/O error). What waited for it was not acknowledged."""
 
@@ -274,6 +291,12 @@ class RemovedNode(NodeFault):
     code = "removed_node"
 
 
+class OutdatedData(NodeFault):
+    """The data directory is from before a forced recovery: its log is the cluster's no more."""
+
+    code = "outdated_data"
+
+
 class MissingPlugin(NodeFault):
     """The replicated state contains a plugin, or a version of it, that this node lacks."""
 
@@ -290,3 +313,9 @@ class AddressInUse(ConfigError):
     """The address to listen on is already taken by another process."""
 
     code = "address_in_use"
+
+
+class CertificateError(ConfigError):
+    """A certificate, its key or the file of authorities is missing, damaged, wrong or expired."""
+
+    code = "certificate_error"

@@ -71,7 +71,7 @@ class NodeHost:
 
     @property
     def role(self) -> Literal["core", "replicant"]:
-        return self._node.config.role
+        return self._node.role
 
     @property
     def incarnation(self) -> int:
@@ -201,9 +201,9 @@ class Hosting:
             old = change.old if isinstance(change.old, Member) else None
             new = change.new if isinstance(change.new, Member) else None
             for service in list(self.services.values()):
-                if old is not None and old.up and (new is None or new != old):
+                if old is not None and old.up and not _same_life(old, new):
                     self._hook(lambda s=service, m=old: s.on_node_down(m))  # type: ignore[misc]
-                if new is not None and new.up:
+                if new is not None and new.up and not _same_life(new, old):
                     self._hook(lambda s=service, m=new: s.on_node_up(m))  # type: ignore[misc]
 
     def incarnation_changed(self, incarnation: int) -> None:
@@ -211,6 +211,13 @@ class Hosting:
             self._incarnation = incarnation
             for service in self.services.values():
                 self._hook(lambda s=service: s.on_incarnation(incarnation))  # type: ignore[misc]
+
+    def life_ended(self) -> None:
+        """The history that this life belongs to was given up: the next one is new to everybody.
+
+        It may bear the same number, because it is counted from an earlier point.
+        """
+        self._incarnation = 0
 
     def restored(self, index: int) -> None:
         for service in self.services.values():
@@ -250,3 +257,8 @@ class Hosting:
         report = await node.propose("core", SettleOutcome(session, seq), timeout_s=timeout_s)
         result = node.machine.read_report(report, kind)
         return Outcome(report.verdict, result)
+
+
+def _same_life(member: Member, other: Member | None) -> bool:
+    """Whether both rows are of one life of a node: it may have changed its role meanwhile."""
+    return other is not None and other.up == member.up and other.incarnation == member.incarnation

@@ -1,35 +1,50 @@
 """Changing the cores of a running cluster: `node.membership`.
 
-    await node.membership.add("core4")       # started with an empty directory, connected
+    await node.membership.add("core4")       # started with an empty directory
     await node.membership.remove("core2")
+    await node.membership.promote("replicant1")
     for core in node.membership.list(): ...
 
-It works on every node; the leader carries it out and answers once the change is committed. A new
-core becomes a copy first and votes once it has caught up. A leader that is to be removed hands its
-office over, and the next one removes it.
+It works on every node; the leader carries it out and answers once the change is committed. Every
+verb may be repeated: what was done stays done. A new core becomes a copy first and votes once it
+has caught up. A leader that is to be removed hands its office over, and the next one removes it.
+
+Refused unless forced: what would leave the voters without a majority that can be heard. Refused
+always: removing the last voter, adding a node that nobody can hear, removing a leader whom nobody
+can succeed.
 """
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from .errors import MembershipRefused, NoLeader, NotApplied, PeerUnreachable, RemoteFailed, Timeout
+from .errors import (
+    MembershipRefused,
+    NoLeader,
+    NotApplied,
+    PeerUnreachable,
+    RemoteFailed,
+    RemovedNode,
+    Timeout,
+)
+from .member_changes import LOOK_S, MemberChange, Request
 from .parts import CorePart
-from .raft.changing import add_learner, promote, remove
-from .raft.membership import Configuration, name_of
+from .raft.membership import name_of
 
 if TYPE_CHECKING:
     from .node import Node
 
-__all__ = ["CoreMember", "Membership"]
+__all__ = ["CoreMember", "Listing", "MemberRow", "Membership"]
 
 METHOD = "core.change_members"
-# A copy may be promoted when it lacks no more than this many entries: a fraction of a second.
-CAUGHT_UP_ENTRIES = 256
-# How often the progress of a change is looked at.
-_LOOK_S = 0.01
+METHOD_LIST = "core.list_members"
+# The leader gives up at the deadline and says why; that must still arrive.
+GRACE_S = 0.5
+# How long the leader may take to tell what it knows, before this node answers for itself.
+LIST_WAIT_S = 2.0
 
 
 class CoreMember(msgspec.Struct, frozen=True):
@@ -40,11 +55,34 @@ class CoreMember(msgspec.Struct, frozen=True):
     votes: bool
 
 
-class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    verb: Literal["add", "promote", "remove"]
+class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as the cluster knows it.
+
+    `standing`: a voter, a copy (a core that does not vote yet), a replicant, or a core that was
+    removed. `match_index` is the last entry known to be on its disk and `lag_entries` how many
+    it lacks: of cores, and known to the leader only.
+    """
+
     name: str
-    force: bool
-    timeout_s: float
+    standing: Literal["voter", "copy", "replicant", "removed"]
+    leads: bool
+    raft_id: str
+    peer_address: str | None
+    http_address: str | None
+    up: bool
+    connected: bool | None
+    incarnation: int | None
+    match_index: int | None
+    lag_entries: int | None
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes; `told_by` is who says so: the leader, or, when none answers, this node."""
+
+    leader: str | None
+    told_by: str
+    epoch: str
+    members: builtins.list[MemberRow]
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -60,8 +98,9 @@ class Membership:
     def __init__(self, node: Node) -> None:
         self._node = node
         node.rpc.register(METHOD, self._on_request)
+        node.rpc.register(METHOD_LIST, self._on_list)
 
-    def list(self) -> list[CoreMember]:
+    def list(self) -> builtins.list[CoreMember]:
         """The cores, as this node's log says; on a replicant, as the members table says."""
         part = self._node._part
         if isinstance(part, CorePart):
@@ -76,27 +115,47 @@ class Membership:
             if member.role == "core" and member.up
         ]
 
-    async def add(self, name: str, *, timeout_s: float = 60.0) -> None:
+    async def survey(self) -> Listing:
+        """All nodes with what the leader knows of them; what this node knows if none answers."""
+        node = self._node
+        node._check_running()
+        leader = node.leader
+        if leader is not None and leader != node.name:
+            try:
+                payload = await node.rpc.call(leader, METHOD_LIST, b"", LIST_WAIT_S)
+                return msgspec.msgpack.decode(payload, type=Listing)
+            except (PeerUnreachable, RemoteFailed, Timeout):
+                pass  # it has just gone: better an older answer than none
+        return self._listing()
+
+    async def add(self, name: str, *, address: str | None = None, timeout_s: float = 60.0) -> None:
         """Make a started core with an empty directory a copy, then a voter once it has caught up.
 
-        Raises MembershipRefused saying what to do, NoLeader, or Timeout when it is not known how
-        far it came. It may be called again: what was done stays done.
+        `address` is where it listens, for a core that does not know where the leader is. Raises
+        MembershipRefused saying what to do, NoLeader, or Timeout when it is not known how far it
+        came. It may be called again: what was done stays done.
         """
-        await self._ask(_Request("add", name, False, timeout_s))
+        await self._ask(Request("add", name, False, timeout_s, address))
 
     async def promote(self, name: str, *, timeout_s: float = 60.0) -> None:
-        """Make a copy a voter once it has caught up."""
-        await self._ask(_Request("promote", name, False, timeout_s))
+        """Make a copy a voter once it has caught up; a replicant becomes a copy first.
+
+        Raises as `add` does.
+        """
+        await self._ask(Request("promote", name, False, timeout_s))
 
     async def remove(self, name: str, *, force: bool = False, timeout_s: float = 60.0) -> None:
-        """Take a core out. `force` even if too few of the rest can be heard."""
-        await self._ask(_Request("remove", name, force, timeout_s))
+        """Take a core out. `force` even if too few of the rest can be heard. Raises as `add`."""
+        await self._ask(Request("remove", name, force, timeout_s))
 
-    async def _ask(self, request: _Request) -> None:
+    async def _ask(self, request: Request) -> None:
         node = self._node
         deadline = node.runtime.monotonic() + request.timeout_s
         on_its_way = False
         while True:
+            if self._was_itself_removed(request):
+                return
+            node._check_running()
             left_s = deadline - node.runtime.monotonic()
             if left_s <= 0 and on_its_way:
                 raise Timeout("the change was not confirmed in time; repeat it, or look at list()")
@@ -104,10 +163,12 @@ class Membership:
                 raise NoLeader("no leader has been found to carry out the change; repeat it")
             leader = node.leader
             if leader is not None:
-                payload = msgspec.msgpack.encode(request)
+                left = msgspec.structs.replace(request, timeout_s=left_s)
+                payload = msgspec.msgpack.encode(left)
                 try:
                     answer = msgspec.msgpack.decode(
-                        await node.rpc.call(leader, METHOD, payload, left_s), type=_Answer
+                        await node.rpc.call(leader, METHOD, payload, left_s + GRACE_S),
+                        type=_Answer,
                     )
                     if answer.refused:
                         raise MembershipRefused(answer.refused)
@@ -117,80 +178,90 @@ class Membership:
                     pass  # it has just gone; the next leader is asked
                 except Timeout:
                     on_its_way = True  # every verb may be repeated: ask again
-            await node.runtime.sleep(_LOOK_S)
+            await node.runtime.sleep(LOOK_S)
+
+    def _was_itself_removed(self, request: Request) -> bool:
+        """Whether the answer was that this very node has been told to go."""
+        fault = self._node._fault
+        done = fault.done() and not fault.cancelled() and isinstance(fault.result(), RemovedNode)
+        return done and request.verb == "remove" and request.name == self._node.name
 
     # -- on the leader
 
+    async def _on_list(self, sender: str, payload: bytes) -> bytes:
+        return msgspec.msgpack.encode(self._listing())
+
     async def _on_request(self, sender: str, payload: bytes) -> bytes:
-        request = msgspec.msgpack.decode(payload, type=_Request)
+        request = msgspec.msgpack.decode(payload, type=Request)
         try:
             done = await self._carry_out(request)
             return msgspec.msgpack.encode(_Answer(elsewhere=not done))
         except NotApplied as error:
             return msgspec.msgpack.encode(_Answer(refused=str(error)))
 
-    async def _carry_out(self, request: _Request) -> bool:
+    async def _carry_out(self, request: Request) -> bool:
         """False if this node does not lead, or lost its office meanwhile."""
         part = self._node._part
         if not isinstance(part, CorePart) or not part.leads:
             return False
-        engine = part.engine
-        known = engine.configuration.raft_id_of(request.name)
-        if request.verb == "remove":
-            if known is None:
-                return True  # asked twice
-            if known == engine.me and len(engine.configuration.voters) > 1:
-                await part.hand_over(engine.times.election_timeout_min_ms / 1000)
-                return False
-            return await self._append(
-                part, remove(engine.configuration, known), force=request.force
-            )
-        if request.verb == "add" and known is None:
-            raft_id = self._connected(part, request.name)
-            if not await self._append(part, add_learner(engine.configuration, raft_id)):
-                return False
-            known = raft_id
-        if known is None:
-            raise MembershipRefused(f"{request.name} is no core of this cluster")
-        if known in engine.configuration.voters:
-            return True
-        if not await self._caught_up(part, known, request.timeout_s):
-            return False
-        return await self._append(part, promote(engine.configuration, known))
+        deadline = self._node.runtime.monotonic() + request.timeout_s
+        return await MemberChange(self._node, part, request, deadline).carry_out()
 
-    def _connected(self, part: CorePart, name: str) -> str:
-        for raft_id in part.engine.links:
-            if name_of(raft_id) == name:
-                return raft_id
-        raise MembershipRefused(
-            f"no core called {name!r} is connected to the leader: start it with an empty data "
-            f"directory and with the running cores under [cores], then add it"
-        )
-
-    async def _append(
-        self, part: CorePart, proposed: Configuration, *, force: bool = False
-    ) -> bool:
-        """Append the configuration and wait until it is committed. False: the office is lost."""
-        engine = part.engine
-        term = engine.term
-        index = engine.change_configuration(proposed, force=force)
-        while engine.leading is not None and engine.term == term:
-            if engine.commit >= index:
-                return True
-            await self._node.runtime.sleep(_LOOK_S)
-        return False
-
-    async def _caught_up(self, part: CorePart, raft_id: str, timeout_s: float) -> bool:
-        engine, runtime = part.engine, self._node.runtime
-        deadline = runtime.monotonic() + timeout_s
-        while engine.leading is not None:
-            lag = engine.leading.lag().get(raft_id)
-            if lag is not None and lag <= CAUGHT_UP_ENTRIES and raft_id in engine.links:
-                return True
-            if runtime.monotonic() > deadline:
-                raise MembershipRefused(
-                    f"{name_of(raft_id)} copies the log but has not caught up yet (it lacks {lag} "
-                    f"entries): wait, then promote it"
+    def _listing(self) -> Listing:
+        node, part = self._node, self._node._part
+        members = node.machine.members
+        rows = []
+        listed = set()
+        if isinstance(part, CorePart):
+            for core in self.list():
+                listed.add(core.name)
+                rows.append(_core_row(node, part, core))
+        for member in members.values():
+            if member.name in listed:
+                continue
+            gone: Literal["removed", "voter"] = "removed" if listed else "voter"
+            rows.append(
+                MemberRow(
+                    name=member.name,
+                    standing="replicant" if member.role == "replicant" else gone,
+                    leads=member.name == node.leader,
+                    raft_id=member.raft_id,
+                    peer_address=member.peer_address,
+                    http_address=member.http_address,
+                    up=member.up,
+                    connected=None,
+                    incarnation=member.incarnation,
+                    match_index=None,
+                    lag_entries=None,
                 )
-            await runtime.sleep(_LOOK_S)
-        return False
+            )
+        order = ("voter", "copy", "replicant", "removed")
+        rows.sort(key=lambda row: (order.index(row.standing), row.name))
+        assert node._directory is not None
+        epoch = str(node._directory.identity.epoch)
+        return Listing(leader=node.leader, told_by=node.name, epoch=epoch, members=rows)
+
+
+def _core_row(node: Node, part: CorePart, core: CoreMember) -> MemberRow:
+    engine = part.engine
+    member = node.machine.members.get(core.name)
+    if member is not None and member.raft_id != core.raft_id:
+        member = None  # the row is of an earlier directory; the new one has not opened a session
+    me = core.raft_id == engine.me
+    lag = None if engine.leading is None else engine.leading.lag().get(core.raft_id)
+    match = engine.wal.durable_index if me else None
+    if lag is not None:
+        match = engine.wal.last_index - lag
+    return MemberRow(
+        name=core.name,
+        standing="voter" if core.votes else "copy",
+        leads=core.name == node.leader,
+        raft_id=core.raft_id,
+        peer_address=next(iter(node._peering.addresses.of(core.name)), None),
+        http_address=None if member is None else member.http_address,
+        up=member is not None and member.up,
+        connected=me or core.raft_id in engine.links,
+        incarnation=None if member is None else member.incarnation,
+        match_index=match,
+        lag_entries=0 if me and engine.leading is not None else lag,
+    )

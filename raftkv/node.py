@@ -19,12 +19,12 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from .config import NodeConfig
-from .errors import DiskFailed, NodeFault, NoLeader, RaftkvError, Stopped
+from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RaftkvError, Stopped
 from .hosting import Hosting, find_plugins
 from .kv import KV, KVApi
 from .logclock import LogClock
@@ -33,9 +33,12 @@ from .outbox import Outbox
 from .parts import CorePart, Part, ReplicantPart
 from .peering import Peering
 from .plugin import Consistency, Outcome, Plugin
+from .promotion import Promotion
 from .raft import wire
+from .raft.epoch import Epoch
 from .raft.identity import DataDirectory
-from .raft.recovery import recover
+from .raft.installing import load
+from .raft.recovery import Recovered, recover
 from .reading import Reader
 from .replica import Replica
 from .rpc import RpcHub
@@ -44,6 +47,10 @@ from .state import Member
 from .state.core import NodeDown, NodeUp, NodeUpResult
 from .state.machine import StateMachine
 from .status import Status, status_of
+from .waste import Sweeper
+
+if TYPE_CHECKING:
+    from .security.keeper import Keeper
 
 __all__ = ["Node"]
 
@@ -84,6 +91,7 @@ class Node:
         self._part: Part | None = None
         self._directory: DataDirectory | None = None
         self._opening: asyncio.Task[Any] | None = None
+        self._keeper: Keeper | None = None
 
     # -- life
 
@@ -132,6 +140,7 @@ class Node:
 
     async def _assemble(self, runtime: Runtime) -> None:
         config = self.config
+        keeper = self._keeper = self._make_keeper(runtime)
         directory = self._directory = DataDirectory(config, runtime)
         self.machine = StateMachine(self._plugins)
         self.clock = LogClock(runtime)
@@ -142,54 +151,143 @@ class Node:
         replica.on_office = self._office_changed
         replica.on_progress = self._progressed
         replica.on_restored = self._restored
+        replica.later = runtime.call_soon
+        self._sweeper = Sweeper(runtime, self.machine.waste)
         replica.on_fault = self._faulted
-        peering = self._peering = Peering(config, directory, runtime, self._faulted)
+        peering = self._peering = Peering(config, directory, runtime, self._faulted, keeper)
+        peering.addresses.members = lambda: self.machine.members
         self.rpc = RpcHub(
-            self.name, runtime, peering.hub, self._address_of, config.limits.frame_bytes_max
+            self.name, runtime, peering.hub, peering.addresses.of, config.limits.frame_bytes_max
         )
         peering.purpose("rpc", self.rpc.link_up, self.rpc.link_down)
         peering.route(wire.RpcRequest, self.rpc.on_request)
         peering.route(wire.RpcReply, self.rpc.on_reply)
+        peering.on_newer_epoch = self._newer_epoch
         self.membership = Membership(self)
+        self.promotion = Promotion(self)
         self.hosting = Hosting(self, self._plugins)
         self.hosting.open()
-        self._part = self._make_part(runtime, directory, replica)
-        await peering.hub.listen(config.peer_address)
+        self._part = await self._make_part(runtime, directory, replica)
+        await peering.hub.listen(config.listen_address or config.peer_address)
         await self.hosting.start()
         self._part.start()
         self._office_changed()
         self._opening = runtime.spawn(self._keep_session(), "session")
+        if keeper is not None:
+            keeper.start()
         self._running = not self._fault.done()
 
-    def _make_part(self, runtime: Runtime, directory: DataDirectory, replica: Replica) -> Part:
+    def _make_keeper(self, runtime: Runtime) -> Keeper | None:
+        """The node's certificates, if it has any. Raises CertificateError, ConfigError."""
+        if self.config.tls is None:
+            return None
+        if not runtime.has_tls:
+            raise ConfigError("this runtime has no TLS: leave tls out of the configuration")
+        # Imported late: without certificates nobody pays for `cryptography`.
+        from .security.keeper import Keeper
+
+        return Keeper(self.config, runtime)
+
+    async def _make_part(
+        self, runtime: Runtime, directory: DataDirectory, replica: Replica
+    ) -> Part:
         config, identity = self.config, directory.identity
-        if config.role == "replicant":
+        if identity.role != config.role:
+            log.warning(
+                "%s was promoted: by its data directory it is a core, although its configuration "
+                "says role = %r",
+                self.name,
+                config.role,
+            )
+        if identity.role == "replicant":
             self.machine.skip(1)
             return ReplicantPart(config, runtime, self._peering, replica, self.reader)
-        recovered = recover(
-            runtime.files,
-            config.dir,
-            config.limits,
-            fsync=config.fsync == "on",
-            belongs=bool(identity.cluster_id),
+        recovered = await self._recover(belongs=bool(identity.cluster_id))
+        return self._core_part(recovered)
+
+    async def _recover(self, *, belongs: bool) -> Recovered:
+        """Read the data directory, without holding the loop up: the program has other things to do.
+
+        Nobody can reach this node meanwhile: it listens once it can answer.
+        """
+        assert self._directory is not None
+        config, runtime, owner = self.config, self.runtime, self._directory.identity.log_owner
+        recovering = runtime.offload(
+            lambda: recover(
+                runtime.files,
+                config.dir,
+                config.limits,
+                fsync=config.fsync == "on",
+                belongs=belongs,
+                owner=owner,
+            )
         )
-        if recovered.snapshot is not None:
-            meta = recovered.snapshot.meta
-            self.machine.restore(recovered.snapshot.chunks(), meta.index)
-        else:
+        try:
+            recovered: Recovered = await asyncio.shield(recovering)
+        except asyncio.CancelledError:
+            # The directory must not be unlocked while the thread still writes into it.
+            await asyncio.wait([recovering])
+            raise
+        snapshot = recovered.snapshot
+        if snapshot is None:
             self.machine.skip(1)
+        else:
+            reader = self.machine.reader()
+            await load(runtime, snapshot, reader, lambda: True)
+            self.machine.adopt(reader.finish(), snapshot.meta.index)
+        return recovered
+
+    def _core_part(self, recovered: Recovered) -> CorePart:
+        assert self._directory is not None
+        identity = self._directory.identity
         part = CorePart(
-            config,
-            runtime,
+            self.config,
+            self.runtime,
             self._peering,
             recovered,
-            replica,
+            self._replica,
             self.reader,
             identity.raft_id,
             identity.cluster_id,
         )
         part.on_down = self._declare_down
         return part
+
+    def _become_core(self, former: ReplicantPart, recovered: Recovered) -> None:
+        """The directory is a core's by now: go on as one from the entry that was applied last."""
+        former.leave()
+        self._part = part = self._core_part(recovered)
+        part.start()
+        self._office_changed()
+        self.hosting.spawn(self.promotion.tell(), "tell the log of the promotion")
+
+    def _newer_epoch(self, epoch: Epoch) -> None:
+        """The cluster was recovered by force: what this replicant has copied is given up."""
+        part, directory = self._part, self._directory
+        assert isinstance(part, ReplicantPart)
+        assert directory is not None
+        log.warning(
+            "the cluster was recovered by force (epoch %s): %s discards its state", epoch, self.name
+        )
+        try:
+            directory.adopt(epoch)
+        except OSError as error:
+            self._faulted(
+                DiskFailed(
+                    f"the cluster's epoch cannot be stored: {error}. Free or replace the disk, "
+                    f"then start the node again"
+                )
+            )
+            return
+        self.machine.reset()
+        self.machine.skip(1)
+        self.reader.applied(self.machine.index)
+        part.follower.begin_anew()
+        # Its session may be one that the recovered log has never seen.
+        self.session, self._replica.nonce = 0, None
+        self.hosting.life_ended()
+        self.hosting.restored(self.machine.index)
+        self.runtime.call_soon(self._reopen)
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """Stop cleanly. What was acknowledged is on disk; calls under way end with an error.
@@ -209,11 +307,15 @@ class Node:
     async def _release(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
+        if self._keeper is not None:
+            self._keeper.stop()
         if hasattr(self, "hosting"):
             await self.hosting.stop()
         if self._part is not None:
             self._part.stop()
             await self._part.closed()
+        if hasattr(self, "_sweeper"):
+            self._sweeper.stop()
         if hasattr(self, "_peering"):
             self._peering.close()
             self.rpc.stop()
@@ -257,7 +359,7 @@ class Node:
         command = NodeUp(
             replica.nonce,
             self.name,
-            config.role,
+            self.role,
             self._directory.identity.raft_id,
             config.peer_address,
             config.http_address,
@@ -333,12 +435,6 @@ class Node:
     def _ask(self, number: int) -> bool:
         return self._part is not None and self._part.ask(number)
 
-    def _address_of(self, name: str) -> str | None:
-        member = self.machine.members.get(name)
-        if member is not None:
-            return member.peer_address
-        return self._peering.addresses.get(name)
-
     def _check_running(self) -> None:
         if not self._started:
             raise Stopped("the node has not been started: use `async with` or `await start()`")
@@ -358,6 +454,17 @@ class Node:
         """The typed API of a plugin that this node runs. Raises LookupError for another."""
         api: T = self.hosting.apis[plugin.name]
         return api
+
+    @property
+    def role(self) -> Literal["core", "replicant"]:
+        """What the node is: as configured, or a core that began as a replicant."""
+        return self.config.role if self._directory is None else self._directory.identity.role
+
+    @property
+    def raft_id(self) -> str:
+        """The node's name and the id minted with its data directory. The node was started."""
+        assert self._directory is not None
+        return self._directory.identity.raft_id
 
     @property
     def leader(self) -> str | None:
@@ -421,6 +528,17 @@ class Node:
         if not isinstance(self._part, ReplicantPart) or seconds < 0:
             raise ValueError("only a started replicant can lag, by 0 or more seconds")
         self._part.follower.lag_s = seconds
+
+    async def reload_certificates(self) -> None:
+        """Read the files under `tls` now, for new connections; those that stand go on.
+
+        They are also read when they have changed. Raises CertificateError for files that cannot
+        be used (the former ones stay in force) and ConfigError on a node without certificates.
+        """
+        self._check_running()
+        if self._keeper is None:
+            raise ConfigError("this node has no certificates: set tls in its configuration")
+        await self._keeper.reload()
 
     def status(self) -> Status:
         """What this node knows of itself and of the cluster."""

@@ -103,6 +103,7 @@ class CorePart:
         self._told: tuple[str | None, int] = (None, -1)
         self._handing_over: asyncio.Future[None] | None = None
         self._followed: Configuration | None = None
+        self._committed: Configuration | None = None
         self.engine = Engine(
             me=raft_id,
             wal=recovered.wal,
@@ -138,6 +139,7 @@ class CorePart:
         ):
             peering.route(kind, self._consensus)
         peering.route(wire.Founded, peering.on_founded)
+        peering.route(wire.Addresses, peering.on_addresses)
         peering.route(wire.Refusal, peering.on_refusal)
         peering.route(wire.Propose, self._on_propose)
         peering.route(wire.ReadRequest, self._on_read_request)
@@ -217,6 +219,10 @@ class CorePart:
 
     def progressed(self) -> None:
         self.feeds.progressed()
+        committed = self.engine.configurations.at(self.engine.commit)
+        if committed is not self._committed:
+            self._committed = committed
+            self._peering.tell_removed(committed)
 
     def _down(self, member: Member) -> None:
         self.on_down(member)
@@ -303,7 +309,9 @@ class ReplicantPart:
     ) -> None:
         self._reader = reader
         self._told: tuple[str | None, str | None, int] = (None, None, 0)
-        self.follower = Follower(config, peering.hub, runtime, replica)
+        self.follower = Follower(
+            config, peering.hub, runtime, replica, lambda: peering.addresses.cores(config.name)
+        )
         follower = self.follower
         peering.purpose("follow", follower.link_up, follower.link_down)
         peering.route(wire.Feed, follower.on_feed)
@@ -344,6 +352,10 @@ class ReplicantPart:
 
     def stop(self) -> None:
         self.follower.stop()
+
+    def leave(self) -> None:
+        """The node has become a core: follow nobody any more."""
+        self.follower.leave()
 
     async def closed(self) -> None:
         """Nothing of it is on disk."""

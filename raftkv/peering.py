@@ -9,8 +9,16 @@ id before they take part. If one of them already belongs to a cluster, this dire
 and the node stops. All cores must be up once for this; afterwards a majority is enough.
 
 A greeting is refused for another cluster's name or id, for a name that the cluster knows under
-another data directory (a wiped node), and for a node's own. Strangers inside the cluster are
-accepted: this node's configuration may lag (rule 23).
+another data directory (a wiped node), for a node's own, and if it is meant for another node, which
+was here before. Strangers inside the cluster are accepted: this node's configuration may lag
+(rule 23).
+
+Epochs (rule 18). After a forced recovery the directories of before are another history of the same
+cluster. Whoever greets with an older epoch is refused; a core that meets a newer one stops itself;
+a replicant that does discards its state and follows anew.
+
+Who was removed is told, at the greeting and, on a stream that is up, as soon as it is committed:
+not before, because until then the removal may still come to nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +27,17 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from .addresses import AddressBook
 from .config import NodeConfig
-from .errors import DiskFailed, NodeFault, RemovedNode, WipedNode, WrongCluster
+from .errors import DiskFailed, NodeFault, OutdatedData, RemovedNode, WipedNode, WrongCluster
 from .raft import wire
 from .raft.engine import Engine
+from .raft.epoch import FOUNDED, Epoch, Standing, standing
 from .raft.identity import DataDirectory
 from .raft.membership import Configuration, name_of
 from .raft.transport import Hub, Link
 from .runtime import Runtime
+from .security.channel import Security
 
 __all__ = ["Peering"]
 
@@ -34,6 +45,9 @@ log = logging.getLogger("raftkv.peering")
 
 # How long the core with the lesser name waits to be dialled before it dials itself.
 LESSER_PATIENCE_S = 1.0
+
+# The code of a refusal that only means: not yet.
+_UNFOUNDED = "unfounded"
 
 Route = Callable[[Link, Any], None]
 
@@ -47,19 +61,21 @@ class Peering:
         directory: DataDirectory,
         runtime: Runtime,
         faulted: Callable[[NodeFault], None],
+        security: Security | None = None,
     ) -> None:
         self._config = config
         self._directory = directory
         self._faulted = faulted
-        self.hub = Hub(runtime, self, config.limits.frame_bytes_max)
+        self.hub = Hub(runtime, self, config.limits.frame_bytes_max, security)
         self.engine: Engine | None = None
         # Set once this node takes part: a later refusal is the peer's trouble, not this node's.
         self.settled = False
         self._routes: dict[type, Route] = {}
         self._ups: dict[str, Callable[[Link], None]] = {}
         self._downs: dict[str, Callable[[Link], None]] = {}
-        # name -> address, from the configuration and from greetings.
-        self.addresses: dict[str, str] = dict(config.cores)
+        self.addresses = AddressBook(config.cores)
+        # Set by a replicant: discard the state and belong to this epoch.
+        self.on_newer_epoch: Callable[[Epoch], None] = lambda epoch: None
 
     # -- wiring
 
@@ -91,17 +107,60 @@ class Peering:
     def _keep_dialling(self, name: str) -> None:
         if name != self._config.name:
             patience_s = 0.0 if name < self._config.name else LESSER_PATIENCE_S
-            self.hub.keep_dialling(name, self.addresses[name], "raft", patience_s)
+            addresses = self.addresses
+            self.hub.keep_dialling(name, lambda: addresses.of(name), "raft", patience_s)
+
+    def dial(self, name: str) -> None:
+        """See to it that there is a link to a node whose address has just become known."""
+        self._keep_dialling(name)
+
+    def forget(self, name: str) -> None:
+        """Give a node up that is no member, unless the configuration file names it."""
+        if name not in self._config.cores:
+            self.hub.stop_dialling(name)
 
     def follow_configuration(self, configuration: Configuration) -> None:
         """Members came or went: dial whose address is known, leave those that were removed."""
         names = [name_of(member) for member in configuration.members]
         for name in names:
-            if name in self.addresses:
+            if self.addresses.of(name):
                 self._keep_dialling(name)
         for raft_id in configuration.removed:
             if name_of(raft_id) not in names:
                 self.hub.stop_dialling(name_of(raft_id))
+
+    def tell_removed(self, configuration: Configuration) -> None:
+        """A configuration is committed: whoever it removed must not campaign for ever."""
+        assert self.engine is not None
+        for raft_id in configuration.removed:
+            link = self.engine.links.get(raft_id)
+            if link is not None:
+                link.send(_removed())
+                link.close()
+
+    def _spread(self, link: Link) -> None:
+        """A raft link is up: tell the new peer of the others, and them of it."""
+        assert self.engine is not None
+        others = [
+            other
+            for other in self.engine.links.values()
+            if other is not link and other.peer is not None
+        ]
+        for other in others:
+            other.send(_addresses([link]))
+        if others:
+            link.send(_addresses(others))
+
+    def on_addresses(self, link: Link, message: wire.Addresses) -> None:
+        """Where other cores are, by another's word. A node that has no log yet wants them all."""
+        engine = self.engine
+        if engine is None or link.purpose != "raft":
+            return
+        members = {name_of(member) for member in engine.configuration.members}
+        for name, address in message.pairs:
+            wanted = name != self._config.name and (name in members or not members)
+            if wanted and self.addresses.heard(name, address):
+                self._keep_dialling(name)
 
     def linked(self, name: str) -> bool:
         """Whether a raft link to the node of this name is up."""
@@ -110,7 +169,7 @@ class Peering:
 
     # -- LinkOwner
 
-    def hello(self, purpose: str) -> wire.Hello:
+    def hello(self, purpose: str, wanted: str = "") -> wire.Hello:
         identity = self._directory.identity
         return wire.Hello(
             wire.PROTOCOL_VERSION,
@@ -120,6 +179,8 @@ class Peering:
             identity.raft_id,
             identity.role,
             self._config.peer_address,
+            identity.epoch,
+            wanted,
         )
 
     def judge(self, hello: wire.Hello) -> wire.Refusal | None:
@@ -138,8 +199,20 @@ class Peering:
             )
         if hello.raft_id == identity.raft_id:
             return wire.Refusal("own_address", "the address leads back to the same node")
-        if self.engine is not None and hello.raft_id in self.engine.configuration.removed:
-            return wire.Refusal(RemovedNode.code, "the cluster has removed this node")
+        if hello.wanted not in ("", identity.name):
+            return wire.Refusal(
+                "other_node", f"{hello.wanted!r} is not here (any more): this is {identity.name!r}"
+            )
+        if hello.cluster_id and identity.cluster_id:
+            refusal = self._judge_epoch(hello)
+            if refusal is not None:
+                return refusal
+        engine = self.engine
+        if engine is not None and hello.raft_id in engine.configurations.at(engine.commit).removed:
+            return _removed()
+        return self._judge_purpose(hello)
+
+    def _judge_purpose(self, hello: wire.Hello) -> wire.Refusal | None:
         name = name_of(hello.raft_id)
         known = None if self.engine is None else self.engine.configuration.raft_id_of(name)
         if hello.purpose == "raft" and known not in (None, hello.raft_id):
@@ -151,11 +224,41 @@ class Peering:
             )
         if hello.purpose == "raft" and hello.role != "core":
             return wire.Refusal("wrong_purpose", f"a {hello.role} takes no part in consensus")
+        identity = self._directory.identity
+        if hello.purpose == "follow" and identity.role == "core" and not identity.cluster_id:
+            # What it would copy is of no cluster yet, and it would not learn of which one later.
+            return wire.Refusal(_UNFOUNDED, "this core does not belong to a cluster yet")
         if hello.purpose not in self._ups:
             return wire.Refusal("wrong_purpose", f"no {hello.purpose!r} links are accepted here")
         return None
 
+    def _judge_epoch(self, hello: wire.Hello) -> wire.Refusal | None:
+        """Only nodes of one history may exchange anything; see the module's text."""
+        identity, name = self._directory.identity, name_of(hello.raft_id)
+        match standing(identity.epoch, hello.epoch):
+            case Standing.RIVAL:
+                return wire.Refusal(
+                    WrongCluster.code,
+                    f"the cluster was recovered by force twice, from different data directories "
+                    f"(epochs {identity.epoch} and {hello.epoch}): only one of the two can go on",
+                )
+            case Standing.OUTDATED:
+                if hello.role == "replicant" and hello.purpose == "follow":
+                    return None  # the answer tells it, and it begins anew
+                return wire.Refusal(OutdatedData.code, _outdated(name, hello.epoch, identity.epoch))
+            case Standing.NEWER:
+                if identity.role == "replicant":
+                    self.on_newer_epoch(hello.epoch)
+                    return None
+                text = _outdated(identity.name, identity.epoch, hello.epoch)
+                self._faulted(OutdatedData(f"{text} ({name} at {hello.peer_address} says so)"))
+                return wire.Refusal(OutdatedData.code, text)
+            case Standing.SAME:
+                return None
+
     def refused(self, refusal: wire.Refusal, address: str) -> None:
+        if refusal.code == _UNFOUNDED:
+            return  # it dials again
         text = f"the node at {address} refuses this one: {refusal.reason}"
         log.warning("%s", text)
         if refusal.code == RemovedNode.code:
@@ -165,6 +268,8 @@ class Peering:
                     f"it with an empty one and add it"
                 )
             )
+        if refusal.code == OutdatedData.code and self._directory.identity.role == "core":
+            self._faulted(OutdatedData(text))
         if self.settled:
             return
         if refusal.code == WipedNode.code:
@@ -186,10 +291,11 @@ class Peering:
     def link_up(self, link: Link) -> None:
         assert link.peer is not None
         link.receive = self.receive
-        self.addresses[link.peer_name] = link.peer.peer_address
-        self._adopt(link.peer)
+        self.addresses.greeted(link.peer_name, link.peer.peer_address)
+        self._adopt(link.peer, dialled=link.dialled is not None)
         self._ups[link.purpose](link)
         if link.purpose == "raft":
+            self._spread(link)
             self._try_founding()
 
     def link_down(self, link: Link) -> None:
@@ -197,21 +303,24 @@ class Peering:
 
     # -- founding
 
-    def _adopt(self, peer: wire.Hello) -> None:
-        """The first core met that belongs to the cluster says which one it is."""
+    def _adopt(self, peer: wire.Hello, *, dialled: bool) -> None:
+        """The first core met that belongs to the cluster says which one it is.
+
+        Not any that dials in: one that this node has looked for, or that its file names.
+        """
         identity = self._directory.identity
-        named = name_of(peer.raft_id) in self._config.cores and peer.role == "core"
-        if peer.cluster_id and not identity.cluster_id and named:
-            self._join(peer.cluster_id)
+        trusted = dialled or name_of(peer.raft_id) in self._config.cores
+        if peer.cluster_id and not identity.cluster_id and trusted and peer.role == "core":
+            self._join(peer.cluster_id, peer.epoch)
 
     def on_founded(self, link: Link, message: wire.Founded) -> None:
         if not self._directory.identity.cluster_id:
             self._join(message.cluster_id)
 
-    def _join(self, cluster_id: str) -> bool:
+    def _join(self, cluster_id: str, epoch: Epoch = FOUNDED) -> bool:
         """False if the disk refused, which stops the node."""
         try:
-            self._directory.join(cluster_id)
+            self._directory.join(cluster_id, epoch)
         except OSError as error:
             self._faulted(
                 DiskFailed(
@@ -255,3 +364,20 @@ class Peering:
 
     def close(self) -> None:
         self.hub.close()
+
+
+def _addresses(links: list[Link]) -> wire.Addresses:
+    peers = [link.peer for link in links if link.peer is not None]
+    return wire.Addresses([(name_of(peer.raft_id), peer.peer_address) for peer in peers])
+
+
+def _removed() -> wire.Refusal:
+    return wire.Refusal(RemovedNode.code, "the cluster has removed this node")
+
+
+def _outdated(name: str, old: Epoch, new: Epoch) -> str:
+    return (
+        f"the data of {name} are of epoch {old}, from before the cluster was recovered by force "
+        f"(epoch {new}). What is only in them is given up: keep a copy of the directory if you "
+        f"need to look, then start the node with an empty one and add it"
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from .errors import PeerUnreachable, RaftkvError, RemoteFailed, Stopped, Timeout, TooLarge
@@ -46,13 +46,13 @@ class RpcHub:
         name: str,
         runtime: Runtime,
         hub: Hub,
-        address_of: Callable[[str], str | None],
+        addresses_of: Callable[[str], Sequence[str]],
         frame_bytes_max: int,
     ) -> None:
         self._name = name
         self._runtime = runtime
         self._hub = hub
-        self._address_of = address_of
+        self._addresses_of = addresses_of
         self._payload_bytes_max = frame_bytes_max - _OVERHEAD_BYTES
         self._handlers: dict[str, Handler] = {}
         self._links: dict[str, asyncio.Future[Link]] = {}
@@ -127,12 +127,8 @@ class RpcHub:
         return await asyncio.shield(known)
 
     async def _open(self, node: str, opened: asyncio.Future[Link]) -> None:
-        address = self._address_of(node)
-        link: Link | None = None
         try:
-            if address is None:
-                raise OSError("no member of this name is known")
-            link = await self._hub.dial(address, "rpc")
+            link = await self._dial(node)
             self._waiting[link] = opened
             if link.up:
                 self._connected(link)
@@ -141,6 +137,16 @@ class RpcHub:
             if not opened.done():
                 opened.set_exception(PeerUnreachable(f"{node} cannot be reached: {error}"))
                 opened.exception()  # the caller may have gone; an unread error is no news
+
+    async def _dial(self, node: str) -> Link:
+        """At the first of its addresses where somebody listens. Raises OSError."""
+        error = OSError("no member of this name is known")
+        for address in self._addresses_of(node):
+            try:
+                return await self._hub.dial(address, "rpc", node)
+            except OSError as failure:
+                error = failure
+        raise error
 
     def _connected(self, link: Link) -> None:
         opened = self._waiting.pop(link, None)

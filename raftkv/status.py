@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .parts import CorePart, ReplicantPart
+from .security.report import TlsStatus
 
 if TYPE_CHECKING:
     from .node import Node
@@ -44,6 +45,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     ready: bool
     fsync: str
+    tls: TlsStatus | None
     endpoint: str | None
     upstream: str | None
     replicants: list[str]
@@ -96,6 +98,7 @@ def status_of(node: Node) -> Status:
         incarnation=node.incarnation,
         ready=node.session != 0,
         fsync=config.fsync,
+        tls=None if node._keeper is None else node._keeper.status(),
         endpoint=None if config.http_address is None else f"http://{config.http_address}",
         upstream=part.follower.upstream if isinstance(part, ReplicantPart) else None,
         replicants=part.feeds.names if isinstance(part, CorePart) else [],

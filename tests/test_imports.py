@@ -28,7 +28,7 @@ OS_PURE = {"fspath", "PathLike", "path"}
 OS_PATH_PURE = {"join", "dirname", "basename", "isabs", "split", "splitext", "normpath"}
 
 # The modules of raft/ that only decide; they know no engine, no loop and no file.
-PURE_RAFT = {"election", "append", "progress", "membership", "reads"}
+PURE_RAFT = {"election", "append", "progress", "membership", "changing", "epoch", "reads"}
 
 
 class Import(NamedTuple):
@@ -244,11 +244,17 @@ def impure_calls(source: str) -> list[str]:
     ]
 
 
+# Chooses by the hash in which dict a row lies; the order of rows comes from their keys alone, as
+# tests/state/test_rows.py shows.
+HASHES = ("raftkv.state.rows", "hash()")
+
+
 def test_state_does_nothing_that_differs_between_processes() -> None:
     found = [
         f"{name}:{call}"
         for name in select("raftkv.state")
         for call in impure_calls(MODULES[name].read_text(encoding="utf-8"))
+        if not (name == HASHES[0] and call.endswith(HASHES[1]))
     ]
     assert not found, "\n".join(found)
 

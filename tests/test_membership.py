@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -11,9 +12,16 @@ import msgspec
 import pytest
 
 from raftkv.config import Limits
-from raftkv.errors import MembershipRefused, NotApplied, OutcomeUnknown, RemovedNode
+from raftkv.errors import (
+    MembershipRefused,
+    NoLeader,
+    NotApplied,
+    OutcomeUnknown,
+    RemovedNode,
+    Timeout,
+)
 from raftkv.node import Node
-from raftkv.testing.local_cluster import LocalCluster
+from raftkv.testing.local_cluster import LocalCluster, free_ports
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -45,6 +53,7 @@ class Writers:
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
         self.acknowledged: list[bytes] = []
+        self.failed: list[bytes] = []
         self._task = asyncio.ensure_future(self._write())
 
     async def _write(self) -> None:
@@ -55,7 +64,9 @@ class Writers:
             nodes = self._cluster.nodes
             try:
                 await nodes[number % len(nodes)].kv.put(key, key, timeout_s=20)
-            except (NotApplied, OutcomeUnknown):
+            except (NotApplied, OutcomeUnknown, RemovedNode):
+                self.failed.append(key)
+                await asyncio.sleep(0)  # a stopped node refuses without waiting
                 continue  # its node was stopped: nothing was promised
             self.acknowledged.append(key)
 
@@ -63,7 +74,8 @@ class Writers:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def check(self, node: Node) -> None:
+    async def check(self, node: Node) -> None:
+        await node.barrier(timeout_s=20)
         rows = dict(node.machine.view("kv").table("keys").scan())
         assert set(self.acknowledged) <= set(rows)
         assert all(row.version == 1 for row in rows.values())
@@ -92,7 +104,7 @@ async def test_a_cluster_grows_from_one_to_five_and_shrinks_back_under_load() ->
         seen = len(writers.acknowledged)
         await until(lambda: len(writers.acknowledged) > seen + 20)
         await writers.stop()
-        writers.check(first)
+        await writers.check(first)
 
 
 @in_loop
@@ -156,7 +168,8 @@ async def test_what_cannot_be_done_says_so() -> None:
         leader = cluster.leader()
         assert leader is not None
         other = next(node for node in cluster.cores if node is not leader)
-        await refused(other.membership.add("nobody"), "no core called 'nobody' is connected")
+        nobody = other.membership.add("nobody", timeout_s=0.2)
+        await refused(nobody, "no core called 'nobody' is connected")
         await refused(other.membership.promote("nobody"), "no core of this cluster")
         await leader.membership.remove("nobody")
         await leader.membership.add(other.name)
@@ -166,3 +179,208 @@ async def test_what_cannot_be_done_says_so() -> None:
         await refused(leader.membership.remove(other.name), "too few can be heard")
         await leader.membership.remove(third.name)
         assert len(voters(leader)) == 2
+
+
+@in_loop
+async def test_what_would_lose_the_quorum_is_refused_unless_it_is_forced() -> None:
+    async with LocalCluster(cores=3, replicants=1) as cluster:
+        leader = cluster.leader()
+        assert leader is not None
+        dead, other = (node.name for node in cluster.cores if node is not leader)
+        await cluster.kill(dead)
+        await until(lambda: len(leader._part.engine.links) == 1)
+        # Two of three are left: neither may go, the leader no more than the other.
+        await refused(leader.membership.remove(other), "too few can be heard")
+        await refused(leader.membership.remove(leader.name), "too few can be heard")
+        # A copy that nobody reaches is not made, and one more voter is no problem.
+        await refused(leader.membership.add("core9", timeout_s=0.2), "say at which address")
+        await leader.membership.promote("replicant1")
+        assert len(voters(leader)) == 4
+        await leader.membership.remove(dead)
+        await leader.membership.remove(other)
+        await cluster.kill(other)
+        assert voters(leader) == sorted([leader.name, "replicant1"])
+        await cluster.kill("replicant1")
+        await until(lambda: not leader._part.engine.links)
+        # The last one that lives: it cannot hand over to the dead, forced or not.
+        with pytest.raises((MembershipRefused, NoLeader, Timeout)):
+            await leader.membership.remove(leader.name, force=True, timeout_s=1)
+        assert leader.name in voters(leader)
+
+
+@in_loop
+async def test_the_last_voter_stays_whatever_is_forced() -> None:
+    async with LocalCluster(cores=2) as cluster:
+        leader = cluster.leader()
+        assert leader is not None
+        other = next(node.name for node in cluster.cores if node is not leader)
+        await leader.kv.put(b"k", b"v")
+        await leader.membership.remove(other)
+        await refused(leader.membership.remove(leader.name), "is the last voter")
+        await refused(leader.membership.remove(leader.name, force=True), "is the last voter")
+        await leader.kv.put(b"k", b"w")
+
+
+@in_loop
+async def test_a_core_in_nobodys_file_is_added_by_its_address() -> None:
+    """It knows only one core, and that is not the leader; hearsay or an address brings it in."""
+    async with LocalCluster(cores=3) as cluster:
+        leader = cluster.leader()
+        assert leader is not None
+        knows = next(node for node in cluster.cores if node is not leader)
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        cluster.configs["a-core"] = msgspec.structs.replace(
+            cluster.configs[knows.name],
+            name="a-core",
+            dir=f"{cluster.directory}/a-core",
+            peer_address=address,
+            cores={"a-core": address, knows.name: knows.config.peer_address},
+        )
+        node = await cluster.start("a-core")
+        await leader.membership.add("a-core", address=address)
+        await node.wait_ready()
+        assert "a-core" in voters(leader)
+        listing = await node.membership.survey()
+        assert listing.told_by == leader.name
+        assert [row.standing for row in listing.members] == ["voter"] * 4
+        assert all(row.up and row.connected for row in listing.members)
+        assert {row.name for row in listing.members if row.leads} == {leader.name}
+
+
+# Promotion ---------------------------------------------------------------------------------------
+
+
+async def promoted(cluster: LocalCluster, name: str) -> Node:
+    """Promote the replicant while it is written to; every answer must come, none may be lost."""
+    node = cluster.running[name]
+    writers = Writers(cluster)
+    await until(lambda: len(writers.acknowledged) > 20)
+    incarnation, session = node.incarnation, node.session
+    await cluster.nodes[0].membership.promote(name)
+    assert (node.role, node.incarnation, node.session) == ("core", incarnation, session)
+    seen = len(writers.acknowledged)
+    await until(lambda: len(writers.acknowledged) > seen + 20)
+    await writers.stop()
+    assert not writers.failed, "no call through any node has failed"
+    await writers.check(node)
+    return node
+
+
+@in_loop
+async def test_a_replicant_is_promoted_and_stays_a_core_after_a_restart() -> None:
+    async with LocalCluster(cores=3, replicants=1) as cluster:
+        node = await promoted(cluster, "replicant1")
+        assert voters(node) == ["core1", "core2", "core3", "replicant1"]
+        await until(lambda: node.machine.members["replicant1"].role == "core")
+        assert node.config.role == "replicant"
+        await cluster.restart("replicant1")
+        node = cluster.running["replicant1"]
+        assert (node.role, node.status().role) == ("core", "follower")
+        await node.kv.put(b"k", b"v")
+        await cluster.converge()
+        assert len({each.machine.digest() for each in cluster.nodes}) == 1
+        # It counts: two of the four others may go, in turn, and it leads if it must.
+        for name in ("core1", "core2", "core3"):
+            await node.membership.remove(name)
+            await cluster.kill(name)
+        assert voters(node) == ["replicant1"]
+        await node.kv.put(b"k", b"w")
+
+
+@in_loop
+async def test_a_promoted_replicant_catches_up_over_snapshots() -> None:
+    limits = Limits(snapshot_log_entries=40, log_tail_entries=2)
+    async with LocalCluster(cores=1, replicants=2, limits=limits) as cluster:
+        for number in range(120):
+            await cluster.nodes[0].kv.put(b"x%d" % number, b"x")
+        await promoted(cluster, "replicant2")
+        assert voters(cluster.running["core1"]) == ["core1", "replicant2"]
+        assert cluster.running["replicant1"].role == "replicant"
+
+
+@in_loop
+async def test_a_promotion_may_be_asked_for_twice_and_by_the_replicant_itself() -> None:
+    async with LocalCluster(cores=1, replicants=1) as cluster:
+        core, replicant = cluster.nodes
+        await asyncio.gather(
+            core.membership.promote("replicant1"), replicant.membership.promote("replicant1")
+        )
+        await replicant.membership.promote("replicant1")
+        assert voters(replicant) == ["core1", "replicant1"]
+
+
+@in_loop
+async def test_a_promoted_replicant_that_lost_its_directory_is_a_replicant_again() -> None:
+    """Its file says replicant and its directory says nothing: its vote was the old directory's."""
+    async with LocalCluster(cores=2, replicants=1) as cluster:
+        core = cluster.nodes[0]
+        await core.membership.promote("replicant1")
+        await cluster.kill("replicant1")
+        shutil.rmtree(cluster.configs["replicant1"].dir)
+        node = await cluster.restart("replicant1")
+        assert node.role == "replicant"
+        await refused(core.membership.promote("replicant1"), "under another data directory")
+        await core.membership.remove("replicant1")
+        await core.membership.promote("replicant1")
+        assert voters(core) == ["core1", "core2", "replicant1"]
+
+
+@in_loop
+async def test_a_crash_in_a_promotion_leaves_a_replicant_or_a_core() -> None:
+    """The directory is copied after every step of it; each copy must start as what it is."""
+    async with LocalCluster(cores=1, replicants=1) as cluster:
+        core, replicant = cluster.nodes
+        await core.kv.put(b"k", b"v")
+        copies: list[str] = []
+        directory = replicant.config.dir
+
+        def copy() -> None:
+            copies.append(f"{directory}-{len(copies)}")
+            shutil.copytree(directory, copies[-1])
+
+        watched(replicant.runtime.files, copy)
+        await core.membership.promote("replicant1")
+        await cluster.kill("replicant1")
+        await core.membership.remove("replicant1", force=True)
+        roles = []
+        for path in copies:
+            config = msgspec.structs.replace(cluster.configs["replicant1"], dir=path)
+            node = Node(config, plugins=())
+            await node.start()
+            roles.append(node.role)
+            assert node.machine.index >= (1 if node.role == "replicant" else 2)
+            await node.stop()
+        assert roles == sorted(roles, reverse=True)
+        assert set(roles) == {"replicant", "core"}
+
+
+def watched(files: Any, copy: Callable[[], None]) -> None:
+    """Call `copy` before every change that makes something durable or visible."""
+    for name in ("rename", "sync_dir", "remove"):
+        original = getattr(files, name)
+
+        def wrapped(*args: Any, original: Any = original) -> Any:
+            copy()
+            return original(*args)
+
+        setattr(files, name, wrapped)
+
+
+@in_loop
+async def test_what_cannot_be_promoted_says_so() -> None:
+    async with LocalCluster(cores=1, replicants=1) as cluster:
+        core, replicant = cluster.nodes
+        await refused(core.membership.add("replicant1"), "is a replicant: promote it")
+        await refused(core.membership.remove("replicant1"), "just stop it")
+        await refused(core.membership.promote("core9"), "no replicant of that name is up")
+
+        def full(*args: Any) -> Any:
+            raise OSError(28, "no space left on device")
+
+        open_file, replicant.runtime.files.open = replicant.runtime.files.open, full
+        await refused(core.membership.promote("replicant1", timeout_s=2), "no space left")
+        assert replicant.role == "replicant"
+        await replicant.kv.put(b"k", b"v")
+        replicant.runtime.files.open = open_file
+        await core.membership.promote("replicant1")
+        assert voters(replicant) == ["core1", "replicant1"]

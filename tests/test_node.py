@@ -544,7 +544,8 @@ async def test_a_callee_that_never_greets_costs_no_more_than_the_deadline() -> N
         (core,) = cluster.nodes
         silent = socket.create_server(("127.0.0.1", 0))
         try:
-            core._peering.addresses["silent"] = f"127.0.0.1:{silent.getsockname()[1]}"
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            core._peering.addresses.greeted("silent", address)
             started = asyncio.get_running_loop().time()
             await raised(core.rpc.call("silent", "test.hello", b"", 0.2), PeerUnreachable)
             assert asyncio.get_running_loop().time() - started < 1.0

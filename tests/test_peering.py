@@ -1,13 +1,17 @@
-"""peering.py: a node whose disk refuses the identity of its cluster."""
+"""peering.py: whom a node talks to, and what it does about what others say of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
 from raftkv.config import NodeConfig
-from raftkv.errors import DiskFailed, NodeFault
+from raftkv.errors import DiskFailed, NodeFault, OutdatedData, WrongCluster
 from raftkv.peering import Peering
 from raftkv.raft import wire
+from raftkv.raft.epoch import FOUNDED, Epoch, Standing, standing
 from raftkv.raft.identity import DataDirectory
 from tests.fakes import FakeRuntime
 
@@ -22,7 +26,99 @@ def test_a_full_disk_at_the_moment_of_joining_stops_the_node() -> None:
     peering = Peering(config, directory, runtime, faults.append)
     runtime.files.fail_writes = True
     hello = wire.Hello(1, "raft", "raftkv", "c1", "core1-aa", "core", "core1:1")
-    peering._adopt(hello)
+    peering._adopt(hello, dialled=False)
     assert [type(fault) for fault in faults] == [DiskFailed]
     assert "no space left" in str(faults[0])
     assert directory.identity.cluster_id == ""
+
+
+OLD, NEW, RIVAL = Epoch(1, "aa"), Epoch(2, "bb"), Epoch(1, "cc")
+
+
+class Met:
+    """A node of epoch OLD in the cluster c1, and what it makes of greetings."""
+
+    def __init__(self, role: str = "core") -> None:
+        runtime: Any = FakeRuntime()
+        name = "core1" if role == "core" else "replicant1"
+        config = msgspec.convert(
+            {
+                "name": name,
+                "role": role,
+                "dir": "/d",
+                "peer_address": f"{name}:1",
+                "cores": CORES,
+                "insecure": True,
+            },
+            NodeConfig,
+        )
+        directory = DataDirectory(config, runtime)
+        directory.join("c1", OLD)
+        self.faults: list[NodeFault] = []
+        self.adopted: list[Epoch] = []
+        self.peering = Peering(config, directory, runtime, self.faults.append)
+        self.peering.on_newer_epoch = self.adopted.append
+        for purpose in ("raft", "follow", "rpc"):
+            self.peering.purpose(purpose, lambda link: None, lambda link: None)
+
+    def code(self, **changes: Any) -> str:
+        """What the greeting is refused for; "" if it is accepted."""
+        hello = wire.Hello(1, "raft", "raftkv", "c1", "core2-aa", "core", "core2:1", OLD)
+        refusal = self.peering.judge(msgspec.structs.replace(hello, **changes))
+        return "" if refusal is None else refusal.code
+
+
+def test_epochs_are_ordered_by_number_and_told_apart_by_token() -> None:
+    assert standing(OLD, OLD) is Standing.SAME
+    assert standing(NEW, OLD) is Standing.OUTDATED
+    assert standing(OLD, NEW) is Standing.NEWER
+    assert standing(OLD, RIVAL) is Standing.RIVAL
+    assert (str(FOUNDED), str(NEW)) == ("0", "2-bb")
+
+
+def test_only_nodes_of_one_epoch_talk_to_each_other() -> None:
+    met = Met()
+    assert met.code() == ""
+    assert met.code(epoch=FOUNDED) == OutdatedData.code
+    assert met.code(epoch=RIVAL) == WrongCluster.code
+    assert met.code(epoch=FOUNDED, purpose="rpc", role="replicant") == OutdatedData.code
+    # A replicant that is to begin anew must hear what to begin.
+    assert met.code(epoch=FOUNDED, purpose="follow", role="replicant") == ""
+    assert met.code(epoch=NEW, cluster_id="") == "", "it belongs to no cluster yet"
+    assert not met.faults
+
+
+def test_a_core_that_meets_a_newer_epoch_stops_itself() -> None:
+    met = Met()
+    assert met.code(epoch=NEW) == OutdatedData.code
+    (fault,) = met.faults
+    assert isinstance(fault, OutdatedData)
+    assert "core1 are of epoch 1-aa" in str(fault)
+    told = Met()
+    told.peering.settled = True
+    told.peering.refused(wire.Refusal(OutdatedData.code, "old"), "core2:1")
+    assert isinstance(told.faults[0], OutdatedData)
+
+
+def test_a_replicant_that_meets_a_newer_epoch_adopts_it() -> None:
+    met = Met("replicant")
+    assert met.code(epoch=NEW, purpose="follow") == ""
+    assert met.code(epoch=OLD, purpose="follow") == ""
+    assert met.adopted == [NEW]
+    met.peering.refused(wire.Refusal(OutdatedData.code, "old"), "core2:1")
+    assert not met.faults
+
+
+def test_a_greeting_for_somebody_else_is_refused() -> None:
+    met = Met()
+    assert met.code(wanted="core1") == ""
+    assert met.code(wanted="core3") == "other_node"
+
+
+@pytest.mark.parametrize("purpose", ["raft", "follow", "rpc"])
+def test_the_own_address_and_other_clusters_are_refused(purpose: str) -> None:
+    met = Met()
+    mine = met.peering.hello("raft").raft_id
+    assert met.code(raft_id=mine, purpose=purpose) == "own_address"
+    assert met.code(cluster="other", purpose=purpose) == WrongCluster.code
+    assert met.code(cluster_id="c2", purpose=purpose) == WrongCluster.code

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raftkv.config import RaftTimes
 from raftkv.errors import ReadTimeout, Stopped
@@ -22,10 +24,13 @@ class Bench:
         self.asked.append(number)
         return True
 
-    def read(self, timeout_s: float = 5.0) -> asyncio.Task[None]:
-        task = self.runtime.spawn(self.reader.barrier(timeout_s), "read")
+    def read(self, timeout_s: float = 5.0) -> asyncio.Future[None]:
+        future = self.reader.barrier(timeout_s)
         self.runtime.run()
-        return task
+        return future
+
+    def timers(self) -> int:
+        return sum(not timer.cancelled for *_, timer in self.runtime._timers)
 
     def answer(self, number: int, index: int) -> None:
         self.reader.answered(number, index)
@@ -51,7 +56,7 @@ def test_a_reader_waits_for_the_answer_and_for_its_own_state() -> None:
 
 def test_readers_of_one_turn_share_a_question() -> None:
     bench = Bench()
-    reading = [bench.runtime.spawn(bench.reader.barrier(5.0), "read") for _ in range(50)]
+    reading = [bench.reader.barrier(5.0) for _ in range(50)]
     bench.runtime.run()
     assert bench.asked == [1]
     bench.reader.applied(9)
@@ -139,6 +144,42 @@ def test_a_deadline_counts_while_the_state_is_behind() -> None:
     bench.runtime.run()
 
 
+def test_every_deadline_is_met_in_whatever_order_they_come() -> None:
+    """One alarm stands for all readers: at the earliest deadline of those who still wait."""
+    bench = Bench()
+    reading = {timeout_s: bench.read(timeout_s) for timeout_s in (3.0, 0.5, 9.0, 1.5)}
+    behind = bench.runtime.spawn(bench.reader.reach(7, 2.5), "reach")
+    for ended, timeout_s in enumerate((0.5, 1.5, 3.0, 9.0), start=1):
+        bench.runtime.advance(timeout_s - 0.01 - (bench.runtime.now - 1000.0))
+        assert sum(future.done() for future in reading.values()) == ended - 1
+        bench.runtime.advance(0.02)
+        assert isinstance(reading[timeout_s].exception(), ReadTimeout)
+    assert isinstance(behind.exception(), ReadTimeout)
+
+
+def test_a_reader_that_goes_away_holds_up_nobody() -> None:
+    bench = Bench()
+    gone, stays = bench.read(0.5), bench.read(0.6)
+    gone.cancel()
+    bench.runtime.advance(0.7)
+    assert isinstance(stays.exception(), ReadTimeout)
+    bench.answer(bench.asked[-1], 3)
+    assert gone.cancelled()
+
+
+def test_answered_readers_leave_no_alarms_behind() -> None:
+    """A timer for each of the reads of five seconds would be a million timers."""
+    bench = Bench()
+    bench.reader.applied(9)
+    for _ in range(100):
+        reading = bench.read(5.0)
+        bench.answer(bench.asked[-1], 9)
+        assert reading.done()
+    assert bench.timers() == 1
+    bench.runtime.advance(11.0)
+    assert bench.timers() == 0
+
+
 def test_stopping_answers_everybody() -> None:
     bench = Bench()
     behind = bench.read()
@@ -148,6 +189,49 @@ def test_stopping_answers_everybody() -> None:
     bench.runtime.run()
     for task in (behind, asking, waiting):
         assert isinstance(task.exception(), Stopped)
-    late = bench.read()
     with pytest.raises(Stopped):
-        late.result()
+        bench.read()
+
+
+KINDS = ("read", "commit", "office", "answer", "late answer", "refuse", "apply", "wait")
+STEPS = st.tuples(st.sampled_from(KINDS), st.integers(0, 5))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(STEPS, max_size=80))
+def test_whoever_is_answered_reads_all_that_was_committed_before_he_asked(
+    steps: list[tuple[str, int]],
+) -> None:
+    """Answers come in any order, late or never; leaders change; the state trails the log.
+
+    A leader answers with what was committed when the question was asked, or later.
+    """
+    bench = Bench()
+    committed, applied, asked_at = 1, 1, dict[int, int]()
+    reads: list[tuple[asyncio.Future[None], int]] = []
+    bench.reader.applied(applied)
+    for step, chance in steps:
+        if step == "read":
+            reads.append((bench.read(1e6), committed))
+        elif step == "commit":
+            committed += 1
+        elif step == "office":
+            bench.reader.office_changed()
+        elif step == "apply":
+            applied = min(committed, applied + chance % 4)
+            bench.reader.applied(applied)
+        elif step == "wait":
+            bench.runtime.advance(chance % 3 * ASK_AGAIN_S)
+        elif bench.asked:
+            number = bench.asked[-1] if step == "answer" else bench.asked[chance % len(bench.asked)]
+            low = asked_at[number]
+            index = 0 if step == "refuse" else low + chance % (committed - low + 1)
+            bench.reader.answered(number, index)
+        bench.runtime.run()
+        for number in bench.asked:
+            asked_at.setdefault(number, committed)
+        for future, needed in reads:
+            assert not future.done() or applied >= needed
+    bench.reader.applied(committed)
+    while any(not future.done() for future, _ in reads):
+        bench.answer(bench.asked[-1], committed)

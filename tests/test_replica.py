@@ -58,7 +58,10 @@ class Bench:
 
     def jump(self) -> None:
         """The node installs a snapshot of what the cluster has come to."""
-        self.replica.restore(list(self.elsewhere.freeze().slices()), self.elsewhere.index)
+        loading = self.replica.loading()
+        for chunk in self.elsewhere.freeze().slices():
+            loading.add(chunk)
+        loading.adopt(self.elsewhere.index)
         self.runtime.run()
 
 

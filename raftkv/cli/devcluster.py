@@ -3,6 +3,7 @@
     DIR/cluster.json            how many cores and replicants; written last, so that a directory
                                 without it was never started and may be laid out again
     DIR/lock                    held while a command starts or stops nodes
+    DIR/certs/                  with TLS: the authority and the nodes' certificates
     DIR/<name>/node.toml        the node's configuration with its ports, chosen once
     DIR/<name>/data             the node's data directory
     DIR/<name>/log, pid         what it said, and which process it was started as
@@ -125,15 +126,17 @@ class DevCluster:
         cores: int | None = None,
         replicants: int | None = None,
         fsync: Fsync | None = None,
+        tls: bool | None = None,
         plugins: Sequence[str] | None = None,
     ) -> ClusterShape:
         """Lay out the directory, or check an existing one against what is asked.
 
-        None means the existing value, or 3 cores, 3 replicants, fsync on, and the default plugins
-        for a new cluster. Raises `ConfigError` if an existing cluster differs from what is asked.
+        None means the existing value, or 3 cores, 3 replicants, fsync on, no TLS, and the default
+        plugins for a new cluster. Raises `ConfigError` if an existing cluster differs from what
+        is asked.
         """
         self._make_directory()
-        asked = {"cores": cores, "replicants": replicants, "fsync": fsync}
+        asked = {"cores": cores, "replicants": replicants, "fsync": fsync, "tls": tls}
         given = {key: value for key, value in asked.items() if value is not None}
         if self.exists:
             shape = self.shape
@@ -156,6 +159,7 @@ class DevCluster:
         cores: int | None = None,
         replicants: int | None = None,
         fsync: Fsync | None = None,
+        tls: bool | None = None,
         plugins: Sequence[str] | None = None,
         timeout_s: float = 60.0,
         progress: Callable[[str], None] | None = None,
@@ -166,7 +170,9 @@ class DevCluster:
         with a node's own last words if one ends, or if the cluster takes no writes in time.
         """
         with self._locked(create=True):
-            shape = self.create(cores=cores, replicants=replicants, fsync=fsync, plugins=plugins)
+            shape = self.create(
+                cores=cores, replicants=replicants, fsync=fsync, tls=tls, plugins=plugins
+            )
             for name in shape.names:
                 started = self._start(name)
                 if progress is not None:

@@ -19,6 +19,7 @@ import msgspec
 
 from raftkv.errors import (
     ConfigError,
+    MembershipRefused,
     NoLeader,
     NotApplied,
     Overloaded,
@@ -39,7 +40,15 @@ ROUND_PAUSE_S: Final = 0.1
 
 _BY_REASON: Final[dict[str, type[RaftkvError]]] = {
     error.code: error
-    for error in (Overloaded, NoLeader, TooLarge, Stopped, ReadTimeout, NotApplied)
+    for error in (
+        Overloaded,
+        NoLeader,
+        TooLarge,
+        Stopped,
+        ReadTimeout,
+        MembershipRefused,
+        NotApplied,
+    )
 }
 
 

@@ -19,6 +19,9 @@ __all__ = ["ClusterShape", "Fsync", "lay_out", "read_shape", "shape_path"]
 Fsync = Literal["on", "off"]
 
 HOST: Final = "127.0.0.1"
+CLUSTER: Final = "dev"
+# Where the authority and all certificates are, below the cluster's directory.
+CERTIFICATES: Final = "certs"
 # All nodes share one machine; more of them show nothing that fewer do not.
 NODES_MAX: Final = 31
 
@@ -29,6 +32,7 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     replicants: int
     fsync: Fsync = "on"
+    tls: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -72,8 +76,13 @@ def lay_out(directory: str, shape: ClusterShape, plugins: Sequence[str] | None) 
     peers = {name: f"{HOST}:{ports[2 * n]}" for n, name in enumerate(names)}
     doors = {name: f"{HOST}:{ports[2 * n + 1]}" for n, name in enumerate(names)}
     cores = {name: peers[name] for name in names[: shape.cores]}
+    if shape.tls:
+        # Imported late: most clusters of one machine need no `cryptography`.
+        from raftkv.security.directory import certify
+
+        certify(os.path.join(directory, CERTIFICATES), CLUSTER, names, [HOST])
     for name in names:
-        text = _toml(name, peers[name], doors[name], cores, shape.fsync, plugins)
+        text = _toml(name, peers[name], doors[name], cores, shape, plugins)
         path = os.path.join(directory, name, "node.toml")
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
@@ -90,21 +99,25 @@ def _toml(
     peer_address: str,
     http_address: str,
     cores: dict[str, str],
-    fsync: Fsync,
+    shape: ClusterShape,
     plugins: Sequence[str] | None,
 ) -> str:
     """The text of node.toml. JSON's strings and arrays of strings are TOML's, too."""
     lines = [
         f"name = {json.dumps(name)}",
         f"role = {json.dumps('core' if name in cores else 'replicant')}",
-        'cluster = "dev"',
+        f"cluster = {json.dumps(CLUSTER)}",
         'dir = "data"',
         f"peer_address = {json.dumps(peer_address)}",
         f"http_address = {json.dumps(http_address)}",
-        f"fsync = {json.dumps(fsync)}",
+        f"fsync = {json.dumps(shape.fsync)}",
     ]
     if plugins is not None:
         lines.append(f"plugins = {json.dumps(list(plugins))}")
     lines += ["", "[cores]"]
     lines += [f"{core} = {json.dumps(address)}" for core, address in cores.items()]
+    if shape.tls:
+        lines += ["", "[tls]", f'ca = "../{CERTIFICATES}/ca.pem"']
+        lines.append(f'certificate = "../{CERTIFICATES}/{name}.pem"')
+        lines.append(f'key = "../{CERTIFICATES}/{name}.key"')
     return "\n".join(lines) + "\n"

@@ -17,13 +17,15 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from raftkv.config import load_config
-from raftkv.errors import ConfigError, RaftkvError, Refused
+from raftkv.errors import ConfigError, MembershipRefused, RaftkvError, Refused
 
+from . import certs, member
 from .devcluster import DevCluster
 from .door_client import DoorClient
 from .groups import add_plugin_groups
 from .layout import Fsync
 from .output import console, found_document, print_json, status_table, write_line
+from .recover import recover
 
 __all__ = ["app", "main"]
 
@@ -48,6 +50,8 @@ cluster = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(cluster, name="cluster")
+app.add_typer(certs.app, name="certs")
+app.add_typer(member.app, name="member")
 
 Directory = Annotated[str, typer.Option("--dir", help="The directory of the cluster.")]
 SomeDirectory = Annotated[
@@ -68,7 +72,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         _fail(error, EXIT_CONFIG)
-    except Refused as error:
+    except (Refused, MembershipRefused) as error:
         _fail(error, EXIT_NEGATIVE)
     except RaftkvError as error:
         _fail(error, EXIT_FAULT)
@@ -124,6 +128,9 @@ def up(
         Fsync | None,
         typer.Option("--fsync", help="off loses acknowledged writes at a power cut; default on."),
     ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="A new cluster gets certificates for its nodes.")
+    ] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds until writes must succeed.")
     ] = 60.0,
@@ -136,6 +143,7 @@ def up(
                 cores=cores,
                 replicants=replicants,
                 fsync=fsync,
+                tls=True if tls else None,
                 timeout_s=timeout_s,
                 progress=lambda line: typer.echo(line, err=True),
             )
@@ -203,6 +211,13 @@ def down(directory: Directory) -> None:
     """Stop all nodes and leave their data."""
     stopped = DevCluster(directory).down()
     typer.echo(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+app.command(
+    "recover",
+    epilog="Examples: raftkv recover --dir /var/lib/raftkv/a --dry-run\n\n"
+    "raftkv recover --dir /var/lib/raftkv/a --force-new-cluster",
+)(recover)
 
 
 # ---- keys ---------------------------------------------------------------------------------------

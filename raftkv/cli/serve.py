@@ -3,6 +3,8 @@
 SIGTERM and SIGINT stop cleanly: the door finishes its requests, then the node closes its log. A
 second signal does not hurry: a node that hangs is killed by who started it. A fault of the node
 ends the process with that error, because a node that stopped itself must not look alive.
+
+SIGHUP makes a node with certificates read them again at once; it also notices by itself.
 """
 
 from __future__ import annotations
@@ -16,18 +18,26 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from raftkv.collector import tune_gc
 from raftkv.config import NodeConfig, parse_address
 from raftkv.errors import RaftkvError
 from raftkv.node import Node
 from raftkv.server import App, Door
+from raftkv.server.members import member_routes
 
 __all__ = ["run"]
 
 _log = logging.getLogger("raftkv.serve")
 
+_reloads: set[asyncio.Task[None]] = set()
+
 
 def run(config: NodeConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end."""
+    """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end.
+
+    The process is the node's alone, so its garbage collector is tuned for it.
+    """
+    tune_gc()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_until_signal(config))
 
@@ -62,10 +72,13 @@ async def _until_signal(config: NodeConfig) -> None:
 async def _serve(config: NodeConfig) -> None:
     """Runs until it is cancelled, or until the node's fault, which it raises."""
     async with Node(config) as node:
+        if config.tls is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, node)
         door: Door | None = None
         if config.http_address is not None:
             host, port = parse_address(config.http_address, "http_address")
             routes = {name: each.routes() for name, each in node.hosting.services.items()}
+            routes["members"] = member_routes(node)
             command_bytes_max = config.limits.command_bytes_max
             app = App(
                 node,
@@ -85,6 +98,19 @@ async def _serve(config: NodeConfig) -> None:
         finally:
             if door is not None:
                 await door.stop()
+
+
+def _reload(node: Node) -> None:
+    task = asyncio.get_running_loop().create_task(_reloaded(node), name="reload certificates")
+    # The loop keeps only weak references to tasks.
+    _reloads.add(task)
+    task.add_done_callback(_reloads.discard)
+
+
+async def _reloaded(node: Node) -> None:
+    # A file that cannot be used is logged by the node, which goes on with the former ones.
+    with contextlib.suppress(RaftkvError):
+        await node.reload_certificates()
 
 
 def _version() -> str:

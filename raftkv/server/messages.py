@@ -136,14 +136,14 @@ def decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
         return decoder.decode(body)
     except msgspec.ValidationError:
         pass  # valid JSON in a form that only the slow way knows, or a bad request: see below
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if body and not body.isspace():
             raise BadRequest(f"the body is not valid JSON: {error}") from None
         body = b"{}"
     try:
         tidied = _tidied(msgspec.json.decode(body), decoder.type)
         return decoder.decode(msgspec.json.encode(tidied))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the request cannot be understood: {error}") from None
 
 

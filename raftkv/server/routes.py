@@ -40,7 +40,8 @@ class RouteTable:
         seen: set[tuple[str, tuple[str, ...]]] = set()
         for plugin, routes in sorted(plugins.items()):
             for route in routes:
-                pattern = (plugin, *route.path.strip("/").split("/"))
+                path = route.path.strip("/")
+                pattern = (plugin, *path.split("/")) if path else (plugin,)
                 shape = tuple("{}" if _captures(part) else part for part in pattern)
                 if (route.method, shape) in seen:
                     raise ConfigError(f"two routes answer {route.method} {'/'.join(pattern)}")

@@ -1,0 +1,120 @@
+"""`raftkv recover`: a new cluster from one surviving data directory, when a majority is lost.
+
+It works on files only: no node runs, none is asked. raft/forced_recovery.py has the rules.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from raftkv.errors import ConfigError
+from raftkv.raft.forced_recovery import Survey, force_new_cluster, survey
+from raftkv.raft.identity import DataDirectory
+from raftkv.runtime import OsFiles
+
+from .output import print_json
+
+__all__ = ["recover"]
+
+
+def recover(
+    directory: Annotated[
+        str, typer.Option("--dir", help="The data directory of the core that survived.")
+    ],
+    force_new: Annotated[
+        bool,
+        typer.Option(
+            "--force-new-cluster", help="Make this core the only one of the cluster. Loses data."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the directory holds and what would be lost.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")] = False,
+) -> None:
+    """Make a cluster of one core from its data directory. For when a majority is lost for good.
+
+    Acknowledged writes may be lost. Stop every other core first, and keep copies of all
+    directories. Of several survivors take the one with the highest last term, then last index.
+    """
+    if not force_new and not dry_run:
+        raise ConfigError(
+            "say --dry-run to see what the directory holds, or --force-new-cluster to make it the "
+            "only core of its cluster"
+        )
+    files = OsFiles()
+    held = DataDirectory.existing(files, directory)
+    try:
+        before = survey(files, held)
+        if dry_run:
+            _print(before, as_json=as_json, text=f"{_found(before)}\n\n{_warning(before)}")
+            return
+        if not yes:
+            _confirm(before)
+        after = force_new_cluster(files, held, secrets.token_bytes)
+    finally:
+        held.close()
+    _print(after, as_json=as_json, text=_next_steps(after))
+
+
+def _print(found: Survey, *, as_json: bool, text: str) -> None:
+    if as_json:
+        uncertain = {"uncertain_entries": found.uncertain_entries}
+        print_json({**msgspec.to_builtins(found), **uncertain})
+    else:
+        typer.echo(text)
+
+
+def _confirm(before: Survey) -> None:
+    """On stderr, so that stdout stays the result. Raises ConfigError without a yes."""
+    typer.echo(f"{_found(before)}\n\n{_warning(before)}\n", err=True)
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody can be asked here: add --yes if this is what you want")
+    answer = typer.prompt(f"Type the name of the node ({before.name}) to go on", err=True)
+    if answer != before.name:
+        raise ConfigError("nothing was changed")
+
+
+def _found(found: Survey) -> str:
+    epoch = "never recovered by force" if found.epoch == "0" else f"epoch {found.epoch}"
+    lines = [
+        f"{found.directory} is of the core {found.name!r} ({found.raft_id})",
+        f"cluster          {found.cluster} ({found.cluster_id}), {epoch}",
+        f"voters           {', '.join(found.voters)}",
+        f"copies           {', '.join(found.learners) or 'none'}",
+        f"term             {found.term}",
+        f"last entry       {found.last_index}, of term {found.last_term}",
+        f"snapshot         up to entry {found.snapshot_index}",
+    ]
+    if found.interrupted:
+        lines.append("a recovery of it was begun and not finished: this goes on with it")
+    if not found.voted:
+        lines.append("it was no voter, only a copy: a voter's directory may hold more")
+    return "\n".join(lines)
+
+
+def _warning(found: Survey) -> str:
+    others = ", ".join(name for name in found.voters if name != found.name) or "nobody"
+    return (
+        f"What may be lost: every write behind entry {found.last_index}. The other voters "
+        f"({others}) may have\nacknowledged any number of them without this core.\n"
+        f"What may appear: up to {found.uncertain_entries} entries behind the snapshot, of which "
+        f"this core cannot know whether\nthey were committed. They all will be; some callers may "
+        f"have been told that they failed.\n"
+        f"What is given up: the directories of all other cores. Those nodes are refused from now "
+        f"on and stop\nthemselves; replicants copy the state anew."
+    )
+
+
+def _next_steps(after: Survey) -> str:
+    return (
+        f"{after.name} is the only core of {after.cluster} now, as {after.raft_id} in epoch "
+        f"{after.epoch}.\nStart it, then start the others with empty data directories and add them "
+        f"one by one:\n\n    raftkv member add NAME --endpoint http://HOST:PORT"
+    )

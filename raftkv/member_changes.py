@@ -1,0 +1,237 @@
+"""One change of the members on its way, carried out by the leader.
+
+Rules of this file. Every verb looks at the configuration of the moment and does what is left to do,
+so it may be repeated after any failure. Between a decision and the entry that carries it nothing
+waits: a configuration is always made from the one in force. What it waits for (a copy that catches
+up, an entry that commits) it waits for as long as the caller does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from .errors import MembershipRefused, RaftkvError
+from .parts import CorePart
+from .raft.changing import add_learner, promote, remove
+from .raft.membership import Configuration, name_of
+
+if TYPE_CHECKING:
+    from .node import Node
+
+__all__ = ["MemberChange", "Request"]
+
+# A copy may be promoted when it lacks no more than this many entries: a fraction of a second.
+CAUGHT_UP_ENTRIES = 256
+# How long a core that is to be added may take to connect: the leader does not know it, so it waits
+# to be dialled (peering.LESSER_PATIENCE_S), and the node may have been started a moment ago.
+CONNECT_WAIT_S = 3.0
+# How often the progress of a change is looked at.
+LOOK_S = 0.01
+
+Change = Callable[[Configuration], Configuration]
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`timeout_s` is the caller's patience; `address`, where a new core listens."""
+
+    verb: Literal["add", "promote", "remove"]
+    name: str
+    force: bool
+    timeout_s: float
+    address: str | None = None
+
+
+class MemberChange:
+    """One change on its way, on the leader. False everywhere: the office is lost."""
+
+    def __init__(self, node: Node, part: CorePart, request: Request, deadline: float) -> None:
+        self._node = node
+        self._engine = part.engine
+        self._part = part
+        self._verb = request.verb
+        self._name = request.name
+        self._force = request.force
+        self._address = request.address
+        self._deadline = deadline
+
+    @property
+    def _known(self) -> str | None:
+        return self._engine.configuration.raft_id_of(self._name)
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - self._node.runtime.monotonic()
+
+    async def carry_out(self) -> bool:
+        """Do what the verb says. Raises MembershipRefused."""
+        if self._verb == "add":
+            return await self._add()
+        return await (self._promote() if self._verb == "promote" else self._remove())
+
+    async def _add(self) -> bool:
+        if self._known is None:
+            if self._replicant() is not None:
+                raise MembershipRefused(
+                    f"{self._name} is a replicant: promote it, or start it as a core with an empty "
+                    f"data directory"
+                )
+            raft_id = await self._connected()
+            if raft_id is None or not await self._append(
+                lambda now: now if raft_id in now.members else add_learner(now, raft_id)
+            ):
+                return False
+        return await self._promote()
+
+    async def _promote(self) -> bool:
+        replicant = self._replicant()
+        if self._known is None and replicant is not None:
+            copy = replicant
+            # First a copy: a crash leaves a replicant that the leader does not reach, no core that
+            # nobody speaks to.
+            if not await self._append(
+                lambda now: now if copy in now.members else add_learner(now, copy)
+            ):
+                return False
+        known = self._known
+        if known is not None and replicant is not None and replicant != known:
+            raise MembershipRefused(
+                f"{self._name} is a member under another data directory ({known}): remove it "
+                f"first, then promote the replicant"
+            )
+        if known is None:
+            raise MembershipRefused(
+                f"{self._name} is no core of this cluster, and no replicant of that name is up: "
+                f"start it first; a new core is added"
+            )
+        if known in self._engine.configuration.voters:
+            return True
+        if replicant == known and not await self._become_core(known):
+            return False
+        if not await self._caught_up(known):
+            return False
+        return await self._append(lambda now: now if known in now.voters else promote(now, known))
+
+    async def _remove(self) -> bool:
+        engine, known = self._engine, self._known
+        if known is None:
+            if self._replicant() is not None:
+                raise MembershipRefused(
+                    f"{self._name} is a replicant and takes no part in consensus: just stop it"
+                )
+            return True  # asked twice
+        if known == engine.me and len(engine.configuration.voters) > 1:
+            self._check_succession(remove(engine.configuration, known))
+            await self._part.hand_over(engine.times.election_timeout_min_ms / 1000)
+            return False
+        return await self._append(
+            lambda now: remove(now, known) if known in now.members else now, force=self._force
+        )
+
+    def _check_succession(self, proposed: Configuration) -> None:
+        """This node leads and is to go: somebody must be able to take over."""
+        assert self._engine.leading is not None
+        alive = self._engine.leading.alive(self._node.runtime.monotonic())
+        if not frozenset(alive).intersection(proposed.voters):
+            raise MembershipRefused(
+                f"{self._name} leads and no other voter can be heard, so nobody could take over: "
+                f"start another one, or remove the dead ones first"
+            )
+        if not self._force and not proposed.majority(alive):
+            heard = ", ".join(sorted(name_of(raft_id) for raft_id in alive))
+            raise MembershipRefused(
+                f"of the {len(proposed.voters)} voters after the change too few can be heard "
+                f"(alive: {heard}): the cluster would stand still. Start more of them, or force it"
+            )
+
+    def _replicant(self) -> str | None:
+        """The raft id of the replicant of this name, if one is up."""
+        member = self._node.machine.members.get(self._name)
+        if member is None or member.role != "replicant" or not member.up:
+            return None
+        return member.raft_id
+
+    async def _connected(self) -> str | None:
+        """The raft id of a new core, once there is a link to it. None: the office is lost."""
+        peering, runtime = self._node._peering, self._node.runtime
+        if self._address is not None:
+            peering.addresses.greeted(self._name, self._address)
+            peering.dial(self._name)
+        patience = runtime.monotonic() + min(self._left_s, CONNECT_WAIT_S)
+        while self._part.leads:
+            for raft_id in self._engine.links:
+                if name_of(raft_id) == self._name:
+                    return raft_id
+            if runtime.monotonic() >= patience:
+                peering.forget(self._name)
+                raise MembershipRefused(
+                    f"no core called {self._name!r} is connected to the leader "
+                    f"({self._node.name}): start it with an empty data directory and with the "
+                    f"running cores under [cores], or say at which address it listens"
+                )
+            await runtime.sleep(LOOK_S)
+        return None
+
+    async def _become_core(self, raft_id: str) -> bool:
+        """Let a replicant that is a copy by the log become one in fact."""
+        node, engine = self._node, self._engine
+        while self._part.leads and raft_id not in engine.links:
+            committed = engine.configurations.at(engine.commit)
+            try:
+                await node.promotion.ask(self._name, raft_id, committed, max(0.1, self._left_s))
+                return True
+            except MembershipRefused:
+                raise
+            except RaftkvError as error:
+                if self._left_s <= 0:
+                    raise MembershipRefused(
+                        f"{self._name} does not answer ({error}): start it, then promote it again, "
+                        f"or remove it"
+                    ) from None
+                await node.runtime.sleep(LOOK_S)
+        return self._part.leads
+
+    async def _caught_up(self, raft_id: str) -> bool:
+        engine = self._engine
+        while engine.leading is not None:
+            lag = engine.leading.lag().get(raft_id)
+            linked = raft_id in engine.links
+            if lag is not None and lag <= CAUGHT_UP_ENTRIES and linked:
+                return True
+            if self._left_s <= 0:
+                what = (
+                    f"copies the log but has not caught up yet (it lacks {lag} entries): wait"
+                    if linked
+                    else "is a copy, but not connected to the leader: start it"
+                )
+                raise MembershipRefused(f"{self._name} {what}, then promote it")
+            await self._node.runtime.sleep(LOOK_S)
+        return False
+
+    async def _append(self, change: Change, *, force: bool = False) -> bool:
+        """Append the changed configuration and wait until it is committed.
+
+        A change that is under way, or the first entry of a new leader, is waited for. `change`
+        sees the configuration of that moment; it may find that nothing is left to do.
+        """
+        engine, runtime = self._engine, self._node.runtime
+        term = engine.term
+        while True:
+            leading = engine.leading
+            if leading is None or engine.term != term:
+                return False
+            settled = max(leading.first_index, engine.configurations.latest_index)
+            if engine.commit >= settled or self._left_s <= 0:
+                break
+            await runtime.sleep(LOOK_S)
+        proposed = change(engine.configuration)
+        index = engine.configurations.latest_index
+        if proposed != engine.configuration:
+            index = engine.change_configuration(proposed, force=force)
+        while engine.commit < index:
+            await runtime.sleep(LOOK_S)
+            if not self._part.leads or engine.term != term:
+                return False
+        return True

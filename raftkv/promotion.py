@@ -1,0 +1,256 @@
+"""A replicant becomes a core, in the same process, without a pause that callers would notice.
+
+A replicant keeps its state in memory and has no log. A core that began with nothing would be of no
+use until the whole state had been sent to it once more; so the replicant makes its log from what it
+has: a snapshot of its state at index N, then the committed entries behind N as they come in. When
+it has caught up with itself it stops following and goes on as a raft member from there.
+
+The order (and where a crash leaves the node):
+
+1. The leader makes the replicant's raft id a copy (a learner). It does not count for anything; the
+   replicant goes on following.                               Crash: a replicant; promote it again.
+2. Snapshot and log are written.                              Crash: a replicant; they are cleared.
+3. `identity.json` says core, durably. What is on disk by now is a complete core.
+                                                              Crash: a core, whose log continues.
+4. The parts are exchanged within one turn of the loop: the engine starts at the applied index. The
+   leader sends it what it lacks, and makes it a voter once that is little.
+
+Callers notice a stream that ends, as when an upstream dies: commands and read questions under way
+are sent again over the raft link. Session and incarnation stay; `NodeRole` tells the log what the
+node is now.
+
+What is ugly: the replicant does not know which configuration was in force at N, and takes the one
+that the leader has told it. That one may be later than N, and comes once more with the log; but it
+is committed, and nobody can be elected whose log does not reach that far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os.path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .errors import DiskFailed, MembershipRefused, RaftkvError
+from .parts import ReplicantPart
+from .raft.membership import Configuration, decode, encode
+from .raft.recovery import Recovered, recover
+from .raft.snapshot import SnapshotMeta, SnapshotStore
+from .runtime import Files
+from .state.core import NodeRole
+
+if TYPE_CHECKING:
+    from .node import Node
+    from .replicant.follower import Entries
+
+__all__ = ["Promotion"]
+
+log = logging.getLogger("raftkv.node")
+
+METHOD = "core.become_core"
+# Rows per slice of the snapshot, as for any other (raft/snapshotting.py).
+SLICE_ROWS = 500
+# The log is written in the disk's thread until no more entries than these are new; the last ones
+# are written between two turns of the loop.
+LAST_ENTRIES_MAX = 64
+_CONFIGURATION = 2
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`raft_id` is whom the leader means; `configuration` is committed and has it as a copy."""
+
+    raft_id: str
+    configuration: bytes
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`refused` is empty when the node is a core now."""
+
+    refused: str = ""
+
+
+class Promotion:
+    """One node's part in a promotion: asked for it, and, on a leader, asking."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._running: asyncio.Task[None] | None = None
+        node.rpc.register(METHOD, self._on_request)
+
+    async def ask(
+        self, name: str, raft_id: str, configuration: Configuration, timeout_s: float
+    ) -> None:
+        """On a leader: let the replicant become a core. Raises MembershipRefused.
+
+        Also PeerUnreachable, RemoteFailed and Timeout; it may be asked again.
+        """
+        payload = msgspec.msgpack.encode(_Request(raft_id, encode(configuration)))
+        answer = msgspec.msgpack.decode(
+            await self._node.rpc.call(name, METHOD, payload, timeout_s), type=_Answer
+        )
+        if answer.refused:
+            raise MembershipRefused(f"{name} cannot be promoted: {answer.refused}")
+
+    async def _on_request(self, sender: str, payload: bytes) -> bytes:
+        request = msgspec.msgpack.decode(payload, type=_Request)
+        node = self._node
+        refused = ""
+        if node.raft_id != request.raft_id:
+            refused = f"its data directory is {node.raft_id}, not {request.raft_id}"
+        elif node._keeper is not None and node._keeper.current.identity.replicant_only:
+            refused = (
+                f"its certificate is for a replicant only: issue one without --replicant-only "
+                f"(raftkv certs issue {node.name}) and give it to the node first"
+            )
+        elif node.role == "replicant":
+            try:
+                await self._once(decode(request.configuration))
+            except MembershipRefused as refusal:
+                refused = str(refusal)
+        return msgspec.msgpack.encode(_Answer(refused))
+
+    async def _once(self, configuration: Configuration) -> None:
+        """However often it is asked for, one promotion runs."""
+        if self._running is None or self._running.done():
+            coroutine = self._promote(configuration)
+            self._running = self._node.hosting.spawn(coroutine, "become a core")
+        await asyncio.shield(self._running)
+
+    async def _promote(self, configuration: Configuration) -> None:
+        node = self._node
+        part = node._part
+        assert isinstance(part, ReplicantPart)
+        log.info("%s is to become a core: writing its log", node.name)
+        recovered: Recovered | None = None
+        try:
+            recovered = await self._write_log(part, configuration)
+            await self._catch_up(part, recovered)
+        except OSError as error:
+            raise MembershipRefused(f"its disk refuses: {error}") from error
+        except BaseException:
+            part.follower.kept = None
+            if recovered is not None:
+                recovered.wal.close()
+            raise
+        # From here to the end nothing waits: no entry comes in between.
+        try:
+            self._finish(part, recovered)
+        except OSError as error:
+            # The directory may be a core's or not: only a start can tell.
+            node._faulted(
+                DiskFailed(
+                    f"the disk refused the last step of the promotion: {error}. Free or replace "
+                    f"the disk, then start the node again"
+                )
+            )
+
+    async def _write_log(self, part: ReplicantPart, configuration: Configuration) -> Recovered:
+        """The snapshot of the state as it is now, and an empty log behind it."""
+        node, follower, directory = self._node, part.follower, self._node._directory
+        assert directory is not None
+        runtime, config = node.runtime, node.config
+        frozen = node._replica.freeze()
+        # In the same turn: what is applied from here on is kept for the log.
+        follower.kept = []
+        meta = SnapshotMeta(
+            follower.applied,
+            follower.applied_term,
+            encode(configuration),
+            directory.identity.cluster_id,
+        )
+        try:
+            await runtime.offload_bulk(_clear, runtime.files, config.dir)
+            store = await runtime.offload_bulk(
+                SnapshotStore, runtime.files, os.path.join(config.dir, "snapshots")
+            )
+            writer = await runtime.offload_bulk(store.writer, meta)
+            try:
+                for chunk in frozen.slices(SLICE_ROWS):
+                    await runtime.offload_bulk(writer.write, chunk)
+            except BaseException:
+                await runtime.offload_bulk(writer.abort)
+                raise
+            await runtime.offload_bulk(writer.commit)
+        finally:
+            frozen.close()
+        return await runtime.offload(  # type: ignore[no-any-return]
+            lambda: recover(
+                runtime.files,
+                config.dir,
+                config.limits,
+                fsync=config.fsync == "on",
+                belongs=False,
+                owner=directory.identity.log_owner,
+            )
+        )
+
+    async def _catch_up(self, part: ReplicantPart, recovered: Recovered) -> None:
+        """Write what has come meanwhile, until that is little. Raises MembershipRefused."""
+        wal, runtime = recovered.wal, self._node.runtime
+        while len(kept := _take_kept(part)) > LAST_ENTRIES_MAX:
+            _append(recovered, kept)
+            pending = wal.take()
+            assert pending is not None
+            await runtime.offload(wal.write, pending)
+            wal.written(pending)
+        _append(recovered, kept)
+
+    def _finish(self, part: ReplicantPart, recovered: Recovered) -> None:
+        node, wal = self._node, recovered.wal
+        _append(recovered, _take_kept(part))
+        pending = wal.take()
+        if pending is not None:
+            wal.write(pending)
+            wal.written(pending)
+        assert wal.last_index == part.follower.applied
+        assert node._directory is not None
+        node._directory.become_core()
+        recovered.applied = wal.last_index
+        node._become_core(part, recovered)
+        log.warning(
+            "%s is a core from here on, by its data directory, whatever role its configuration "
+            "file gives it",
+            node.name,
+        )
+
+    async def tell(self) -> None:
+        """Let the log know that this life of the node goes on as a core."""
+        node = self._node
+        while True:
+            member = node.machine.members.get(node.name)
+            if member is not None and member.role == node.role:
+                return
+            try:
+                await node.propose("core", NodeRole(node.name, node.incarnation, node.role))
+            except RaftkvError:
+                await node.runtime.sleep(node.config.raft.resend_ms / 1000)
+
+
+def _clear(files: Files, directory: str) -> None:
+    """Remove what an interrupted promotion has left: nobody was promised anything from it."""
+    for name in ("wal", "snapshots"):
+        path = os.path.join(directory, name)
+        files.makedirs(path)
+        for file in files.listdir(path):
+            files.remove(os.path.join(path, file))
+        files.sync_dir(path)
+
+
+def _take_kept(part: ReplicantPart) -> Entries:
+    follower = part.follower
+    kept = follower.kept
+    if kept is None or follower.stopped:
+        raise MembershipRefused(
+            "it has had to copy the state anew, or was stopped, meanwhile: promote it again"
+        )
+    follower.kept = []
+    return kept
+
+
+def _append(recovered: Recovered, entries: Entries) -> None:
+    for index, term, payload in entries:
+        recovered.wal.append(payload, index, term)
+        if payload[0] == _CONFIGURATION:
+            recovered.configurations.append(index, decode(payload[1:]))

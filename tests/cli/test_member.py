@@ -1,0 +1,141 @@
+"""`raftkv member`: what it asks, what it prints, and where it goes when a node does not answer."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.cli.test_main import one_line_error, raftkv
+
+ROW = {
+    "name": "core1",
+    "standing": "voter",
+    "leads": True,
+    "raft_id": "core1-aa",
+    "peer_address": "h:1",
+    "http_address": "h:2",
+    "up": True,
+    "connected": True,
+    "incarnation": 3,
+    "match_index": 70,
+    "lag_entries": 0,
+}
+COPY = {**ROW, "name": "core2", "standing": "copy", "leads": False, "up": False, "connected": False}
+LISTING = {"leader": "core1", "told_by": "core1", "epoch": "0", "members": [ROW, COPY]}
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """Answers verbs with what the test has put into `script`, and lists with LISTING."""
+
+    script: ClassVar[list[tuple[int, Any]]] = []
+    asked: ClassVar[list[tuple[str, Any]]] = []
+
+    leader: ClassVar[str | None] = "core1"
+
+    def do_GET(self) -> None:
+        self._answer(200, {**LISTING, "leader": self.leader})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append((self.path, body))
+        self._answer(*self.script.pop(0))
+
+    def _answer(self, status: int, document: Any) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def door() -> Iterator[str]:
+    Scripted.script, Scripted.asked = [], []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_list_is_a_table_or_a_document(door: str) -> None:
+    lines = raftkv("member", "list", "--endpoint", door).stdout.decode().splitlines()
+    assert lines[0].split()[:2] == ["NODE", "STANDING"]
+    assert lines[1].split() == "core1 leader core1-aa h:1 h:2 yes 3 70 0".split()
+    assert lines[2].split()[:2] == ["core2", "copy"]
+    assert json.loads(raftkv("member", "list", "--endpoint", door, "--json").stdout) == LISTING
+
+
+def test_a_verb_is_repeated_until_a_node_can_take_it(door: str) -> None:
+    Scripted.script = [
+        (503, {"error": "none", "reason": "no_leader"}),
+        (504, {"error": "late", "reason": "timeout"}),
+        (200, {"name": "core2"}),
+    ]
+    nobody = ("--endpoint", "http://127.0.0.1:1")
+    done = raftkv("member", "add", "core2", "--address", "h:3", *nobody, "--endpoint", door)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"core2 votes; the voters are core1\n"
+    assert b"core2 is a copy and connects" in done.stderr
+    assert len(Scripted.asked) == 3
+    path, body = Scripted.asked[0]
+    assert (path, body["name"], body["address"]) == ("/v1/members/add", "core2", "h:3")
+
+
+def test_a_node_without_a_leader_is_not_asked(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripted, "leader", None)
+    done = raftkv("member", "remove", "core2", "--endpoint", door, "--timeout", "0.5")
+    assert "knows no leader" in one_line_error(done, 3)
+    assert not Scripted.asked
+
+
+def test_a_refusal_is_one_line_and_code_1(door: str) -> None:
+    Scripted.script = [(409, {"error": "too few can be heard", "reason": "membership_refused"})]
+    done = raftkv("member", "remove", "core2", "--endpoint", door)
+    assert "too few can be heard" in one_line_error(done, 1)
+    assert Scripted.asked[0][1]["force"] is False
+
+
+def test_a_forced_removal_says_so_and_prints_the_rest(door: str) -> None:
+    Scripted.script = [(200, {"name": "core3"})]
+    done = raftkv("member", "remove", "core3", "--force", "--endpoint", door, "--json")
+    document = json.loads(done.stdout)
+    assert (document["verb"], document["name"]) == ("remove", "core3")
+    assert document["members"] == LISTING["members"]
+    assert Scripted.asked[0][1]["force"] is True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("member", "list"),
+        ("member", "add"),
+        ("member", "add", "core4"),
+        ("member", "promote", "x", "--dir", "d", "--endpoint", "http://127.0.0.1:1"),
+        ("recover", "--dir", "does-not-exist"),
+    ],
+)
+def test_wrong_arguments_are_code_2(arguments: tuple[str, ...]) -> None:
+    assert raftkv(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize("command", ["member add", "member remove", "member list", "recover"])
+def test_help_has_an_example(command: str) -> None:
+    done = raftkv(*command.split(), "--help")
+    assert done.returncode == 0
+    assert b"Example" in done.stdout
+
+
+def test_nobody_to_ask_is_code_3() -> None:
+    at = ("--endpoint", "http://127.0.0.1:1", "--timeout", "0.3")
+    assert "cannot be reached" in one_line_error(raftkv("member", "remove", "x", *at), 3)
