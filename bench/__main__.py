@@ -1,4 +1,4 @@
-"""`python -m bench run ...`, and its fellows `profile`, `analyse` and `check`.
+"""`python -m bench run ...`, and its fellows `compare`, `profile`, `analyse` and `check`.
 
 The commands share nothing but the formats of their files. Each is imported only when it is called:
 `run` must not wait for Spark, and `analyse` must work where the cluster's packages are missing.
@@ -12,9 +12,14 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "run": "drive a cluster of real processes and log every operation",
-    "profile": "show where a leader's time goes while it is under load",
+    "compare": "run the same on this working tree and on another revision, side by side",
+    "profile": "show where a node's time goes while it is under load",
+    "pauses": "show how long a node's loop is held up when the state is large",
     "analyse": "turn the log of a run into tables, a summary and a report",
     "check": "check recorded histories for linearizability",
+    "chaos": "break real processes, links and disks under load, and check every promise",
+    "failover": "how long nobody can write after the leader was killed, stopped or cut off",
+    "steady": "full load for a long time: the rate, and elections that should not be",
 }
 
 USAGE = "\n".join(

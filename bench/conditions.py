@@ -25,7 +25,9 @@ SYNCS = 200
 SYNC_BYTES = 512
 
 
-def conditions(directory: Path, *, fsync: bool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def conditions(
+    directory: Path, *, fsync: bool, arguments: Mapping[str, Any], tls: bool = False
+) -> dict[str, Any]:
     """The conditions of a run whose nodes keep their data below `directory`."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -35,6 +37,7 @@ def conditions(directory: Path, *, fsync: bool, arguments: Mapping[str, Any]) ->
         "python": platform.python_version(),
         "kernel": f"{platform.system()} {platform.release()}",
         "fsync": fsync,
+        "tls": tls,
         "fdatasync": measured_sync_us(directory),
         "versions": _versions(),
         "arguments": dict(arguments),

@@ -19,10 +19,12 @@ import msgspec
 from bench.scenarios import Collected, Load
 from bench.truth import Expectation
 from raftkv.config import NodeConfig
+from raftkv.plugin import Consistency
 
 __all__ = [
     "LINE_BYTES_MAX",
     "Audit",
+    "CallLoad",
     "Channel",
     "Collect",
     "Done",
@@ -34,7 +36,6 @@ __all__ = [
     "ProfileStart",
     "ProfileStop",
     "Profiled",
-    "PutLoad",
     "Ran",
     "Reply",
     "Request",
@@ -80,14 +81,24 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True, tag="audit"):
     expectations: tuple[Expectation, ...]
 
 
-class PutLoad(msgspec.Struct, frozen=True, kw_only=True, tag="puts"):
-    """Puts in a closed loop. `endpoint` and `serves`: over HTTP, to the node of that name."""
+class CallLoad(msgspec.Struct, frozen=True, kw_only=True, tag="calls"):
+    """Puts and gets in a closed loop: every `put_every` calls a put (1: all of them, 0: none).
+
+    It ends early after `calls_max` calls.
+
+    `endpoint`, `serves` and `role`: over HTTP, to the node of that name, logged as that role.
+    """
 
     in_flight: int
     seconds: float
     value_bytes: int
+    scenario: str = "puts"
+    put_every: int = 1
+    consistency: Consistency = "linearizable"
+    calls_max: int = 1_000_000
     endpoint: str | None = None
     serves: str | None = None
+    role: str | None = None
 
 
 class Lag(msgspec.Struct, frozen=True, tag="lag"):
@@ -119,7 +130,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 Request = (
-    Load | Play | Collect | Audit | PutLoad | Lag | Status | Flush | ProfileStart | ProfileStop
+    Load | Play | Collect | Audit | CallLoad | Lag | Status | Flush | ProfileStart | ProfileStop
     | Stop
 )  # fmt: skip
 
@@ -147,7 +158,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
-    """A put load is over. `buckets`: see `bench.live`; for the terminal only."""
+    """A load of calls is over. `buckets`: see `bench.live`; for the terminal only."""
 
     outcomes: dict[str, int]
     elapsed_s: float

@@ -12,20 +12,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.control import Audit, Collect, Done, Flush, Play, PutLoad, Ran, State
-from bench.layouts import HTTP_CALLER, Cluster, WorkerFailed
+from bench.control import Audit, CallLoad, Collect, Done, Flush, Play, Ran, State
+from bench.layouts import HTTP_CALLER, Cluster, Layout, WorkerFailed
 from bench.live import Tally
 from bench.scenarios import Collected, Load
 from bench.truth import Expectation, merged, without_discarded
+from raftkv.plugin import Consistency
 
 __all__ = [
-    "PutRun",
+    "CALLERS",
+    "CallRun",
     "Result",
     "at_rest",
     "evenly",
     "leader_of",
+    "node_of",
     "play",
-    "run_puts",
+    "run_calls",
     "truth_of",
     "wait_for_leader",
 ]
@@ -54,14 +57,22 @@ class Result:
     tally: Tally
 
 
+CALLERS = ("leader", "follower", "replicant", "http", "http_follower", "http_replicant")
+"""Where callers of puts and gets may sit: inside a node of that kind, or outside, over HTTP."""
+
+
 @dataclass(frozen=True)
-class PutRun:
-    """Puts from one place."""
+class CallRun:
+    """Puts, gets or both from one place; the last four as in `bench.control.CallLoad`."""
 
     caller: str
     in_flight: int
     seconds: float
     value_bytes: int
+    scenario: str = "puts"
+    put_every: int = 1
+    consistency: Consistency = "linearizable"
+    calls_max: int = 1_000_000
 
 
 async def play(
@@ -96,31 +107,40 @@ async def play(
     return Result(layout.name, load.scenario, load.registry, caller, clients, load.seconds, tally)
 
 
-async def run_puts(cluster: Cluster, puts: PutRun, show: Callable[[str], None]) -> Result:
-    """Puts from one place with so many in flight."""
-    show(f"puts, {puts.caller}, {puts.in_flight} in flight")
+async def run_calls(cluster: Cluster, calls: CallRun, show: Callable[[str], None]) -> Result:
+    """Calls from one place with so many in flight."""
+    reads = calls.scenario if calls.put_every == 1 else f"{calls.scenario}, {calls.consistency}"
+    show(f"{reads}, {calls.caller}, {calls.in_flight} in flight")
     leader, states = await wait_for_leader(cluster)
-    place = {
-        "leader": leader,
-        "follower": next((n for n in cluster.layout.core_names if n != leader), leader),
-        "replicant": next(iter(cluster.layout.replicant_names), leader),
-        "http": HTTP_CALLER,
-    }[puts.caller]
-    over_http = puts.caller == "http"
-    request = PutLoad(
-        in_flight=puts.in_flight,
-        seconds=puts.seconds,
-        value_bytes=puts.value_bytes,
-        endpoint=states[leader].endpoint if over_http else None,
-        serves=leader if over_http else None,
+    over_http = calls.caller.startswith("http")
+    serves = node_of(cluster.layout, calls.caller.removeprefix("http_"), leader)
+    place = HTTP_CALLER if over_http else serves
+    request = CallLoad(
+        in_flight=calls.in_flight,
+        seconds=calls.seconds,
+        value_bytes=calls.value_bytes,
+        scenario=calls.scenario,
+        put_every=calls.put_every,
+        consistency=calls.consistency,
+        calls_max=calls.calls_max,
+        endpoint=states[serves].endpoint if over_http else None,
+        serves=serves if over_http else None,
+        role=calls.caller if over_http else None,
     )
-    ran = await cluster.ask(place, request, Ran, puts.seconds + 60)
+    ran = await cluster.ask(place, request, Ran, calls.seconds + 60)
     await cluster.ask(place, Flush(), Done)
     tally = Tally()
     tally.include(ran.outcomes, ran.buckets)
     return Result(
-        cluster.layout.name, "puts", "none", puts.caller, puts.in_flight, ran.elapsed_s, tally
+        cluster.layout.name, reads, "none", calls.caller, calls.in_flight, ran.elapsed_s, tally
     )
+
+
+def node_of(layout: Layout, kind: str, leader: str) -> str:
+    """The first follower or replicant if `kind` is one and the layout has it, else the leader."""
+    names = {"follower": [name for name in layout.core_names if name != leader]}
+    names["replicant"] = layout.replicant_names
+    return next(iter(names.get(kind, ())), leader)
 
 
 def leader_of(states: Mapping[str, State]) -> str | None:

@@ -30,7 +30,7 @@ import msgspec
 
 from bench.control import LINE_BYTES_MAX, Failed, Reply, Request, Setup, State, Status, Stop
 from bench.schema import LAYOUTS
-from raftkv.config import NodeConfig
+from raftkv.config import NodeConfig, RaftTimes
 
 __all__ = ["HTTP_CALLER", "Cluster", "Layout", "WorkerFailed", "node_configs"]
 
@@ -151,13 +151,20 @@ class Cluster:
     """The processes of one layout: an async context in which they run."""
 
     def __init__(
-        self, layout: Layout, out: Path, run: str, *, fsync: Literal["on", "off"] = "on"
+        self,
+        layout: Layout,
+        out: Path,
+        run: str,
+        *,
+        fsync: Literal["on", "off"] = "on",
+        tls: bool = False,
+        lease_ms: int = 0,
     ) -> None:
         self.layout = layout
         self._out = out
         self._run = run
         self._data = out / "nodes" / layout.name
-        self._configs = node_configs(layout, self._data, fsync)
+        self._configs = node_configs(layout, self._data, fsync, tls=tls, lease_ms=lease_ms)
         self._logs: list[IO[bytes]] = []
         self.workers: dict[str, Worker] = {}
 
@@ -235,22 +242,39 @@ class Cluster:
 
 
 def node_configs(
-    layout: Layout, directory: Path, fsync: Literal["on", "off"]
+    layout: Layout,
+    directory: Path,
+    fsync: Literal["on", "off"],
+    *,
+    tls: bool = False,
+    lease_ms: int = 0,
 ) -> Mapping[str, NodeConfig]:
-    """A configuration for each node, on free ports of the loopback address."""
+    """A configuration for each node, on free ports of the loopback address.
+
+    With `tls` there are certificates for them, too, below `directory`.
+    """
     ports = _free_ports(2 * len(layout.names))
     peers = {name: f"{HOST}:{ports.pop()}" for name in layout.names}
     cores = {name: peers[name] for name in layout.core_names}
+    cluster = f"bench-{layout.name.replace('+', '-')}"
+    secured: dict[str, Any] = {}
+    if tls:
+        # Here, because `bench compare` runs this on revisions that have no certificates yet.
+        from raftkv.security.directory import certify
+
+        secured = dict(certify(str((directory / "certs").resolve()), cluster, layout.names, [HOST]))
     return {
         name: NodeConfig(
             name=name,
             dir=str((directory / name).resolve()),
-            cluster=f"bench-{layout.name.replace('+', '-')}",
+            cluster=cluster,
             role="core" if name in cores else "replicant",
             peer_address=peers[name],
             http_address=f"{HOST}:{ports.pop()}",
             cores=cores,
             fsync=fsync,
+            raft=RaftTimes(lease_ms=lease_ms),
+            **({"tls": secured[name]} if tls else {}),
         ).validated()
         for name in layout.names
     }

@@ -1,9 +1,10 @@
-"""`python -m bench profile`: where the time of a leader goes while callers in it put.
+"""`python -m bench profile`: where the time of a node goes while callers in it put or get.
 
-Three cores as processes, so many puts in flight in the leader's own process, twice: once with the
-clocks only (rate, processor, collector, syncs), once under cProfile (functions). cProfile makes
-everything slower, small functions most; its shares say where to look, the first run says what a
-change is worth.
+Three cores as processes (and three replicants, if the callers sit in one), so many calls in flight
+in the leader's own process, a follower's or a replicant's, twice: once with the clocks only (rate,
+processor, collector, syncs), once under cProfile (functions). cProfile makes everything slower,
+small functions most; its shares say where to look, the first run says what a change is worth.
+`--watch` looks into another node than that of the callers: what do their reads cost the leader?
 """
 
 from __future__ import annotations
@@ -19,20 +20,28 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.control import Done, Function, Profiled, ProfileStart, ProfileStop, PutLoad, Ran
-from bench.coordinator import wait_for_leader
+from bench.control import Done, Function, Profiled, ProfileStart, ProfileStop
+from bench.coordinator import CALLERS, CallRun, Result, node_of, run_calls, wait_for_leader
 from bench.layouts import ROOT, Cluster, Layout, WorkerFailed
 from bench.live import quantile_us
+from bench.plan import PUT_EVERY
 
 __all__ = ["by_module", "main", "module_of"]
+
+KINDS = ("leader", "follower", "replicant")
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command. Exit code 1 when a worker failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench profile", description="Where the leader's time goes under puts."
+        prog="python -m bench profile", description="Where a node's time goes under puts or gets."
     )
-    parser.add_argument("--in-flight", type=int, default=256, help="puts at once (default: 256)")
+    parser.add_argument("--scenario", choices=sorted(PUT_EVERY), default="puts")
+    parser.add_argument("--caller", choices=CALLERS, default="leader", help="where callers sit")
+    parser.add_argument(
+        "--watch", choices=KINDS, help="the node to profile (default: the one that is called)"
+    )
+    parser.add_argument("--in-flight", type=int, default=256, help="calls at once (default: 256)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load (default: 5)")
     parser.add_argument("--value-bytes", type=int, default=64)
     parser.add_argument("--top", type=int, default=30, help="functions shown (default: 30)")
@@ -53,39 +62,52 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _profile(given: argparse.Namespace, out: Path, console: Console) -> None:
-    load = PutLoad(in_flight=given.in_flight, seconds=given.seconds, value_bytes=given.value_bytes)
-    async with Cluster(Layout.parse("3"), out, "profile") as cluster:
+    calls = CallRun(
+        given.caller,
+        given.in_flight,
+        given.seconds,
+        given.value_bytes,
+        given.scenario,
+        PUT_EVERY[given.scenario],
+    )
+    kind = given.watch or given.caller.removeprefix("http_").replace("http", "leader")
+    layout = Layout.parse("3+3" if "replicant" in given.caller + kind else "3")
+    async with Cluster(layout, out, "profile") as cluster:
         leader, _ = await wait_for_leader(cluster)
-        for calls in (False, True):
-            await cluster.ask(leader, ProfileStart(calls), Done)
-            ran = await cluster.ask(leader, load, Ran, given.seconds + 60)
-            profiled = await cluster.ask(leader, ProfileStop(), Profiled)
-            _show_clocks(console, ran, profiled, given.in_flight, profiling=calls)
+        watched = node_of(layout, kind, leader)
+        for functions in (False, True):
+            await cluster.ask(watched, ProfileStart(functions), Done)
+            result = await run_calls(cluster, calls, lambda text: None)
+            profiled = await cluster.ask(watched, ProfileStop(), Profiled)
+            title = f"The {kind}, {given.in_flight} {given.scenario} in flight"
+            if given.caller != kind:
+                title += f" from callers {given.caller.replace('_', ' ')}"
+            _show_clocks(console, result, profiled, title, profiling=functions)
         _show_functions(console, profiled, given.top)
 
 
 def _show_clocks(
-    console: Console, ran: Ran, profiled: Profiled, in_flight: int, *, profiling: bool
+    console: Console, result: Result, profiled: Profiled, title: str, *, profiling: bool
 ) -> None:
-    ok = ran.outcomes.get("ok", 0)
-    p50_us = quantile_us(ran.buckets, 0.5) or 0.0
-    title = "under cProfile (slower)" if profiling else "undisturbed"
-    table = Table(title=f"The leader, {in_flight} puts in flight, {title}", title_justify="left")
+    per_s = result.tally.ok / result.seconds
+    p50_us = quantile_us(result.tally.buckets, 0.5) or 0.0
+    how = "under cProfile (slower)" if profiling else "undisturbed"
+    table = Table(title=f"{title}, {how}", title_justify="left")
     table.add_column("what")
     table.add_column("value", justify="right")
     elapsed_s = profiled.elapsed_s
-    table.add_row("acknowledged puts per second", f"{ok / ran.elapsed_s:,.0f}")
-    table.add_row("median of one put, about", f"{p50_us / 1000:.2f} ms")
+    table.add_row("answered calls per second", f"{per_s:,.0f}")
+    table.add_row("median of one call, about", f"{p50_us / 1000:.2f} ms")
     table.add_row("processor, of one core", f"{profiled.cpu_s / elapsed_s:.0%}")
     table.add_row("garbage collection", f"{profiled.gc_s / elapsed_s:.1%}, {profiled.gc_runs} runs")
     table.add_row(
         "in fdatasync (worker thread)", f"{profiled.sync_s / elapsed_s:.1%}, {profiled.syncs} syncs"
     )
     if profiled.syncs:
-        # The syncs cover the warm-up too, the puts do not: their rates are comparable.
-        puts_per_sync = (ok / ran.elapsed_s) / (profiled.syncs / elapsed_s)
+        # The syncs cover the warm-up too, the calls do not: their rates are comparable.
+        calls_per_sync = per_s / (profiled.syncs / elapsed_s)
         table.add_row("one sync", f"{profiled.sync_s / profiled.syncs * 1000:.2f} ms")
-        table.add_row("puts per sync", f"{puts_per_sync:,.1f}")
+        table.add_row("calls per sync", f"{calls_per_sync:,.1f}")
     console.print(table)
 
 

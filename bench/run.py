@@ -1,23 +1,22 @@
 """`python -m bench run`: clusters of real processes, the scenarios, and their log.
 
 For each layout: start its processes, play the three scenarios with the registry on (lcr) and off
-(legacy), let the cluster come to rest and audit every node, then measure puts. All rows go to
-`DIR/log`, the conditions to `DIR/conditions.json`. What this prints is a rough look for whoever
-waits; the figures come from `python -m bench analyse DIR`.
+(legacy), let the cluster come to rest and audit every node, then measure puts and gets by the
+place of their callers. All rows go to `DIR/log`, the conditions to `DIR/conditions.json`. What
+this prints is a rough look for whoever waits; the figures come from `python -m bench analyse DIR`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import datetime
 import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, cast
 
@@ -25,69 +24,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.arguments import not_negative, positive, positive_int
 from bench.conditions import conditions, write_conditions
 from bench.control import Flush, Lag, State
-from bench.coordinator import PutRun, Result, leader_of, play, run_puts
+from bench.coordinator import CALLERS, Result, leader_of, play, run_calls
 from bench.layouts import Cluster, Layout, WorkerFailed
 from bench.live import quantile_us
-from bench.scenarios import Load
-from bench.schema import LAYOUT_WORDS, LAYOUTS
+from bench.plan import IN_FLIGHT, PUT_EVERY, REGISTRY_SCENARIOS, Plan
+from bench.schema import CONSISTENCIES, LAYOUT_WORDS, LAYOUTS
+from raftkv.plugin import Consistency
 
-__all__ = ["Plan", "main"]
+__all__ = ["main"]
 
-REGISTRY_SCENARIOS = ("initial", "reconnect", "same_client")
-IN_FLIGHT = (1, 16, 64, 256)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to run; the fields are the command's options."""
-
-    layouts: tuple[str, ...]
-    scenarios: tuple[str, ...]
-    registries: tuple[str, ...]
-    clients: int
-    seconds: float
-    warmup_s: float
-    put_seconds: float
-    lag_ms: float
-    think_ms: float
-    rate_per_s: float
-    value_bytes: int
-    audit_clients_max: int
-    fsync: Literal["on", "off"]
-    quick: bool
-
-    def loads(self) -> list[Load]:
-        """Every scenario with every registry."""
-        return [
-            Load(
-                scenario=scenario,
-                registry=registry,
-                clients=self.clients,
-                seconds=self.seconds,
-                warmup_s=self.warmup_s,
-                think_ms=self.think_ms,
-                rate_per_s=self.rate_per_s,
-            )
-            for scenario in self.scenarios
-            if scenario in REGISTRY_SCENARIOS
-            for registry in self.registries
-        ]
-
-    def puts(self, layout: Layout) -> list[PutRun]:
-        """Every caller's place with every number of puts in flight."""
-        if "puts" not in self.scenarios:
-            return []
-        places = ["leader"]
-        places += ["follower"] if layout.cores > 1 else []
-        places += ["replicant"] if layout.replicants else []
-        places += ["http"]
-        return [
-            PutRun(place, in_flight, self.put_seconds, self.value_bytes)
-            for place in places
-            for in_flight in IN_FLIGHT
-        ]
+GETS_MAX = 250_000
+"""Enough for a percentile of any kind, and little enough to analyse forty such loads."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -129,13 +79,13 @@ async def _run(plan: Plan, out: Path, console: Console) -> None:
     out.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
     run = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    found = conditions(out, fsync=plan.fsync == "on", arguments=_arguments(plan))
+    found = conditions(out, fsync=plan.fsync == "on", tls=plan.tls, arguments=_arguments(plan))
     write_conditions(out, found)
     sync = found["fdatasync"]
     console.print(
         f"{found['cores']} cores, {found['memory_bytes'] / 2**30:.0f} GB, Python "
-        f"{found['python']}, fsync {plan.fsync}, one fdatasync {sync['median_us']:.0f} µs "
-        f"(p99 {sync['p99_us']:.0f})",
+        f"{found['python']}, fsync {plan.fsync}, TLS {'on' if plan.tls else 'off'}, "
+        f"one fdatasync {sync['median_us']:.0f} µs (p99 {sync['p99_us']:.0f})",
         highlight=False,
     )
     results: list[Result] = []
@@ -149,24 +99,26 @@ async def _run(plan: Plan, out: Path, console: Console) -> None:
 async def _run_layout(
     layout: Layout, plan: Plan, out: Path, run: str, progress: Progress
 ) -> list[Result]:
-    loads, puts = plan.loads(), plan.puts(layout)
+    loads, calls = plan.loads(), plan.calls(layout)
     words = LAYOUT_WORDS[layout.name]
-    bar = progress.add_task(words, total=len(loads) + len(puts), live="starting")
+    bar = progress.add_task(words, total=len(loads) + len(calls), live="starting")
     results = []
 
     def show(live: str) -> None:
         progress.update(bar, live=live)
 
-    async with Cluster(layout, out, run, fsync=plan.fsync) as cluster:
+    async with Cluster(
+        layout, out, run, fsync=plan.fsync, tls=plan.tls, lease_ms=plan.lease_ms
+    ) as cluster:
         if loads:
             await cluster.ask_all(layout.drivers, Lag(plan.lag_ms / 1000), object)
         for load in loads:
             results.append(await play(cluster, load, plan.lag_ms, plan.audit_clients_max, show))
             progress.advance(bar)
-        if puts:
+        if calls:
             await cluster.ask_all(layout.drivers, Lag(0.0), object)
-        for each in puts:
-            results.append(await run_puts(cluster, each, show))
+        for each in calls:
+            results.append(await run_calls(cluster, each, show))
             progress.advance(bar)
         await cluster.ask_all(list(cluster.workers), Flush(), object)
         states: dict[str, State] = await cluster.states()
@@ -209,7 +161,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench run",
         description="Drive clusters of real processes on loopback and log every operation.",
     )
-    add = parser.add_argument
+    _add_plan(parser.add_argument)
+    _add_calls(parser.add_argument)
+    _add_registry(parser.add_argument)
+    return parser
+
+
+def _add_plan(add: Callable[..., object]) -> None:
+    """What is run, and under which conditions."""
     add("--out", required=True, metavar="DIR", help="where log and conditions go")
     add(
         "--layout",
@@ -221,45 +180,92 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--scenario",
         action="append",
-        choices=("all", "registry", *REGISTRY_SCENARIOS, "puts"),
+        choices=("all", "registry", *REGISTRY_SCENARIOS, *PUT_EVERY),
         dest="scenarios",
-        help="may be repeated; registry: the three of the registry (default: all)",
+        help="may be repeated; registry: the three of the registry; all: these, puts and gets "
+        "(default: all)",
     )
     add("--registry", choices=("both", "lcr", "legacy"), default="both")
-    add("--clients", type=_positive_int, help="clients for each driver (default: 64; quick: 32)")
-    add("--seconds", type=_positive, help="of each scenario (default: 20; quick: 3)")
-    add("--put-seconds", type=_positive, help="of each put load (default: a third of --seconds)")
+    add("--clients", type=positive_int, help="clients for each driver (default: 64; quick: 32)")
+    add("--seconds", type=positive, help="of each scenario (default: 20; quick: 3)")
+    add("--fsync", choices=("on", "off"), default="on")
+    add("--tls", action="store_true", help="mutual TLS between the nodes (default: plain streams)")
+    add("--append", action="store_true", help="add to a log that is there already")
+    add("--quick", action="store_true", help="short, for a first look; figures are not stable")
+
+
+def _add_calls(add: Callable[..., object]) -> None:
+    """Puts and gets."""
+    add(
+        "--put-seconds",
+        type=positive,
+        help="of each load of puts or gets (default: a third of --seconds)",
+    )
+    add(
+        "--caller",
+        action="append",
+        choices=CALLERS,
+        dest="callers",
+        help="where callers of puts and gets sit; may be repeated (default: everywhere)",
+    )
+    add(
+        "--in-flight",
+        action="append",
+        type=positive_int,
+        metavar="N",
+        help="puts or gets at once; may be repeated (default: 1 16 64 256)",
+    )
+    add(
+        "--consistency",
+        action="append",
+        choices=CONSISTENCIES,
+        dest="consistencies",
+        help="of gets; may be repeated (default: all; lease in the leader, with --lease-ms)",
+    )
+    add(
+        "--gets-max",
+        type=positive_int,
+        default=GETS_MAX,
+        metavar="N",
+        help="a load of gets ends early after so many: each is a row for Spark (default: 250000)",
+    )
+    add(
+        "--lease-ms",
+        type=positive_int,
+        default=0,
+        help="raft.lease_ms of the nodes; without it no lease reads are measured (default: 0)",
+    )
+    add("--value-bytes", type=positive_int, default=64, help="of a put (default: 64)")
+
+
+def _add_registry(add: Callable[..., object]) -> None:
+    """The scenarios of the registry."""
     add(
         "--lag-ms",
-        type=_not_negative,
+        type=not_negative,
         default=50.0,
         help="replication lag, injected into the drivers' nodes (default: 50)",
     )
     add(
         "--think-ms",
-        type=_not_negative,
+        type=not_negative,
         default=10.0,
         help="pause before a client of reconnect comes back (default: 10)",
     )
     add(
         "--rate",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         metavar="PER_S",
         dest="rate_per_s",
         help="connects per second for each driver at most (default: no limit)",
     )
-    add("--value-bytes", type=_positive_int, default=64, help="of a put (default: 64)")
     add(
         "--audit-clients-max",
-        type=_positive_int,
+        type=positive_int,
         default=20_000,
         help="clients audited on every node, evenly chosen (default: 20000)",
     )
-    add("--fsync", choices=("on", "off"), default="on")
-    add("--append", action="store_true", help="add to a log that is there already")
-    add("--quick", action="store_true", help="short, for a first look; figures are not stable")
-    return parser  # fmt: skip
 
 
 def _plan(given: argparse.Namespace) -> Plan:
@@ -268,7 +274,7 @@ def _plan(given: argparse.Namespace) -> Plan:
     scenarios: list[str] = []
     for name in given.scenarios or ["all"]:
         scenarios += REGISTRY_SCENARIOS if name in ("all", "registry") else [name]
-        scenarios += ["puts"] if name == "all" else []
+        scenarios += ["puts", "gets"] if name == "all" else []
     return Plan(
         layouts=tuple(dict.fromkeys(given.layouts or (("3", "3+3") if quick else LAYOUTS))),
         scenarios=tuple(dict.fromkeys(scenarios)),
@@ -277,12 +283,20 @@ def _plan(given: argparse.Namespace) -> Plan:
         seconds=seconds,
         warmup_s=min(2.0, seconds / 4),
         put_seconds=given.put_seconds or seconds / 3,
+        callers=tuple(dict.fromkeys(given.callers or CALLERS)),
+        in_flight=tuple(sorted(set(given.in_flight or IN_FLIGHT))),
+        consistencies=cast(
+            tuple[Consistency, ...], tuple(dict.fromkeys(given.consistencies or CONSISTENCIES))
+        ),
         lag_ms=given.lag_ms,
         think_ms=given.think_ms,
         rate_per_s=given.rate_per_s,
         value_bytes=given.value_bytes,
         audit_clients_max=given.audit_clients_max,
         fsync=cast(Literal["on", "off"], given.fsync),
+        tls=given.tls,
+        gets_max=given.gets_max,
+        lease_ms=given.lease_ms,
         quick=quick,
     )
 
@@ -297,31 +311,8 @@ def _arguments(plan: Plan) -> dict[str, object]:
         **asdict(plan),
         "drivers": "; ".join(f"{name}: {place}" for name, place in places.items()),
         "lag": "replicants apply the log later; the nodes with drivers apply later what the legacy "
-        "registry spreads to them. During puts there is none.",
+        "registry spreads to them. During puts and gets there is none.",
     }
-
-
-def _positive(text: str) -> float:
-    value = _not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError("must be greater than 0")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        value = float(text)
-        if 0 <= value < 1e9:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1e9")
-
-
-def _positive_int(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        value = int(text)
-        if 1 <= value <= 1_000_000_000:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ Rules of the format:
   several processes can be laid over each other; `duration_us` comes from a monotonic clock.
 - A file appears under its final name only when it is complete (temporary name, then rename), so a
   driver that was killed leaves no half file. Pages carry checksums, so that damage is found.
-- Readers ignore columns that they do not know; a column that they know may not change its type.
+- Readers ignore columns that they do not know; a column that they know may not change its type. A
+  column that was added later is not required, and a file without it is read as if it were null.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ __all__ = [
     "ANOMALIES",
     "AUDIT_ANOMALIES",
     "COLUMNS",
+    "CONSISTENCIES",
     "ERRORS",
     "LAYOUTS",
     "LAYOUT_WORDS",
     "OPS",
     "PHASES",
+    "PHASE_OF_CALLS",
     "REFUSALS",
     "REGISTRIES",
     "ROLES",
@@ -64,17 +67,24 @@ SCENARIO_WORDS: Mapping[str, str] = types.MappingProxyType(
         "reconnect": "reconnections",
         "same_client": "all clients with the same client id",
         "puts": "puts",
+        "gets": "gets",
+        "mixed": "nine gets to one put",
     }
 )
 SCENARIOS: tuple[str, ...] = tuple(SCENARIO_WORDS)
 
 PHASES = ("warmup", "load", "quiesce", "audit")
-PHASE_OF_PUTS = "c[1-9][0-9]*"
-"""The phase of the scenario `puts` names the number of calls in flight: c1, c16, c64, c256."""
+PHASE_OF_CALLS = "c[1-9][0-9]*"
+"""The phase of `puts`, `gets` and `mixed` names the number of calls in flight: c1, c16, c64."""
 
 REGISTRIES = ("lcr", "legacy", "none")
-ROLES = ("leader", "follower", "replicant", "http")
-OPS = ("connect", "disconnect", "lookup", "put", "audit")
+ROLES = ("leader", "follower", "replicant", "http", "http_follower", "http_replicant")
+"""Inside a node of that kind, or outside and over HTTP: to the leader (http), or to another."""
+
+OPS = ("connect", "disconnect", "lookup", "put", "get", "audit")
+
+CONSISTENCIES = ("linearizable", "lease", "local")
+"""What a get asked for. Rows of other operations have none."""
 
 REFUSALS = ("restart", "outdated_early", "outdated_late", "ahead")
 """The registry's verdict against a caller: a correct answer, but not the one it hoped for."""
@@ -112,6 +122,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     session_present: Annotated[bool | None, "bool", "connect: the flag the client got"] = None
     expected_present: Annotated[bool | None, "bool", "connect: the flag it had to get"] = None
     index: Annotated[int | None, "int64", "log index of the answer, where there is one"] = None
+    consistency: Annotated[str | None, "string", "get: one of CONSISTENCIES"] = None
 
 
 @dataclass(frozen=True)

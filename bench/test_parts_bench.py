@@ -1,4 +1,4 @@
-"""The hot parts of a write: the log on disk, the messages' codec, and a put through three cores.
+"""The hot parts of a call: the log on disk, the messages' codec, puts and gets through three cores.
 
 A round is a batch (its size stands in `extra_info`): divide its time by the size for one operation.
 The cluster here shares one process and one event loop with its callers, so its figures are for
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from raftkv import Node
 from raftkv.raft import wire
 from raftkv.raft.wal import Wal
 from raftkv.runtime import OsFiles
@@ -146,13 +147,13 @@ def cluster(loop: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def batches_of(
-    put: Callable[[bytes, bytes], Coroutine[Any, Any, Any]], in_flight: int, puts: int
+    call: Callable[[bytes], Coroutine[Any, Any, Any]], in_flight: int, calls: int
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """A coroutine that makes `puts` puts, `in_flight` at a time, each caller one after another."""
+    """A coroutine that makes so many calls, `in_flight` at a time, each caller one by one."""
 
     async def caller(number: int) -> None:
-        for turn in range(puts // in_flight):
-            await put(b"bench/%d/%d" % (number, turn % 64), VALUE)
+        for turn in range(calls // in_flight):
+            await call(b"bench/%d/%d" % (number, turn % 64))
 
     async def batch() -> None:
         await asyncio.gather(*(caller(number) for number in range(in_flight)))
@@ -168,10 +169,29 @@ def test_put_through_three_cores(
     benchmark: Benchmark, loop: LoopThread, cluster: LocalCluster, place: str, in_flight: int
 ) -> None:
     """Puts until acknowledged, fsync on, all three logs on one disk."""
-    leader = cluster.leader()
-    assert leader is not None
-    node = leader if place == "leader" else next(n for n in cluster.cores if n is not leader)
+    node = node_at(cluster, place)
     puts = max(50, in_flight * 8) // in_flight * in_flight
-    batch = batches_of(node.kv.put, in_flight, puts)
+    batch = batches_of(lambda key: node.kv.put(key, VALUE), in_flight, puts)
     benchmark.extra_info.update(puts=puts, in_flight=in_flight, value_bytes=len(VALUE))
     benchmark.pedantic(lambda: loop.run(batch()), rounds=5, warmup_rounds=1)
+
+
+@pytest.mark.cluster
+@pytest.mark.benchmark(group="linearizable get through 3 cores, one process")
+@pytest.mark.parametrize("in_flight", [1, 16, 256])
+@pytest.mark.parametrize("place", ["leader", "follower"])
+def test_get_through_three_cores(
+    benchmark: Benchmark, loop: LoopThread, cluster: LocalCluster, place: str, in_flight: int
+) -> None:
+    """Gets that see everything acknowledged before them; nothing is written."""
+    node = node_at(cluster, place)
+    gets = max(100, in_flight * 32) // in_flight * in_flight
+    batch = batches_of(node.kv.get, in_flight, gets)
+    benchmark.extra_info.update(gets=gets, in_flight=in_flight)
+    benchmark.pedantic(lambda: loop.run(batch()), rounds=5, warmup_rounds=1)
+
+
+def node_at(cluster: LocalCluster, place: str) -> Node:
+    leader = cluster.leader()
+    assert leader is not None
+    return leader if place == "leader" else next(n for n in cluster.cores if n is not leader)

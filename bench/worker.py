@@ -8,6 +8,7 @@ It is started by `bench.layouts`, takes requests on its standard input and ends 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -16,9 +17,11 @@ from typing import Any
 
 import msgspec
 
+from bench.calls import Caller, CallPlace, HttpCaller, Mix, call_rows
 from bench.clock import OsClock
 from bench.control import (
     Audit,
+    CallLoad,
     Channel,
     Collect,
     Done,
@@ -28,7 +31,6 @@ from bench.control import (
     Play,
     ProfileStart,
     ProfileStop,
-    PutLoad,
     Ran,
     Request,
     Setup,
@@ -40,7 +42,6 @@ from bench.control import (
 from bench.live import Tally
 from bench.mesh import SocketMesh
 from bench.probe import Probe
-from bench.puts import HttpCaller, Put, PutPlace, put_rows
 from bench.registries import LegacyRegistry, LinearRegistry
 from bench.scenarios import Driver, Load, Place
 from bench.schema import Row, RowWriter
@@ -122,8 +123,8 @@ class NodeWorker:
                 return self._driver.collect(final=final)
             case Audit():
                 await self._driver.audit(request.load, request.expectations)
-            case PutLoad():
-                return await self._puts(request)
+            case CallLoad():
+                return await self._calls(request)
             case Lag(seconds):
                 self._legacy.lag_s = seconds
                 if self._node.config.role == "replicant":
@@ -136,11 +137,17 @@ class NodeWorker:
                 return self._probe.stop()
         return Done()
 
-    async def _puts(self, load: PutLoad) -> Ran:
-        setup = self._setup
-        place = PutPlace(setup.run, setup.layout, setup.name, self._current_role)
-        puts: list[Put] = [self._node.kv.put] * load.in_flight
-        return await _run_puts(puts, load, place, self._writer.add)
+    async def _calls(self, load: CallLoad) -> Ran:
+        setup, kv = self._setup, self._node.kv
+        place = CallPlace(setup.run, setup.layout, setup.name, self._current_role)
+        # No function of ours between the loop and a linearizable get: it would be measured too.
+        get = kv.get
+        if load.consistency != "linearizable":
+            get = functools.partial(kv.get, consistency=load.consistency)
+        callers = [Caller(kv.put, get)] * load.in_flight
+        return await _run_calls(
+            callers, load, place, self._writer.add, waits=load.consistency == "linearizable"
+        )
 
     def _state(self) -> State:
         status = self._node.status()
@@ -168,30 +175,38 @@ class HttpWorker:
     async def handle(self, request: Request) -> Any:
         """Does what is asked; returns the answer."""
         match request:
-            case PutLoad():
-                return await self._puts(request)
+            case CallLoad():
+                return await self._calls(request)
             case Flush():
                 await asyncio.to_thread(self._writer.flush)
         return Done()
 
-    async def _puts(self, load: PutLoad) -> Ran:
+    async def _calls(self, load: CallLoad) -> Ran:
         assert load.endpoint is not None
         assert load.serves is not None
-        place = PutPlace(self._setup.run, self._setup.layout, load.serves, lambda: "http")
-        callers = [await HttpCaller.open(load.endpoint) for _ in range(load.in_flight)]
+        role = load.role or "http"
+        place = CallPlace(self._setup.run, self._setup.layout, load.serves, lambda: role)
+        doors = [await HttpCaller.open(load.endpoint) for _ in range(load.in_flight)]
+        local = load.consistency == "local"
+        callers = [Caller(door.put, door.get_local if local else door.get) for door in doors]
         try:
-            return await _run_puts(
-                [caller.put for caller in callers], load, place, self._writer.add
-            )
+            return await _run_calls(callers, load, place, self._writer.add, waits=True)
         finally:
-            for caller in callers:
-                caller.close()
+            for door in doors:
+                door.close()
 
 
-async def _run_puts(
-    puts: list[Put], load: PutLoad, place: PutPlace, sink: Callable[[Row], None]
+async def _run_calls(
+    callers: list[Caller],
+    load: CallLoad,
+    place: CallPlace,
+    sink: Callable[[Row], None],
+    *,
+    waits: bool,
 ) -> Ran:
-    tally, elapsed_s = await put_rows(puts, load.seconds, bytes(load.value_bytes), place, sink)
+    value = bytes(load.value_bytes)
+    mix = Mix(load.scenario, load.put_every, value, load.consistency, waits, load.calls_max)
+    tally, elapsed_s = await call_rows(callers, mix, load.seconds, place, sink)
     return Ran(outcomes=tally.outcomes, buckets=tally.buckets, elapsed_s=elapsed_s)
 
 

@@ -49,10 +49,12 @@ def _rules() -> list[tuple[str, Column]]:
         ("index is negative", F.col("index") < 0),
         ("unknown layout", _not_one_of("layout", schema.LAYOUTS)),
         ("unknown scenario", _not_one_of("scenario", schema.SCENARIOS)),
-        ("unknown phase", _not_one_of("phase", schema.PHASES, schema.PHASE_OF_PUTS)),
+        ("unknown phase", _not_one_of("phase", schema.PHASES, schema.PHASE_OF_CALLS)),
         ("unknown registry", _not_one_of("registry", schema.REGISTRIES)),
         ("unknown role", _not_one_of("role", schema.ROLES)),
         ("unknown op", _not_one_of("op", schema.OPS)),
+        ("unknown consistency", _not_one_of("consistency", schema.CONSISTENCIES)),
+        ("a get without consistency", (F.col("op") == "get") & F.col("consistency").isNull()),
         ("unknown outcome", _unknown_outcome()),
         ("run or node is empty", (F.col("run") == "") | (F.col("node") == "")),
     ]

@@ -29,8 +29,8 @@ CONNECT_WORDS = {
     "lag_ms": "{} ms of replication lag injected into the nodes that the clients call",
 }
 PUT_WORDS = {"value_bytes": "values of {}", "put_seconds": "{} s for each load"}
-"""What stands beside pictures, if it is known. Puts run without injected lag and have no clients
-with ids. All other conditions are in the table."""
+"""What stands beside pictures, if it is known. Puts and gets run without injected lag and have no
+clients with ids. All other conditions are in the table."""
 
 
 def flattened(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

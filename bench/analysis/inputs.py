@@ -90,6 +90,8 @@ def _objection(path: Path) -> str | None:
             found = file.schema_arrow
             for field in arrow_schema():
                 position = found.get_field_index(field.name)
+                if position < 0 and field.nullable:
+                    continue  # written before the column was added
                 if position < 0:
                     return f"wrong schema: column {field.name} is missing"
                 if found.field(position).type != field.type:
@@ -97,7 +99,8 @@ def _objection(path: Path) -> str | None:
                         f"wrong schema: column {field.name} is "
                         f"{found.field(position).type}, not {field.type}"
                     )
-            for _ in file.iter_batches(columns=arrow_schema().names):
+            known = [name for name in arrow_schema().names if name in found.names]
+            for _ in file.iter_batches(columns=known):
                 pass
     except (OSError, pyarrow.ArrowException) as error:
         return f"unreadable: {_one_line(error)}"

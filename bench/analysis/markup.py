@@ -12,7 +12,16 @@ from bench.analysis import formats
 from bench.analysis.figures import Rows
 from bench.analysis.words import KIND_WORDS, REGISTRY_WORDS, ROLE_WORDS, Finding
 
-__all__ = ["Field", "definition_list", "field", "figure", "findings_list", "paragraph", "table"]
+__all__ = [
+    "Field",
+    "definition_list",
+    "field",
+    "figure",
+    "findings_list",
+    "paragraph",
+    "section",
+    "table",
+]
 
 Words = Callable[[Any], str]
 
@@ -25,6 +34,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "registry": {**REGISTRY_WORDS, "none": formats.NOTHING},
     "role": ROLE_WORDS,
     "kind": KIND_WORDS,
+    "consistency": {"none": formats.NOTHING},
 }
 
 
@@ -61,6 +71,11 @@ def field(column: str, title: str | None = None, words: Words | None = None) -> 
             shown = title if title is not None else column.removesuffix(suffix).replace("_", " ")
             return Field(column, shown, unit, wording, numeric=True)
     return Field(column, name)
+
+
+def section(title: str, *parts: str) -> str:
+    """A part of the page with its heading; `parts` are HTML already."""
+    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
 def paragraph(text: str, kind: str = "") -> str:

@@ -22,8 +22,10 @@ from bench.analysis.markup import (
     figure,
     findings_list,
     paragraph,
+    section,
     table,
 )
+from bench.analysis.page_calls import call_sections
 from bench.analysis.page_style import STYLE_SHEET
 
 __all__ = ["render", "write_report"]
@@ -87,7 +89,7 @@ def render(figures: Figures) -> str:
         _answers(figures, under),
         _speed(figures, under),
         _over_time(figures, under),
-        _puts(figures, condition_line(figures.conditions, puts=True)),
+        *call_sections(figures),
         _layouts(figures),
         _benchmarks(figures),
         _set_aside(figures),
@@ -105,10 +107,6 @@ def render(figures: Figures) -> str:
         "report; <code>summary.json</code> holds the same figures for programs.</footer>"
         "</body></html>\n"
     )
-
-
-def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
 def _results(figures: Figures) -> str:
@@ -144,6 +142,19 @@ def _tiles(figures: Figures) -> str:
     if alone:
         text = f"median put of a single caller in the leader, {schema.LAYOUT_WORDS[layout]}"
         tiles.append((formats.milliseconds(alone[0]["p50_ms"]), text, "leader"))
+    reads = figures.rows("gets", layout=layout, consistency="linearizable")
+    for role in ("leader", "replicant"):
+        best_read = max(
+            (row for row in reads if row["role"] == role),
+            key=lambda row: row["throughput_per_s"] or 0.0,
+            default=None,
+        )
+        if best_read is not None:
+            text = (
+                f"linearizable gets by callers {words.ROLE_WORDS[role]}, "
+                f"{formats.count(best_read['in_flight'])} in flight, {schema.LAYOUT_WORDS[layout]}"
+            )
+            tiles.append((formats.rate(best_read["throughput_per_s"]), text, role))
     shown = [
         f'<div class="tile" style="--tone:var(--{tone})"><b>{escape(value)}</b>'
         f"<span>{escape(text)}</span></div>"
@@ -154,7 +165,7 @@ def _tiles(figures: Figures) -> str:
 
 def _compared(figures: Figures) -> str:
     pairs = list(flattened(figures.conditions))
-    return _section(
+    return section(
         "What was compared, and what came out",
         paragraph(" ".join(words.compared(figures))),
         "<h3>What came out</h3>",
@@ -184,7 +195,7 @@ def _answers(figures: Figures, under: str) -> str:
         ),
         field("audits_wrong_share", "share"),
     ]
-    return _section(
+    return section(
         "Wrong answers",
         paragraph(
             "Does a client learn the truth about its session? Left: connects that were told the "
@@ -230,7 +241,7 @@ def _speed(figures: Figures, under: str) -> str:
             )
         ),
     ]
-    return _section(
+    return section(
         "Speed: the registry on against off",
         paragraph("One scale for all scenarios, so that they compare."),
         *parts,
@@ -248,12 +259,12 @@ def _over_time(figures: Figures, under: str) -> str:
         if not gaps:
             return ""
         note = "The load phases are shorter than two whole seconds: there is no course to draw."
-        return _section("Throughput over time", paragraph(note), gaps)
+        return section("Throughput over time", paragraph(note), gaps)
     caption = (
         "Connects that ended with ok in each whole second of the load phase; seconds without any "
         "count as zero."
     )
-    return _section(
+    return section(
         "Throughput over time",
         figure(picture, "Connects per second over time", caption, under),
         "<details><summary>The longest gap between two ok connects</summary>",
@@ -262,43 +273,15 @@ def _over_time(figures: Figures, under: str) -> str:
     )
 
 
-def _puts(figures: Figures, under: str) -> str:
-    picture = plots.puts_plot(figures)
-    if picture is None:
-        return ""
-    fields = [
-        field("layout"),
-        field("role", "caller"),
-        *(field(name, words=formats.count) for name in ("in_flight", "count", "error")),
-        field("throughput_per_s"),
-        *(field(f"{name}_ms") for name in ("p50", "p95", "p99", "max")),
-    ]
-    return _section(
-        "Puts by caller",
-        paragraph(
-            "A put is acknowledged when a majority of the cores has it on disk. What a caller can "
-            "reach depends on where it sits: in the leader, in a follower or a replicant (which "
-            "forward), or outside, over HTTP."
-        ),
-        figure(
-            picture,
-            "Puts per second and median latency by calls in flight",
-            "Acknowledged puts per second (above) and their median time (below) by the number of "
-            "calls in flight, one line for each kind of caller.",
-            under,
-        ),
-        table(figures.rows("puts"), fields, tall=True),
-    )
-
-
 def _layouts(figures: Figures) -> str:
     rows = [
         row
         for row in figures.rows("layout_ratios")
-        if (row["phase"] == "load" and row["role"] == "all") or row["op"] == "put"
+        if (row["phase"] == "load" and row["role"] == "all") or row["op"] in ("put", "get")
     ]
+    keys = ("layout", "base", "scenario", "phase", "role", "registry", "consistency")
     fields = [
-        *(field(name) for name in ("layout", "base", "scenario", "phase", "role", "registry")),
+        *(field(name) for name in keys),
         field("layout_throughput_per_s", "throughput"),
         field("base_throughput_per_s", "of base"),
         field("throughput_ratio", "ratio"),
@@ -309,7 +292,7 @@ def _layouts(figures: Figures) -> str:
     ]
     if not rows:
         return ""
-    return _section(
+    return section(
         "Layouts against each other",
         paragraph(
             "Each layout against the smaller ones (base). More cores keep more copies and wait for "
@@ -334,7 +317,7 @@ def _benchmarks(figures: Figures) -> str:
     ]
     if not rows:
         return ""
-    return _section(
+    return section(
         "Parts by themselves",
         paragraph("Measured by pytest-benchmark: times of one call, in microseconds."),
         table(rows, fields, tall=True),
@@ -354,11 +337,12 @@ def _set_aside(figures: Figures) -> str:
         Field("reason", "reason", wide=True),
         field("count", words=formats.count),
     ]
-    return _section("Set aside", paragraph(sentence), table(counts["rejected"], fields))
+    return section("Set aside", paragraph(sentence), table(counts["rejected"], fields))
 
 
 def _everything(figures: Figures) -> str:
-    group = [field(n) for n in ("layout", "scenario", "phase", "role", "registry", "op")]
+    keys = ("layout", "scenario", "phase", "role", "registry", "op", "consistency")
+    group = [field(name) for name in keys]
     counts = ("count", "ok", "refused", "error", "wrong", "retried")
     fields = [
         *group,
@@ -374,7 +358,7 @@ def _everything(figures: Figures) -> str:
         *(field(name, words=formats.count) for name in ("anomalies", "checked")),
         Field("share", "share", words=formats.percent, numeric=True),
     ]
-    return _section(
+    return section(
         "Every figure",
         paragraph("Every group by itself. The tables on disk hold the same with all digits."),
         "<details open><summary>Operations</summary>",

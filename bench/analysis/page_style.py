@@ -12,6 +12,7 @@ STYLE_SHEET = """
   --paper: #fcfcfa; --card: #ffffff; --ink: #1b2430; --muted: #5d6976; --rule: #dfe4ea;
   --lcr: #17788c; --legacy: #d8832a; --good: #2c7a51; --bad: #b3372f;
   --leader: #33539e; --follower: #8a63b8; --replicant: #3a9a6b; --http: #8a8f98;
+  --httpfollower: #b0793a; --httpreplicant: #b3527e;
   color-scheme: light dark;
 }
 @media (prefers-color-scheme: dark) {
@@ -19,6 +20,7 @@ STYLE_SHEET = """
     --paper: #14181d; --card: #1a2027; --ink: #e4e8ec; --muted: #9aa6b2; --rule: #313a44;
     --lcr: #4db3c6; --legacy: #e6a15a; --good: #6fc498; --bad: #ef8a80;
     --leader: #86a3e6; --follower: #bb99e3; --replicant: #66c796; --http: #a9afb8;
+    --httpfollower: #d9a766; --httpreplicant: #e08bb0;
   }
 }
 * { box-sizing: border-box; }

@@ -7,7 +7,7 @@ Keys of `summary.json` (format 1; keys are only ever added):
     input            files, files_damaged, rows, rows_accepted, rows_rejected,
                      rejected (scope, reason, count), runs
     operations, outcomes, error_totals, gaps, anomalies, verdicts, registry_ratios,
-    layout_ratios, puts, benchmarks
+    layout_ratios, puts, gets, mixed, benchmarks
                      the rows of the tables with these names, as lists of objects
     tables           every table's directory, relative to the summary; `over_time` and `rejected`
                      are only there
@@ -52,6 +52,8 @@ TABLES = (
     "registry_ratios",
     "layout_ratios",
     "puts",
+    "gets",
+    "mixed",
     "benchmarks",
 )
 """The tables in the order in which they are computed; `rejected` is written besides."""
@@ -91,6 +93,8 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
         "registry_ratios": tables.registry_ratios(by_group),
         "layout_ratios": tables.layout_ratios(by_group),
         "puts": tables.puts(by_group),
+        "gets": tables.gets(by_group),
+        "mixed": tables.mixed(by_group),
         "benchmarks": benchmark_table,
     }
     rows: dict[str, Rows] = {}

@@ -29,7 +29,14 @@ from bench.analysis.figures import CONNECTS, Figures, Rows
 from bench.analysis.formats import count, number, percent
 from bench.analysis.words import REGISTRY_WORDS, ROLE_WORDS
 
-__all__ = ["anomaly_plot", "latency_plot", "puts_plot", "throughput_plot", "time_plot"]
+__all__ = [
+    "anomaly_plot",
+    "gets_plot",
+    "latency_plot",
+    "puts_plot",
+    "throughput_plot",
+    "time_plot",
+]
 
 PALETTE = {
     "ink": "#1b2430",
@@ -41,13 +48,22 @@ PALETTE = {
     "follower": "#8a63b8",
     "replicant": "#3a9a6b",
     "http": "#8a8f98",
+    "httpfollower": "#b0793a",
+    "httpreplicant": "#b3527e",
 }
 """Stand-in colours by the name of the CSS variable that replaces them."""
 
 WIDTH_IN = 10.4
 ROW_IN = 0.3
 BOTH = ("lcr", "legacy")
-MARKERS = {"leader": "o", "follower": "s", "replicant": "D", "http": "^"}
+MARKERS = {
+    "leader": "o",
+    "follower": "s",
+    "replicant": "D",
+    "http": "^",
+    "http_follower": "v",
+    "http_replicant": "<",
+}
 
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -188,19 +204,29 @@ def time_plot(figures: Figures) -> str | None:
 
 def puts_plot(figures: Figures) -> str | None:
     """Puts per second (above) and median time (below) by calls in flight, a line per caller."""
-    layouts = figures.values("puts", "layout")
+    return _calls_plot(figures.rows("puts"), "acknowledged puts per second", "puts")
+
+
+def gets_plot(figures: Figures) -> str | None:
+    """Linearizable gets, as `puts_plot`. The others would leave them no height: see the table."""
+    rows = figures.rows("gets", consistency="linearizable")
+    return _calls_plot(rows, "linearizable gets per second", "gets")
+
+
+def _calls_plot(found: Rows, label_of_rate: str, prefix: str) -> str | None:
+    layouts = [name for name in schema.LAYOUTS if any(row["layout"] == name for row in found)]
     if not layouts:
         return None
     with rc_context(LINE_STYLE):
         figure = Figure(figsize=(WIDTH_IN, 5.6), layout="constrained")
         grid = figure.subplots(2, len(layouts), squeeze=False, sharey="row", sharex=True)
         quantities = (
-            ("throughput_per_s", "acknowledged puts per second"),
+            ("throughput_per_s", label_of_rate),
             ("p50_ms", "median, milliseconds"),
         )
         for line, (column, label) in zip(grid, quantities, strict=True):
             for ax, layout in zip(line, layouts, strict=True):
-                rows = [row for row in figures.rows("puts", layout=layout) if row[column]]
+                rows = [row for row in found if row["layout"] == layout and row[column]]
                 _lines_by_role(ax, rows, column)
             line[0].set_ylabel(label)
         _from_zero(grid[0])
@@ -217,7 +243,7 @@ def puts_plot(figures: Figures) -> str | None:
         figure.legend(
             list(handles.values()), list(handles), loc="outside upper right", ncols=len(handles)
         )
-        return _svg(figure, "puts")
+        return _svg(figure, prefix)
 
 
 def _bar_panels(rows: Rows, column: str, unit: str, words: Any, prefix: str) -> str | None:
@@ -275,7 +301,7 @@ def _lines_by_role(ax: Axes, rows: Rows, column: str) -> None:
                 marker=MARKERS[role],
                 ms=5,
                 lw=1.6,
-                color=PALETTE[role],
+                color=PALETTE[role.replace("_", "")],
                 label=ROLE_WORDS[role],
             )
     ax.set_xscale("log", base=2)
@@ -284,6 +310,7 @@ def _lines_by_role(ax: Axes, rows: Rows, column: str) -> None:
     ax.xaxis.set_minor_locator(ticker.NullLocator())
     if column == "p50_ms":
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:

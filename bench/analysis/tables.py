@@ -2,8 +2,9 @@
 
 Definitions, which the report repeats in words:
 
-- **Group**: layout, scenario, phase, role, registry, op. Besides each role there is the role `all`,
-  except for puts: their roles are measured one after the other, so a sum would mean nothing.
+- **Group**: layout, scenario, phase, role, registry, op, consistency (`none` but for gets). Besides
+  each role there is the role `all`, except for puts and gets: their roles are measured one after
+  the other, so a sum would mean nothing.
 - **Window** of a group: from its first start to its last end, for each run; runs are added up.
 - **Classes**: `ok`; `refused` (the registry's verdict against the caller, a correct answer);
   `error` (no answer); for audits `wrong`.
@@ -20,6 +21,7 @@ Ratios say "first is r times second" for throughput and for latency alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -37,7 +39,9 @@ __all__ = [
     "anomalies",
     "error_totals",
     "gaps",
+    "gets",
     "layout_ratios",
+    "mixed",
     "operations",
     "outcomes",
     "over_time",
@@ -49,7 +53,8 @@ __all__ = [
 ]
 
 ALL = "all"
-GROUP = ("layout", "scenario", "phase", "role", "registry", "op")
+NONE = "none"
+GROUP = ("layout", "scenario", "phase", "role", "registry", "op", "consistency")
 BUCKET_US = 1_000_000
 """Throughput over time is counted in buckets of one second."""
 
@@ -60,6 +65,7 @@ _ORDER: dict[str, tuple[str, ...]] = {
     "role": (ALL, *schema.ROLES),
     "registry": schema.REGISTRIES,
     "op": schema.OPS,
+    "consistency": (NONE, *schema.CONSISTENCIES),
     "kind": schema.ANOMALIES,
 }
 
@@ -73,10 +79,13 @@ def prepared(rows: DataFrame) -> DataFrame:
         .when(outcome.isin(list(schema.REFUSALS)), "refused")
         .otherwise("error")
     )
-    roles = F.when(F.col("op") == "put", F.array("role")).otherwise(F.array("role", F.lit(ALL)))
+    alone = F.col("op").isin("put", "get")
+    roles = F.when(alone, F.array("role")).otherwise(F.array("role", F.lit(ALL)))
     return rows.select(
         "run",
-        *(name for name in GROUP if name != "role"),
+        *(name for name in GROUP if name not in ("role", "consistency")),
+        # Not null: groups are joined by their keys, and no null equals another.
+        F.coalesce("consistency", F.lit(NONE)).alias("consistency"),
         *("node", "attempt", "start_us", "duration_us"),
         *("outcome", "session_present", "expected_present"),
         kind.alias("class"),
@@ -85,10 +94,14 @@ def prepared(rows: DataFrame) -> DataFrame:
     )
 
 
-def operations(rows: DataFrame) -> DataFrame:
-    """Per group: counts, throughput, exact percentiles, errors, retries."""
+def operations(rows: DataFrame, apart: Sequence[str] = ()) -> DataFrame:
+    """Per group: counts, throughput, exact percentiles, errors, retries.
+
+    `apart`: more columns whose values are kept apart, such as `run`.
+    """
+    group = [*apart, *GROUP]
     answered_us = F.when(F.col("class") != "error", F.col("duration_us"))
-    measured = rows.groupBy(*GROUP).agg(
+    measured = rows.groupBy(*group).agg(
         # Sets, because two countDistinct make Spark multiply every row by three.
         F.size(F.collect_set("run")).alias("runs"),
         F.size(F.collect_set("node")).alias("nodes"),
@@ -101,8 +114,8 @@ def operations(rows: DataFrame) -> DataFrame:
     )
     window_s = F.col("window_us") / 1e6
     answered = F.col("ok") + F.col("refused") + F.col("wrong")
-    table = measured.join(_windows(rows), list(GROUP)).select(
-        *GROUP,
+    table = measured.join(_windows(rows, group), group).select(
+        *group,
         "runs",
         "nodes",
         "count",
@@ -123,7 +136,7 @@ def operations(rows: DataFrame) -> DataFrame:
         (F.col("error") / F.col("count")).alias("error_share"),
         (F.col("retried") / F.col("count")).alias("retried_share"),
     )
-    return _sorted(table, *GROUP)
+    return _sorted(table, *group)
 
 
 def outcomes(rows: DataFrame) -> DataFrame:
@@ -273,15 +286,28 @@ def layout_ratios(operation_table: DataFrame) -> DataFrame:
 
 def puts(operation_table: DataFrame) -> DataFrame:
     """The scenario `puts` by layout, caller's role and calls in flight: a view of `operations`."""
+    return _calls(operation_table, "puts", "layout", "role")
+
+
+def gets(operation_table: DataFrame) -> DataFrame:
+    """The scenario `gets` by layout, consistency, caller's role and calls in flight: a view too."""
+    return _calls(operation_table, "gets", "layout", "consistency", "role")
+
+
+def mixed(operation_table: DataFrame) -> DataFrame:
+    """The scenario `mixed`: its gets and its puts, which share what is in flight, by themselves."""
+    return _calls(operation_table, "mixed", "layout", "role", "op")
+
+
+def _calls(operation_table: DataFrame, scenario: str, *keys: str) -> DataFrame:
     in_flight = F.regexp_extract("phase", "^c([0-9]+)$", 1)
-    table = operation_table.where((F.col("op") == "put") & (in_flight != "")).select(
-        "layout",
-        "role",
+    table = operation_table.where((F.col("scenario") == scenario) & (in_flight != "")).select(
+        *keys,
         in_flight.try_cast("int").alias("in_flight"),
         *("count", "ok", "error", "throughput_per_s"),
         *("p50_ms", "p95_ms", "p99_ms", "max_ms", "window_s"),
     )
-    return _sorted(table, "layout", "role", "in_flight")
+    return _sorted(table, *keys, "in_flight")
 
 
 def rejected_reasons(rejected: DataFrame) -> DataFrame:
@@ -290,11 +316,10 @@ def rejected_reasons(rejected: DataFrame) -> DataFrame:
     return _sorted(table, "scope", "reason")
 
 
-def _windows(rows: DataFrame) -> DataFrame:
-    per_run = rows.groupBy("run", *GROUP).agg(
-        (F.max("end_us") - F.min("start_us")).alias("window_us")
-    )
-    return per_run.groupBy(*GROUP).agg(F.sum("window_us").alias("window_us"))
+def _windows(rows: DataFrame, group: Sequence[str]) -> DataFrame:
+    by_run = dict.fromkeys(["run", *group])
+    per_run = rows.groupBy(*by_run).agg((F.max("end_us") - F.min("start_us")).alias("window_us"))
+    return per_run.groupBy(*group).agg(F.sum("window_us").alias("window_us"))
 
 
 def _figures(table: DataFrame, keys: list[str], prefix: str) -> DataFrame:

@@ -35,6 +35,8 @@ ROLE_WORDS = {
     "follower": "in a follower",
     "replicant": "in a replicant",
     "http": "over HTTP",
+    "http_follower": "over HTTP to a follower",
+    "http_replicant": "over HTTP to a replicant",
 }
 KIND_WORDS = {
     schema.WRONG_PRESENT: "wrong session-present flag",
@@ -103,11 +105,12 @@ def compared(figures: Figures) -> list[str]:
 
 
 def findings(figures: Figures) -> list[Finding]:
-    """What came out besides the verdicts: speed, layouts, puts, errors, what was set aside."""
+    """What came out besides the verdicts: speed, layouts, calls, errors, what was set aside."""
     return [
         *_registry_findings(figures),
         *_layout_findings(figures),
-        *_put_findings(figures),
+        *_call_findings(figures, "puts", "Most puts"),
+        *_call_findings(figures, "gets", "Most linearizable gets", consistency="linearizable"),
         *_error_findings(figures),
         *_rejected_findings(figures),
     ]
@@ -229,12 +232,12 @@ def _layout_findings(figures: Figures) -> list[Finding]:
     ]
 
 
-def _put_findings(figures: Figures) -> list[Finding]:
+def _call_findings(figures: Figures, table: str, what: str, **where: str) -> list[Finding]:
     found = []
-    for layout in figures.values("puts", "layout"):
+    for layout in figures.values(table, "layout", **where):
         parts = []
-        for role in figures.values("puts", "role", layout=layout):
-            rows = figures.rows("puts", layout=layout, role=role)
+        for role in figures.values(table, "role", layout=layout, **where):
+            rows = figures.rows(table, layout=layout, role=role, **where)
             best = max(rows, key=lambda row: row["throughput_per_s"] or 0.0)
             alone = [row for row in rows if row["in_flight"] == 1]
             text = (
@@ -245,7 +248,7 @@ def _put_findings(figures: Figures) -> list[Finding]:
                 text += f" (median of a single caller {milliseconds(alone[0]['p50_ms'])})"
             parts.append(text)
         found.append(
-            Finding(f"Most puts on {schema.LAYOUT_WORDS[layout]}, by caller: {'; '.join(parts)}.")
+            Finding(f"{what} on {schema.LAYOUT_WORDS[layout]}, by caller: {'; '.join(parts)}.")
         )
     return found
 

@@ -97,6 +97,26 @@ def _puts(chance: random.Random, layout: str, scale: Scale) -> Iterator[Row]:
                 )  # fmt: skip
 
 
+def _gets(chance: random.Random, layout: str, scale: Scale) -> Iterator[Row]:
+    roles = {"leader": 1.0, "follower": 1.3, "http": 2.5, "http_follower": 2.7}
+    if layout == "3+3":
+        roles |= {"replicant": 1.5, "http_replicant": 3.0}
+    for place, (role, factor) in enumerate(roles.items()):
+        for consistency, in_flights in (("linearizable", (1, 16, 64, 256)), ("local", (1,))):
+            for in_flight in in_flights:
+                cost_us = (160 if consistency == "linearizable" else 4) * factor
+                cost_us *= 1 + in_flight / 40
+                began = BEGAN_US + 900_000_000 + place * 60_000_000 + in_flight * 100_000
+                for n in range(scale.puts):
+                    yield Row(
+                        run="demo", layout=layout, scenario="gets", phase=f"c{in_flight}",
+                        registry="none", node="n1", role=role, op="get", client=f"p{n % in_flight}",
+                        attempt=1, start_us=began + int(n // in_flight * cost_us),
+                        duration_us=int(chance.lognormvariate(0, 0.25) * cost_us), outcome="ok",
+                        consistency=consistency,
+                    )  # fmt: skip
+
+
 def write(directory: Path, scale: Scale = Scale()) -> None:
     """Writes log, conditions and a benchmark file below `directory`."""
     chance = random.Random(7)
@@ -108,7 +128,7 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
                         writer.add(row)
                     for row in _audits(chance, layout, scenario, registry):
                         writer.add(row)
-            for row in _puts(chance, layout, scale):
+            for row in (*_puts(chance, layout, scale), *_gets(chance, layout, scale)):
                 writer.add(row)
     conditions = {
         "date": "2026-11-21T10:00:00Z", "cores": 2, "memory_bytes": 24 * 2**30,

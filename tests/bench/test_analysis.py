@@ -91,7 +91,24 @@ def puts() -> Iterator[Row]:
         yield row(far + window_us - 4_000, 4_000, **{**put, "run": run, "phase": "c16"})
 
 
-GOOD_ROWS = [*lcr_connects(), *legacy_connects(), *audits(), *puts()]
+def gets() -> Iterator[Row]:
+    """Linearizable: 2 in 2 s, in 1 and 3 ms. Local: 3 in 1 s. Mixed: 2 gets in 1 s, 1 put."""
+    get = {"op": "get", "scenario": "gets", "registry": "none", "phase": "c1", "role": "replicant"}
+    linearizable = {**get, "consistency": "linearizable"}
+    yield row(0, 1_000, **linearizable)
+    yield row(1_997_000, 3_000, **linearizable)
+    for at_us in (0, 500_000, 999_000):
+        yield row(at_us, 1_000, **get, consistency="local")
+    mixed: dict[str, Any] = {**linearizable, "scenario": "mixed", "role": "http_follower"}
+    yield row(0, 1_000, **mixed)
+    yield row(999_000, 1_000, **mixed)
+    yield row(0, 4_000, **{**mixed, "op": "put", "consistency": None})
+
+
+OLD_PUTS = [row(0, 2_000, op="put", scenario="puts", registry="none", phase="c64", layout="5")]
+"""In a file of the time before gets, which has no column `consistency`."""
+
+GOOD_ROWS = [*lcr_connects(), *legacy_connects(), *audits(), *puts(), *gets()]
 
 BAD_ROWS: dict[str, dict[str, Any]] = {
     "run is missing": {"run": None},
@@ -100,6 +117,8 @@ BAD_ROWS: dict[str, dict[str, Any]] = {
     "unknown phase": {"phase": "c0"},
     "unknown outcome": {"outcome": "error:"},
     "attempt is below 1; unknown role": {"attempt": 0, "role": "observer"},
+    "unknown consistency": {"op": "get", "consistency": "eventual"},
+    "a get without consistency": {"op": "get"},
 }
 
 
@@ -108,6 +127,12 @@ def write_bad_rows(path: Path) -> None:
     nullable = pa.schema([pa.field(f.name, f.type) for f in arrow_schema()])
     rows = [{**good, **changes} for changes in BAD_ROWS.values()]
     parquet.write_table(pa.Table.from_pylist(rows, schema=nullable), path)
+
+
+def write_old_file(path: Path) -> None:
+    schema = pa.schema([field for field in arrow_schema() if field.name != "consistency"])
+    rows = [{name: getattr(one, name) for name in schema.names} for one in OLD_PUTS]
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def write_damaged_files(log: Path, sound: Path) -> None:
@@ -145,6 +170,7 @@ def analysed(java: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RowWriter(directory, "r1", "n1") as writer:
         for one in GOOD_ROWS:
             writer.add(one)
+    write_old_file(directory / "log" / "old.parquet")
     write_damaged_files(directory / "log", directory / "log" / "r1-n1-0.parquet")
     write_bad_rows(directory / "log" / "bad-rows.parquet")
     (directory / "benchmark").mkdir()
@@ -278,7 +304,21 @@ class TestFigures:
             ("1", "leader", 1): pytest.approx(2.0),
             ("3", "leader", 1): pytest.approx(1.0),
             ("3", "leader", 16): pytest.approx(4 / 4.0),
+            ("5", "leader", 64): pytest.approx(1 / 0.002),
         }
+
+    def test_gets_by_consistency_and_caller(self, analysed: Path) -> None:
+        found = {one["consistency"]: one for one in table(analysed, "gets")}
+        assert {one["role"] for one in found.values()} == {"replicant"}
+        assert found["linearizable"]["throughput_per_s"] == pytest.approx(2 / 2.0)
+        assert found["linearizable"]["p50_ms"] == pytest.approx(2.0)
+        assert found["local"]["throughput_per_s"] == pytest.approx(3 / 1.0)
+
+    def test_a_mix_by_operation(self, analysed: Path) -> None:
+        found = {(one["role"], one["op"]): one for one in table(analysed, "mixed")}
+        assert set(found) == {("http_follower", "get"), ("http_follower", "put")}
+        assert found["http_follower", "get"]["throughput_per_s"] == pytest.approx(2 / 1.0)
+        assert found["http_follower", "put"]["p50_ms"] == pytest.approx(4.0)
 
     def test_files_of_pytest_benchmark(self, analysed: Path) -> None:
         found = only(analysed, "benchmarks")
@@ -310,10 +350,11 @@ class TestSetAside:
 
     def test_they_are_counted(self, analysed: Path) -> None:
         counts = json.loads((analysed / "summary.json").read_text())["input"]
-        assert counts["rows"] == len(GOOD_ROWS) + len(BAD_ROWS)
-        assert counts["rows_accepted"] == len(GOOD_ROWS)
+        accepted = len(GOOD_ROWS) + len(OLD_PUTS)
+        assert counts["rows"] == accepted + len(BAD_ROWS)
+        assert counts["rows_accepted"] == accepted
         assert counts["rows_rejected"] == len(BAD_ROWS)
-        assert (counts["files"], counts["files_damaged"]) == (8, 5)
+        assert (counts["files"], counts["files_damaged"]) == (9, 5)
         assert counts["runs"] == ["r1", "r2"]
 
 
@@ -322,8 +363,8 @@ class TestSummary:
         summary = json.loads((analysed / "summary.json").read_text())
         assert list(summary) == [
             "format", "conditions", "input", "operations", "outcomes", "error_totals", "gaps",
-            "anomalies", "verdicts", "registry_ratios", "layout_ratios", "puts", "benchmarks",
-            "tables",
+            "anomalies", "verdicts", "registry_ratios", "layout_ratios", "puts", "gets", "mixed",
+            "benchmarks", "tables",
         ]  # fmt: skip
         assert summary["format"] == 1
         assert summary["conditions"]["cores"] == 2
@@ -332,7 +373,7 @@ class TestSummary:
 
     def test_it_holds_the_tables(self, analysed: Path) -> None:
         summary = json.loads((analysed / "summary.json").read_text())
-        for name in ("operations", "verdicts", "registry_ratios", "puts"):
+        for name in ("operations", "verdicts", "registry_ratios", "puts", "gets", "mixed"):
             assert summary[name] == table(analysed, name), name
 
 
@@ -383,7 +424,7 @@ class TestReport:
     def test_it_has_its_pictures(self, page: Page) -> None:
         assert "svg" in page.tags
         prefixes = {name.split("-")[0] for name in page.ids}
-        assert prefixes == {"anomalies", "throughput", "latency", "time", "puts"}
+        assert prefixes == {"anomalies", "throughput", "latency", "time", "puts", "gets"}
 
     def test_it_says_in_words_what_came_out(self, page: Page) -> None:
         words = " ".join("".join(page.words).split())
@@ -401,7 +442,7 @@ class TestReport:
 
             Operations without an answer: 1 error:stopped and 1 timeout.
 
-            6 rows and 5 files were set aside
+            8 rows and 5 files were set aside
 
             2 CPU cores shared by all nodes and clients, fsync before acknowledging, 5 clients for
             each driver.
@@ -431,8 +472,8 @@ def test_a_log_without_one_good_row(
     (tmp_path / "log" / "garbage.parquet").write_bytes(b"this is no Parquet file")
     assert analyse.main([str(tmp_path)]) == 2
     message = last_line(capsys)
-    assert "1 damaged files and 6 rows were set aside" in message
-    assert len(table(tmp_path, "rejected")) == 7
+    assert "1 damaged files and 8 rows were set aside" in message
+    assert len(table(tmp_path, "rejected")) == 9
     assert not (tmp_path / "summary.json").exists()
 
 

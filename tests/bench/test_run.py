@@ -18,8 +18,9 @@ from pyarrow import parquet
 from bench.control import Function, State
 from bench.coordinator import evenly, leader_of
 from bench.layouts import ROOT, Layout, node_configs
+from bench.plan import REGISTRY_SCENARIOS, Plan
 from bench.profile import by_module, module_of
-from bench.run import main
+from bench.run import _parser, _plan, main
 from bench.schema import LAYOUTS
 from bench.truth import Expectation
 
@@ -80,7 +81,7 @@ def test_a_run_convicts_the_legacy_registry_and_acquits_the_linear_one(tmp_path:
     out = tmp_path / "out"
     process = start(
         out, "--layout", "3+3", "--clients", "8", "--seconds", "1", "--put-seconds", "0.1",
-        "--lag-ms", "150",
+        "--lag-ms", "150", "--in-flight", "1", "--in-flight", "64", "--lease-ms", "300",
     )  # fmt: skip
     printed, errors = process.communicate(timeout=FINISH_S)
     assert process.returncode == 0, errors.decode()
@@ -94,9 +95,20 @@ def test_a_run_convicts_the_legacy_registry_and_acquits_the_linear_one(tmp_path:
     for scenario in ("initial", "reconnect", "same_client"):
         for registry in ("lcr", "legacy"):
             assert (scenario, registry, "replicant") in scenarios
+    gets = {(row["role"], row["phase"], row["consistency"]) for row in rows if row["op"] == "get"}
+    doors = ("http", "http_follower", "http_replicant")
+    phases = ("c1", "c64")
+    everywhere = ("leader", "follower", "replicant", *doors)
+    assert gets == {
+        *((role, phase, "linearizable") for role in everywhere for phase in phases),
+        *((role, "c1", "local") for role in ("leader", "follower", "replicant")),
+        *((role, phase, "local") for role in doors for phase in phases),
+        ("leader", "c1", "lease"),
+    }
+    assert {row["outcome"] for row in rows if row["op"] == "get"} == {"ok"}
     puts = {(row["role"], row["phase"]) for row in rows if row["op"] == "put"}
     roles = ("leader", "follower", "replicant", "http")
-    assert puts == {(role, f"c{n}") for role in roles for n in (1, 16, 64, 256)}
+    assert puts == {(role, phase) for role in roles for phase in phases}
     assert {row["outcome"] for row in rows if row["op"] == "put"} == {"ok"}
     audited = {row["node"] for row in rows if row["op"] == "audit"}
     assert audited == {"c1", "c2", "c3", "r1", "r2", "r3"}
@@ -163,6 +175,9 @@ def test_a_log_that_is_there_is_not_mixed_with_another(
         ["--lag-ms", "-1"],
         ["--clients", "1.5"],
         ["--scenario", "chaos"],
+        ["--caller", "nobody"],
+        ["--in-flight", "0"],
+        ["--consistency", "eventual"],
     ],
 )
 def test_bad_arguments_are_refused(
@@ -187,6 +202,47 @@ def test_every_layout_has_its_nodes(name: str, tmp_path: Path) -> None:
     assert len(set(addresses)) == 2 * len(configs)
     expected = layout.replicant_names or layout.core_names
     assert layout.drivers == expected
+
+
+def plan_of(*options: str) -> Plan:
+    return _plan(_parser().parse_args(["--out", "x", *options]))
+
+
+def test_callers_are_sent_only_where_the_layout_has_a_place() -> None:
+    plan = plan_of("--scenario", "puts", "--scenario", "gets", "--in-flight", "4")
+    places = {
+        name: {(each.scenario, each.caller) for each in plan.calls(Layout.parse(name))}
+        for name in LAYOUTS
+    }
+    assert places["1"] == {(s, c) for s in ("puts", "gets") for c in ("leader", "http")}
+    assert places["3"] - places["1"] == {
+        ("puts", "follower"), ("gets", "follower"), ("gets", "http_follower"),
+    }  # fmt: skip
+    assert places["3+3"] - places["3"] == {
+        ("puts", "replicant"), ("gets", "replicant"), ("gets", "http_replicant"),
+    }  # fmt: skip
+
+
+def test_reads_that_do_not_wait_are_measured_with_one_caller() -> None:
+    layout = Layout.parse("3")
+    calls = plan_of("--scenario", "gets", "--lease-ms", "300").calls(layout)
+    waiting = {each.in_flight for each in calls if each.consistency == "linearizable"}
+    assert waiting == {1, 16, 64, 256}
+    embedded = [each for each in calls if not each.caller.startswith("http")]
+    assert {each.in_flight for each in embedded if each.consistency != "linearizable"} == {1}
+    assert {each.caller for each in calls if each.consistency == "lease"} == {"leader"}
+    assert {each.put_every for each in calls} == {0}
+    promised = {each.consistency for each in plan_of("--scenario", "gets").calls(layout)}
+    assert promised == {"linearizable", "local"}, "nodes that promise no lease have none"
+
+
+def test_a_mix_is_linearizable_and_puts_once_in_ten() -> None:
+    calls = plan_of("--scenario", "mixed", "--in-flight", "4").calls(Layout.parse("3"))
+    assert {(each.consistency, each.put_every) for each in calls} == {("linearizable", 10)}
+
+
+def test_everything_means_the_registry_puts_and_gets() -> None:
+    assert plan_of().scenarios == (*REGISTRY_SCENARIOS, "puts", "gets")
 
 
 def state(role: str) -> State:
