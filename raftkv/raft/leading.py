@@ -9,6 +9,7 @@ only up to what its own disk holds (rule 12).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import wire
 from .append import quorum_index
 from .election import quorum_alive, quorum_time
+from .membership import name_of
 from .progress import Flow, Progress
 from .reads import ReadRounds
 from .sending import Sending
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 __all__ = ["Leading"]
+
+log = logging.getLogger("raftkv.raft")
 
 # Entries in one message, and bytes if it has several: encoding, decoding, appending and sealing so
 # much takes a few milliseconds.
@@ -48,6 +52,8 @@ class Leading:
         self._uncommitted: deque[tuple[int, int]] = deque()
         self._uncommitted_bytes = 0
         self._progress: dict[str, Progress] = {}
+        # Who was found to lack what it had acknowledged: said once in a term.
+        self._forgetful: set[str] = set()
         self._frames: dict[tuple[int, int], bytes] = {}
         now = engine.runtime.monotonic()
         self._heartbeat_at = now
@@ -283,9 +289,22 @@ class Leading:
             progress.acknowledged(min(message.index, last), last)
             # Until now it was told of no commit that it could verify.
             self._announce |= flow is not Flow.REPLICATE and progress.flow is Flow.REPLICATE
-        else:
-            progress.rejected(
-                message.index, message.hint_term, message.hint_index, self._engine.wal
+        elif not progress.rejected(
+            message.index, message.hint_term, message.hint_index, self._engine.wal
+        ):
+            self._forgot(sender, progress)
+
+    def _forgot(self, peer: str, progress: Progress) -> None:
+        """A follower lost what it acknowledged. It gets nothing more, and its operator is told."""
+        if peer not in self._forgetful:
+            self._forgetful.add(peer)
+            log.error(
+                "%s no longer holds entry %d, which it had acknowledged: its disk lost a write, or "
+                "it runs with fsync off. It cannot catch up. Remove %s, empty its directory, then "
+                "add it",
+                name_of(peer),
+                progress.match,
+                name_of(peer),
             )
 
     # -- the lease and the office

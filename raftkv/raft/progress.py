@@ -10,7 +10,9 @@ entries that the log no longer holds; appends pause until the snapshot is instal
 connection loses messages, so it leads back to Probe.
 
 An answer may be late or repeated: an acknowledgement only raises, and a rejection counts only if
-it echoes the `prev` of the probe in flight.
+it echoes the `prev` of the probe in flight. One that echoes it and lies at or below `match` says
+that the follower lost what it had acknowledged: its disk lied, or it runs without fsync. No step
+back can be right then, because its acknowledgement may have committed the entry; the leader says so.
 """
 
 from __future__ import annotations
@@ -98,12 +100,17 @@ class Progress:
             self.next = self.match + 1
         return news
 
-    def rejected(self, prev_index: int, hint_term: int, hint_index: int, log: _Terms) -> None:
-        """The follower does not hold `prev_index`: step back, a whole term at a time."""
-        if self.flow is Flow.SNAPSHOT or prev_index <= self.match:
-            return
+    def rejected(self, prev_index: int, hint_term: int, hint_index: int, log: _Terms) -> bool:
+        """The follower does not hold `prev_index`: step back, a whole term at a time.
+
+        False if that cannot be: it answers the probe in flight and lacks what it acknowledged.
+        """
         if self.flow is Flow.PROBE and prev_index != self.next - 1:
-            return
+            return True
+        if prev_index <= self.match:
+            return not (self.flow is Flow.PROBE and self.match)
+        if self.flow is Flow.SNAPSHOT:
+            return True
         guess = hint_index
         if hint_term:
             index = prev_index - 1
@@ -112,6 +119,7 @@ class Progress:
             if index >= hint_index and log.term_at(index) == hint_term:
                 guess = index + 1
         self._to_probe(max(self.match + 1, FIRST_INDEX, min(prev_index, guess)))
+        return True
 
     def disconnected(self) -> None:
         """What was in flight is lost; find out again where the logs agree."""

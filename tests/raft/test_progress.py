@@ -57,6 +57,15 @@ def test_the_stream_is_bounded_by_the_bytes_in_flight() -> None:
     assert progress.may_send(LIMIT)
 
 
+def test_a_follower_that_lost_what_it_acknowledged_is_found_out() -> None:
+    progress = replicating(10, 40)
+    assert progress.rejected(8, 0, 0, log_of(*[1] * 40)), "late, from before it had them"
+    progress.disconnected()
+    assert progress.rejected(8, 0, 0, log_of(*[1] * 40)), "no answer to the probe"
+    assert not progress.rejected(10, 0, 5, log_of(*[1] * 40))
+    assert (progress.match, progress.next) == (10, 11), "what it acknowledged may be committed"
+
+
 def test_late_and_repeated_answers_change_nothing() -> None:
     progress = replicating(10, 40)
     progress.sent(20, 10)

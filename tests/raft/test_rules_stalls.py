@@ -292,6 +292,22 @@ class TestRule24Progress:
         assert progress.next == before
         assert bench.take(B) == [], "nothing is sent twice because of an old answer"
 
+    def test_who_lost_what_it_acknowledged_is_named_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bench = Bench(A)
+        term = bench.lead()
+        bench.receive(B, accepted(term, bench.wal.last_index))
+        match = bench.wal.last_index
+        bench.disconnect(B)
+        bench.connect(B)
+        for _ in range(2):
+            bench.tick(BEAT_S)
+            bench.receive(B, rejected(term, match, 0, 2))
+        (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert f"no longer holds entry {match}" in said
+        assert "empty its directory" in said
+
     def test_who_begins_to_agree_hears_the_commit_index_at_once(self) -> None:
         """Else readers on it wait for the next heartbeat after every election."""
         bench = Bench(A)
