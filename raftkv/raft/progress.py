@@ -12,7 +12,7 @@ connection loses messages, so it leads back to Probe.
 An answer may be late or repeated: an acknowledgement only raises, and a rejection counts only if
 it echoes the `prev` of the probe in flight. One that echoes it and lies at or below `match` says
 that the follower lost what it had acknowledged: its disk lied, or it runs without fsync. No step
-back can be right then, because its acknowledgement may have committed the entry; the leader says so.
+back can be right then, because its acknowledgement may have committed the entry; the leader tells.
 """
 
 from __future__ import annotations
