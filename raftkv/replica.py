@@ -77,7 +77,7 @@ class Replica:
         return b"".join((b"\x92", stamp, _array_header(len(commands)), *commands))
 
     def apply(self, index: int, body: bytes) -> None:
-        outbox, mine = self._outbox, self._outbox.session
+        outbox = self._outbox
         try:
             outcomes = self.machine.apply(index, body)
         except NodeFault:
@@ -93,7 +93,8 @@ class Replica:
             ) from error
         self.commands_applied += len(outcomes)
         for session, seq, outcome in outcomes:
-            if session == mine and mine:
+            # Looked up each time: this very entry may open another, whose numbers begin anew.
+            if session == outbox.session and session:
                 outbox.settle(seq, outcome)
             elif session == 0 and seq == self.nonce:
                 self.on_session(outcome)

@@ -93,3 +93,26 @@ def test_a_command_of_a_session_that_ended_in_the_jump_may_have_been_applied() -
     assert len(bench.sent) == 1, "it was sent again, and would take effect twice"
     with pytest.raises(Timeout, match="may have been applied"):
         answer.result()
+
+
+def test_a_late_refusal_of_the_old_session_does_not_settle_a_number_of_the_new_one() -> None:
+    """Both in one entry: first the node's new session, then what its old one had sent.
+
+    The numbers begin again with every session. Found by the simulation: the command that had got
+    the number anew was taken for refused and was sent twice.
+    """
+    bench = Bench()
+    bench.jump()
+    old = bench.submit()
+    (late,) = bench.sent
+    nonce = bench.replica.nonce = 6
+    bench.replica.on_session = lambda result: bench.outbox.open(result.session)
+    new = bench.outbox.submit("kv", Put(b"k2", b"v"), 5.0)
+    command = NodeUp(nonce, "n1", "core", "n1-aa", "n1:1", None, (("kv", KV.version),))
+    up = _encode((0, nonce, 0, "core", _encode(command)))
+    bench.replica.apply(bench.replica.machine.index + 1, b"\x92" + _encode(2) + b"\x92" + up + late)
+    bench.runtime.run()
+    assert len(bench.sent) == 2, "the new command was sent twice"
+    assert not new.done()
+    with pytest.raises(Timeout, match="may have been applied"):
+        old.result()
