@@ -6,9 +6,6 @@ uvloop's transports, a failed handshake is known to its owner with its reason (t
 only closes the connection), and the number and the time of pending handshakes are the owner's to
 bound.
 
-Why it is fast enough: what a link sends in one turn of the loop is encrypted as a whole (`send`
-takes many frames joined), so that records are full and there is one write.
-
 Both contexts are mutual and speak TLS 1.3 only. There are no session tickets: a resumed session
 would skip the very check that a replaced authority asks for.
 """
