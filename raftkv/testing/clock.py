@@ -298,9 +298,14 @@ class SimLoop(asyncio.BaseEventLoop):
                 continue
             home = handle.home
             process = home.get(PROCESS)
-            if process is not None and process.halted:
-                process.hold(handle)
-                continue
+            if process is not None:
+                if process.steps_left and not process.halted:
+                    process.steps_left -= 1
+                    if not process.steps_left and process.strike is not None:
+                        process.strike()
+                if process.halted:
+                    process.hold(handle)
+                    continue
             try:
                 home.run(handle.callback, *handle.arguments)
             except (SystemExit, KeyboardInterrupt):

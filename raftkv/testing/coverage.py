@@ -11,10 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from raftkv.node import Node
-from raftkv.raft.following import Following
+from raftkv.raft.installing import Installing
 from raftkv.raft.snapshot import SnapshotWriter
 from raftkv.raft.wal import Wal
-from raftkv.replica import Replica
 from raftkv.replicant.follower import Follower
 from raftkv.state.machine import StateMachine
 from raftkv.testing.marks import Marks
@@ -33,11 +32,11 @@ class Coverage:
     def __enter__(self) -> Self:
         enter = self._patches.enter_context
         enter(around(SnapshotWriter, "commit", self._counted("snapshot written")))
-        enter(around(Following, "_install", self._counted("snapshot installed")))
+        enter(around(Installing, "_install", self._counted("snapshot installed")))
         enter(around(StateMachine, "_again", self._counted("command answered from the table")))
         enter(around(Node, "_reopen", self._counted("session reopened")))
         enter(around(Wal, "compact", self._counted("log compacted")))
-        enter(around(Replica, "restore", self._wrap_restore))
+        enter(around(Follower, "_take_chunk", self._wrap_take_chunk))
         enter(around(Follower, "link_up", self._wrap_link_up))
         return self
 
@@ -59,14 +58,13 @@ class Coverage:
 
         return wrap
 
-    def _wrap_restore(self, original: Callable[..., None]) -> Callable[..., None]:
-        def restore(replica: Replica, chunks: Any, index: int) -> None:
-            original(replica, chunks, index)
-            if isinstance(chunks, list):
-                # Only a replicant's chunks came over the network in memory.
+    def _wrap_take_chunk(self, original: Callable[..., None]) -> Callable[..., None]:
+        def take_chunk(follower: Follower, message: Any) -> None:
+            original(follower, message)
+            if message.last:
                 self._marks.hit("snapshot installed on a replicant")
 
-        return restore
+        return take_chunk
 
     def _wrap_link_up(self, original: Callable[..., None]) -> Callable[..., None]:
         def link_up(follower: Follower, link: Any) -> None:

@@ -155,6 +155,15 @@ class SimDisk:
         self.changes_left = None
         self.epoch += 1
 
+    def wipe(self) -> None:
+        """The machine got an empty disk; only while nothing runs on it."""
+        self._names.clear()
+        self._platter_names.clear()
+        self._unsynced.clear()
+        self._locks.clear()
+        self._directories = {"/", "."}
+        self.epoch += 1
+
     def flip_bit(self, path: str, offset: int, bit: int | None = None) -> None:
         """Damage the byte at `offset` for good; any bit of it unless `bit` (0 to 7) is given."""
         inode = self._inode(path)

@@ -1,15 +1,17 @@
 """What stands between a process and its disk: a dead process writes nothing.
 
 A crash can fall between two operations of one function in the worker thread (written but not
-synced, synced but not renamed). `doom` arranges that: after so many more changing operations every
-operation raises `PowerFailure`. Whatever the function still does in memory is of no consequence,
-because its process is dead by then.
+synced, synced but not renamed), or of one on the loop (recovery, founding, joining). `doom`
+arranges that: after so many more changing operations every operation raises `PowerFailure`.
+Whatever the function still does in memory is of no consequence, because its process is dead by
+then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable
 from typing import Literal
 
 from raftkv.runtime import File, Files, Lock
@@ -32,22 +34,37 @@ class Gate:
         self._files = files
         self._process = process
         self._changes_left: int | None = None
+        self._strike: Callable[[], None] | None = None
         self._locks: list[Lock] = []
 
-    def doom(self, changes: int) -> None:
-        """Let `changes` more changing operations pass, then none at all."""
+    def doom(self, changes: int, strike: Callable[[], None] | None = None) -> None:
+        """Let `changes` more changing operations pass, then none at all.
+
+        `strike` is called in place of the first that does not pass; it ends the process.
+        """
         self._changes_left = changes
+        self._strike = strike
+
+    def spare(self) -> None:
+        """Take a `doom` back that has not struck."""
+        if self._process.alive:
+            self._changes_left = None
+            self._strike = None
 
     def kill(self) -> None:
         """The process is gone: the operating system releases its locks."""
         self._changes_left = 0
+        self._strike = None
         for lock in self._locks:
             with contextlib.suppress(OSError):
                 lock.release()
         self._locks.clear()
 
     def check(self, *, changes: bool) -> None:
-        if not self._process.alive or self._changes_left == 0:
+        if changes and self._changes_left == 0 and self._strike is not None:
+            strike, self._strike = self._strike, None
+            strike()
+        if not self._process.alive or (self._changes_left == 0 and self._strike is None):
             raise PowerFailure
         if changes and self._changes_left is not None:
             self._changes_left -= 1

@@ -23,6 +23,7 @@ import msgspec
 from raftkv.config import Limits, NodeConfig, RaftTimes
 from raftkv.node import Node
 from raftkv.plugin import Plugin
+from raftkv.security.directory import certify
 
 __all__ = ["LocalCluster", "free_ports"]
 
@@ -45,7 +46,8 @@ class LocalCluster:
     """`cores` voters named core1.. and `replicants` copies named replicant1..
 
     `plugins` run beside the keyspace. `directory` is kept if it is given, else a temporary one is
-    made and removed. `fsync`, `raft` and `limits` go into every node's configuration.
+    made and removed. `fsync`, `raft` and `limits` go into every node's configuration. With `tls`
+    the nodes get certificates, in `<directory>/certs`.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class LocalCluster:
         fsync: str = "on",
         raft: RaftTimes | None = None,
         limits: Limits | None = None,
+        tls: bool = False,
     ) -> None:
+        self._tls = tls
         self._plugins = plugins
         self._own_directory = directory is None
         self.directory = directory or tempfile.mkdtemp(prefix="raftkv-")
@@ -87,7 +91,21 @@ class LocalCluster:
             self.configs[name] = msgspec.structs.replace(
                 config, raft=raft or config.raft, limits=limits or config.limits
             )
+        self._certify(names)
         self.running: dict[str, Node] = {}
+
+    @property
+    def certificates(self) -> str:
+        """With `tls`: the directory that `raftkv certs` works on."""
+        return f"{self.directory}/certs"
+
+    def _certify(self, names: Sequence[str]) -> None:
+        """With `tls`: give these nodes certificates."""
+        if not self._tls:
+            return
+        made = certify(self.certificates, self.configs["core1"].cluster, names, ["127.0.0.1"])
+        for name in names:
+            self.configs[name] = msgspec.structs.replace(self.configs[name], tls=made[name])
 
     async def __aenter__(self) -> LocalCluster:
         try:
@@ -120,11 +138,11 @@ class LocalCluster:
 
     @property
     def cores(self) -> list[Node]:
-        return [node for node in self.nodes if node.config.role == "core"]
+        return [node for node in self.nodes if node.role == "core"]
 
     @property
     def replicants(self) -> list[Node]:
-        return [node for node in self.nodes if node.config.role == "replicant"]
+        return [node for node in self.nodes if node.role == "replicant"]
 
     def leader(self) -> Node | None:
         """The running core that leads the highest term, if one does."""
@@ -149,6 +167,7 @@ class LocalCluster:
             peer_address=address,
             cores={**template.cores, name: address},
         )
+        self._certify([name])
         return await self.start(name)
 
     async def kill(self, name: str) -> None:

@@ -42,6 +42,20 @@ EXPECTED = (
     "disk failed",
     "damage noticed",
     "uncommitted entry survived an election",
+    "members changed",
+    "core add",
+    "core promote",
+    "core remove",
+    "replicant became a core",
+    "change refused",
+    "change unknown",
+    "removed node told",
+    "wiped node refused",
+    "local read",
+    "recovered by force",
+    "recovered by force with a loss",
+    "acknowledged writes lost by force",
+    "outdated core stopped",
 )
 
 

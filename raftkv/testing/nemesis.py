@@ -6,8 +6,10 @@
 
 Every fault ends by itself after a while. At most `down_max` of its hosts are down, paused or
 isolated at one time (a minority by default), so that a cluster may be expected to go on; a test
-that wants more says so. `counts` tells which faults really happened: a run without faults proves
-nothing.
+that wants more says so. `can_spare` asks somebody who knows better, such as whoever knows the
+configuration in force. `hosts` is looked at anew for every fault: hosts may come and go.
+
+`counts` tells which faults really happened: a run without faults proves nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from raftkv.testing.world import World
@@ -30,11 +32,14 @@ FAULTS: Mapping[str, float] = {
     "cut_one_way": 2,
     "isolate": 2,
     "expel": 1,
+    "mute": 3,
     "power_cut": 2,
     "kill": 2,
     "pause": 2,
     "stall_disk": 1,
     "jump_wall": 1,
+    "die_at_step": 2,
+    "die_at_write": 2,
 }
 # Faults that a program is to answer by stopping itself (NodeFault); only when asked for, as in
 # `faults={**FAULTS, **DISK_FAULTS}`. The machine is then rebooted: what a failed sync left in the
@@ -56,9 +61,18 @@ OPERATIONS: Mapping[str, float] = {
 
 ALL_FAULTS = (*FAULTS, *DISK_FAULTS, *DAMAGE_FAULTS, *OPERATIONS)
 # These need more than one host.
-NETWORK_FAULTS = frozenset(["reset", "stall", "cut", "cut_one_way", "isolate", "expel"])
+NETWORK_FAULTS = frozenset(["reset", "stall", "cut", "cut_one_way", "isolate", "expel", "mute"])
+# How late a mute host hears, uniform: such that the others may elect somebody before or after.
+LATE_S = (0.2, 0.9)
 # How often it is looked whether a program that was asked to end has done so.
 STOP_POLL_S = 0.1
+# What a program dies at: one of its callbacks, which may be the next in the same instant; or one of
+# its changes of the disk, such as in the middle of a batch, of a snapshot, of recovery or joining.
+Doom = Literal["steps", "changes"]
+# After so many of them at most, every decade as likely as the next; a start does some dozens.
+DOOM_MAX: Mapping[Doom, int] = {"steps": 3_000, "changes": 100}
+# Chance that the start after such a death is doomed as well: recovery must survive its own crash.
+DOOM_AGAIN = 0.5
 
 
 class Nemesis:
@@ -73,6 +87,7 @@ class Nemesis:
         interval_s: tuple[float, float] = (0.2, 2.0),
         duration_s: tuple[float, float] = (0.2, 3.0),
         down_max: int | None = None,
+        can_spare: Callable[[Sequence[str]], bool] | None = None,
     ) -> None:
         unknown = [name for name in faults if name not in ALL_FAULTS]
         if unknown or not faults:
@@ -81,11 +96,13 @@ class Nemesis:
             raise ValueError("faults of the network need at least two hosts")
         self.counts: dict[str, int] = dict.fromkeys(faults, 0)
         self._world = world
-        self._hosts = list(hosts)
+        self._hosts = hosts
         self._faults = dict(faults)
         self._interval_s = interval_s
         self._duration_s = duration_s
         self._down_max = (len(hosts) - 1) // 2 if down_max is None else down_max
+        self._can_spare = can_spare or self._few_enough
+        self._storming = True
         self._rng = random.Random(f"{world.seed}/nemesis")
         # Hosts that cannot take part at the moment, and until when.
         self._away: dict[str, float] = {}
@@ -98,11 +115,14 @@ class Nemesis:
             "cut_one_way": lambda duration_s: self._cut(duration_s, one_way=True),
             "isolate": self._isolate,
             "expel": self._expel,
+            "mute": self._mute,
             "power_cut": lambda duration_s: self._crash(duration_s, power_cut=True),
             "kill": lambda duration_s: self._crash(duration_s, power_cut=False),
             "pause": self._pause,
             "stall_disk": self._stall_disk,
             "jump_wall": self._jump_wall,
+            "die_at_step": lambda duration_s: self._die(duration_s, "steps"),
+            "die_at_write": lambda duration_s: self._die(duration_s, "changes"),
             "fail_syncs": lambda duration_s: self._fail_disk(duration_s, "fail_syncs"),
             "fail_writes": lambda duration_s: self._fail_disk(duration_s, "fail_writes"),
             "flip_bit": self._flip_bit,
@@ -120,6 +140,7 @@ class Nemesis:
         """Faults until cancelled."""
         while True:
             await asyncio.sleep(self._rng.uniform(*self._interval_s))
+            self._storming = True
             self.strike()
 
     def strike(self) -> str | None:
@@ -134,10 +155,12 @@ class Nemesis:
     def heal(self) -> None:
         """End all cuts, stalls and pauses and start every host that is down."""
         world = self._world
+        self._storming = False
         self._away.clear()
         world.network.heal()
-        for name in self._hosts:
+        for name in list(self._hosts):
             world.resume(name)
+            world.spare(name)
             self._repair(name, world.host(name).boots)
             self._unflip(name)
             if not world.host(name).is_up:
@@ -145,8 +168,20 @@ class Nemesis:
 
     # -- choosing ---------------------------------------------------------------------------------
 
-    def _pair(self) -> tuple[str, str]:
-        first, second = self._rng.sample(self._hosts, 2)
+    def forget(self, name: str) -> None:
+        """The host is taken out of service, or gets an empty disk: nothing is mended there."""
+        self._away.pop(name, None)
+        self.flipped.pop(name, None)
+        self._world.spare(name)
+
+    def _few_enough(self, away: Sequence[str]) -> bool:
+        return len(away) <= self._down_max
+
+    def _pair(self) -> tuple[str, str] | None:
+        """Two hosts, unless members have gone and one is left."""
+        if len(self._hosts) < 2:
+            return None
+        first, second = self._rng.sample(list(self._hosts), 2)
         return first, second
 
     def _up(self) -> str | None:
@@ -164,7 +199,7 @@ class Nemesis:
         now = self._world.loop.now
         self._away = {name: until for name, until in self._away.items() if until > now}
         name = self._up()
-        if name is None or name in self._away or len(self._away) >= self._down_max:
+        if name is None or name in self._away or not self._can_spare([*self._away, name]):
             return None
         self._away[name] = now + duration_s
         return name
@@ -176,16 +211,20 @@ class Nemesis:
     # -- faults -----------------------------------------------------------------------------------
 
     def _reset(self, duration_s: float) -> bool:
-        return self._world.network.reset(*self._pair()) > 0
+        pair = self._pair()
+        return pair is not None and self._world.network.reset(*pair) > 0
 
     def _stall(self, duration_s: float) -> bool:
-        self._world.network.stall(*self._pair(), duration_s)
-        return True
+        pair = self._pair()
+        if pair is not None:
+            self._world.network.stall(*pair, duration_s)
+        return pair is not None
 
     def _cut(self, duration_s: float, *, one_way: bool) -> bool:
-        a, b = self._pair()
-        if self._down_max < 1:
+        pair = self._pair()
+        if pair is None or self._down_max < 1:
             return False
+        a, b = pair
         self._world.network.cut(a, b, one_way=one_way)
         self._later(duration_s, self._world.network.heal, a, b)
         return True
@@ -203,12 +242,31 @@ class Nemesis:
         name = self._victim(duration_s)
         if name is None:
             return False
-        for other in self._hosts:
+        for other in list(self._hosts):
             if other != name:
                 self._world.network.reset(name, other)
         self._world.network.isolate(name)
         self._later(duration_s, self._world.network.heal, name)
         return True
+
+    def _mute(self, duration_s: float) -> bool:
+        """What it says gets nowhere, and what it hears comes late: answers to old questions."""
+        name = self._victim(duration_s)
+        if name is None:
+            return False
+        world, rng = self._world, self._rng
+        others = [other for other in self._hosts if other != name]
+        late_s = rng.uniform(*LATE_S)
+        for other in others:
+            world.network.stall(other, name, late_s)
+        self._later(rng.uniform(0, late_s / 2), self._silence, name, others)
+        self._later(max(duration_s, late_s), world.network.heal, name)
+        return True
+
+    def _silence(self, name: str, others: Sequence[str]) -> None:
+        for other in others:
+            if self._storming:
+                self._world.network.cut(name, other, one_way=True)
 
     def _crash(self, duration_s: float, *, power_cut: bool) -> bool:
         name = self._victim(duration_s)
@@ -221,8 +279,40 @@ class Nemesis:
 
     def _restart(self, name: str, boots: int) -> None:
         host = self._world.host(name)
-        if not host.is_up and host.boots == boots:
+        if name in self._hosts and not host.is_up and host.boots == boots:
             self._world.restart(name)
+
+    def _die(self, duration_s: float, kind: Doom) -> bool:
+        name = self._victim(duration_s)
+        if name is not None:
+            self._doom(name, duration_s, kind)
+        return name is not None
+
+    def _doom(self, name: str, duration_s: float, kind: Doom) -> None:
+        """The program dies at some step within this time, or is spared when it has passed."""
+        world, rng = self._world, self._rng
+        boots = world.host(name).boots
+        until = world.loop.now + duration_s
+        count = int(DOOM_MAX[kind] ** rng.random()) - 1
+
+        def struck() -> None:
+            self._later(rng.uniform(0, max(0.0, until - world.loop.now)), again)
+
+        def again() -> None:
+            self._restart(name, boots)
+            host = world.host(name)
+            if self._storming and host.is_up and host.boots == boots + 1:
+                left_s = rng.uniform(*self._duration_s)
+                if name not in self._away and rng.random() < DOOM_AGAIN:
+                    self._away[name] = world.loop.now + left_s
+                    self._doom(name, left_s, kind)
+
+        def spare() -> None:
+            if world.host(name).boots == boots:
+                world.spare(name)
+
+        world.doom(name, struck, power_cut=rng.random() < 0.5, **{kind: count})
+        self._later(duration_s, spare)
 
     def _pause(self, duration_s: float) -> bool:
         name = self._victim(duration_s)
@@ -280,7 +370,7 @@ class Nemesis:
         """Good data again, and another start: the program has stopped itself over the bad."""
         flip = self.flipped.pop(name, None)
         host = self._world.host(name)
-        if flip is not None:
+        if flip is not None and name in self._hosts:
             if host.is_up:
                 self._world.crash(name, power_cut=False)
             host.disk.unflip_bit(*flip)
@@ -304,5 +394,5 @@ class Nemesis:
             self._restart(name, boots)
 
     def _jump_wall(self, duration_s: float) -> bool:
-        self._world.jump_wall(self._rng.choice(self._hosts), self._rng.randint(-5_000, 5_000))
+        self._world.jump_wall(self._rng.choice(list(self._hosts)), self._rng.randint(-5_000, 5_000))
         return True

@@ -6,7 +6,8 @@ nothing; so a run with it and one without it take the same steps.
 
 What is checked, and when (Raft paper, figure 3):
 - *Election safety*: at every election, no other node, and no other life of this one, has led the
-  term; and a majority of the voters has sent this leader its vote (promises.py keeps them).
+  term; the leader is a voter, and a majority of the voters has sent it its vote (promises.py keeps
+  them).
 - *Leader append-only*: whenever a log is cut, its owner does not lead.
 - *Log matching*: at every append, anywhere. Every entry (index, term) has one payload and one
   predecessor's term in the whole cluster; by induction, so have all before it.
@@ -18,19 +19,25 @@ What is checked, and when (Raft paper, figure 3):
 And beside them: a leader commits by counting only entries of its own term; what it commits is on
 the platters of a majority (promises.py); term, commit and applied index of a running node never go
 back; nobody is elected while another node holds a lease by its own clock.
+
+Who votes is asked of the log, not of its owner: of everything that was ever appended, the last
+configuration that stands in this log. At elections and commits the engine must count by the same
+one. A leader appends a new one only when the one before is committed and an entry of its own term
+is, with one voter more or less, and one more only if that copy has caught up.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import zlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from raftkv.raft.engine import Engine
+from raftkv.raft.engine import CONFIGURATION, Engine
 from raftkv.raft.leading import Leading
-from raftkv.raft.membership import name_of
+from raftkv.raft.membership import EMPTY, Configuration, decode
 from raftkv.raft.wal import Wal
 from raftkv.testing.current import running_host
 from raftkv.testing.marks import Marks
@@ -42,6 +49,10 @@ __all__ = ["Observer"]
 
 Violated = Callable[[str, str], NoReturn]
 """(name of the check, what was seen)"""
+
+# A copy that lacks more entries than this when it becomes a voter had not caught up: what the
+# leader asks for (membership.CAUGHT_UP_ENTRIES), and what it may append meanwhile.
+CAUGHT_UP_ENTRIES = 512
 
 
 class _Seen:
@@ -73,6 +84,10 @@ class Observer:
         # index -> term of every committed entry; term of the leader -> highest index it committed.
         self.committed: dict[int, int] = {}
         self._committed_in: dict[int, int] = {}
+        # Hosts whose data belong to a history that was given up (disaster.py).
+        self.outdated: set[str] = set()
+        # (index, term, configuration) of every configuration ever appended, in this order.
+        self.configurations: list[tuple[int, int, Configuration]] = []
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -81,7 +96,7 @@ class Observer:
         enter(around(Engine, "become_leader", self._wrap_become_leader))
         enter(around(Engine, "become_follower", self._wrap_become_follower))
         enter(around(Engine, "_onTick", self._wrap_tick))
-        enter(around(Leading, "tick", self._wrap_leading_tick))
+        enter(around(Leading, "check_quorum", self._wrap_check_quorum))
         enter(around(Wal, "append", self._wrap_append))
         enter(around(Wal, "truncate_from", self._wrap_truncate))
         enter(around(Wal, "rebase", self._wrap_rebase))
@@ -108,6 +123,81 @@ class Observer:
 
         return init
 
+    # -- configurations
+
+    def running(self, name: str) -> Engine | None:
+        """The engine of the newest life of a core; it may be over."""
+        seen = self._seen.get(name)
+        return None if seen is None else seen.engine
+
+    def configuration_in(self, wal: Wal) -> Configuration:
+        """The one in force in this log: the last of those that stand in it or under its base."""
+        base = wal.base_index
+        for index, term, configuration in reversed(self.configurations):
+            if index > base:
+                if wal.term_at(index) == term:
+                    return configuration
+            elif self.committed.get(index) == term:
+                return configuration
+        return EMPTY
+
+    def possible_configurations(self) -> list[Configuration]:
+        """The last that is committed, and all behind it, which some log may hold; newest first."""
+        found = []
+        for index, term, configuration in reversed(self.configurations):
+            found.append(configuration)
+            if self.committed.get(index) == term:
+                break
+        return found
+
+    def begin_anew(self, wal: Wal) -> int:
+        """The cluster goes on from this log alone (disaster.py): forget what it does not hold.
+
+        Returns the index up to which it holds what was committed.
+        """
+        base, term = wal.base_index, max(wal.term, wal.last_term)
+        held = {i: t for i, t in self.committed.items() if i <= base or wal.term_at(i) == t}
+        agreed = max(held, default=base)
+        self.committed.clear()
+        self.committed.update(held)
+        self._committed_in.clear()
+        self.configurations = [
+            (i, t, c) for i, t, c in self.configurations if held.get(i) == t or wal.term_at(i) == t
+        ]
+        # Terms that the survivor has not seen will be used once more.
+        self._newest_term = min(self._newest_term, term)
+        for later in [each for each in self._leaders if each > term]:
+            del self._leaders[later]
+        for fact in [each for each in self._entries if each[1] > term]:
+            del self._entries[fact]
+        return agreed
+
+    def _changes(self, name: str, engine: Engine, old: Configuration, new: Configuration) -> None:
+        """A leader has just put `new` in force (rule 3)."""
+        if self.committed.get(engine.commit) != engine.term:
+            self._violated(
+                "one change in flight",
+                f"{name} changes the members, but no entry of its term {engine.term} is committed",
+            )
+        index = next(i for i, t, c in reversed(self.configurations) if c is old)
+        if index > engine.commit:
+            self._violated(
+                "one change in flight",
+                f"{name} changes the members; the change at {index} is not committed",
+            )
+        if len(frozenset(old.voters) ^ frozenset(new.voters)) > 1:
+            self._violated(
+                "one change in flight", f"{name} changes {old.voters} to {new.voters} at once"
+            )
+        for added in frozenset(new.voters) - frozenset(old.voters):
+            lack = engine.commit - self.promises.acknowledged(added)
+            if added not in old.learners or lack > CAUGHT_UP_ENTRIES:
+                self._violated(
+                    "caught up before it votes",
+                    f"{name} lets {added} vote: it lacks {lack} entries",
+                )
+        self._marks.hit("members changed")
+
     # -- elections
 
     def _leader_of(self, term: int) -> Engine | None:
@@ -127,7 +217,8 @@ class Observer:
         return become_leader
 
     def _elected(self, name: str, engine: Engine) -> None:
-        term, wal, voters = engine.term, engine.wal, engine.configuration.voters
+        term, wal = engine.term, engine.wal
+        voters = self._voters(name, engine)
         life = (name, self._world.host(name).boots)
         # A lone voter may lead a term again if it crashed before that term was on its disk.
         if len(voters) > 1 or self._leaders.get(term, life)[0] != name:
@@ -136,8 +227,10 @@ class Observer:
                 self._violated(
                     "election safety", f"{_life(first)} and {_life(life)} both lead term {term}"
                 )
+        if engine.me not in voters:
+            self._violated("election by a majority", f"{name} leads and votes not: {voters}")
         if len(voters) > 1:
-            granted = [v for v in voters if self.promises.voted(name_of(v), term) == engine.me]
+            granted = [v for v in voters if self.promises.voted(v, term) == engine.me]
             if 2 * len(granted) <= len(voters):
                 self._violated(
                     "election by a majority",
@@ -156,6 +249,16 @@ class Observer:
         self._marks.hit("leader elected" if len(self._leaders) == 1 else "leader re-elected")
         if wal.last_index > engine.commit:
             self._marks.hit("uncommitted entry survived an election")
+
+    def _voters(self, name: str, engine: Engine) -> tuple[str, ...]:
+        """By whom the engine counts, which must be what its log says."""
+        known = self.configuration_in(engine.wal)
+        if known != engine.configuration:
+            self._violated(
+                "configuration from the log",
+                f"{name} counts by {engine.configuration}, its log says {known}",
+            )
+        return known.voters
 
     def _check_leases(self, name: str, term: int) -> None:
         """By its own clock, no former leader may still answer reads from its memory."""
@@ -176,14 +279,14 @@ class Observer:
 
         return become_follower
 
-    def _wrap_leading_tick(self, original: Callable[..., None]) -> Callable[..., None]:
-        def tick(leading: Leading, now: float) -> None:
+    def _wrap_check_quorum(self, original: Callable[..., None]) -> Callable[..., None]:
+        def check_quorum(leading: Leading, now: float) -> None:
             engine = leading._engine
             original(leading, now)
             if engine.leading is not leading:
                 self._marks.hit("leader stepped down for quorum")
 
-        return tick
+        return check_quorum
 
     # -- ticks
 
@@ -233,11 +336,11 @@ class Observer:
                     f"{name} leads term {term} and commits entry {commit} of term "
                     f"{wal.term_at(commit)} by counting",
                 )
-            self.promises.committed(name, engine, commit)
+            self.promises.committed(name, engine, commit, self._voters(name, engine))
 
     def _check_committed(self, name: str, engine: Engine, index: int) -> None:
         term = engine.wal.term_at(index)
-        if term is None or index <= 1:
+        if term is None or index <= 1 or name in self.outdated:
             return
         known = self.committed.setdefault(index, term)
         if known != term:
@@ -256,6 +359,8 @@ class Observer:
             before = wal.last_term
             original(wal, payload, index, term)
             fact = (before, zlib.crc32(payload))
+            if payload[0] == CONFIGURATION and (index, term) not in entries:
+                self._new_configuration(wal, index, term, decode(payload[1:]))
             if entries.setdefault((index, term), fact) != fact:
                 self._violated(
                     "log matching",
@@ -264,6 +369,13 @@ class Observer:
                 )
 
         return append
+
+    def _new_configuration(self, wal: Wal, index: int, term: int, new: Configuration) -> None:
+        old = self.configuration_in(wal)
+        bisect.insort(self.configurations, (index, term, new), key=lambda item: item[:2])
+        seen = self._seen.get(running_host())
+        if seen is not None and seen.engine.wal is wal and seen.engine.leading is not None:
+            self._changes(running_host(), seen.engine, old, new)
 
     def _wrap_truncate(self, original: Callable[..., None]) -> Callable[..., None]:
         def truncate_from(wal: Wal, index: int) -> None:
@@ -276,7 +388,9 @@ class Observer:
                         f"{name} cuts off entry {index} of term {wal.term_at(index)}, which is "
                         f"committed",
                     )
-                self.promises.truncated(name, index)
+                seen = self._seen.get(name)
+                if seen is not None and seen.engine.wal is wal:
+                    self.promises.truncated(seen.engine.me, index)
                 self._marks.hit("log truncated")
             original(wal, index)
 

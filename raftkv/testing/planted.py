@@ -5,14 +5,14 @@
 
 A simulation that finds nothing proves nothing until it has found what is known to be wrong. Every
 bug here is one that somebody has made, in some implementation or in an early version of this one.
-They are made by replacing functions (patching.py): production code has no switch for them.
+They are made by replacing functions (planting.py): production code has no switch for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -22,75 +22,36 @@ from raftkv.raft.append import Accepted, judge_append
 from raftkv.raft.election import Candidacy, Deadline, Stage
 from raftkv.raft.engine import Engine
 from raftkv.raft.following import Following
+from raftkv.raft.identity import DataDirectory
+from raftkv.raft.installing import Installing
 from raftkv.raft.leading import Leading
 from raftkv.raft.membership import Configuration
 from raftkv.raft.reads import ReadRounds
 from raftkv.raft.snapshot import SnapshotWriter
 from raftkv.raft.wal import Wal
 from raftkv.state.machine import StateMachine
+from raftkv.testing import planted_members
 from raftkv.testing.patching import around, replaced
+from raftkv.testing.planting import BUGS, Bug, Wrap, planted, pretending, wrapping
 
 __all__ = ["BUGS", "Bug", "planted"]
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-Patch = Callable[[], contextlib.AbstractContextManager[None]]
-
-
-class Bug(NamedTuple):
-    """`harsh`: it needs messages to be lost or doubled. It is found within `seeds_max` seeds."""
-
-    what: str
-    patch: Patch
-    harsh: bool = False
-    seeds_max: int = 10
-
-
-BUGS: dict[str, Bug] = {}
-
-
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The bug `name` (a key of BUGS) is in the code while this is entered."""
-    with BUGS[name].patch():
-        yield
-
-
-def _wrapping(
-    name: str, what: str, owner: Any, function: str, *, harsh: bool = False, seeds_max: int = 10
-) -> Callable[[Wrap], Wrap]:
-    """Register a bug that wraps `owner.function`."""
-
-    def register(wrap: Wrap) -> Wrap:
-        BUGS[name] = Bug(what, lambda: around(owner, function, wrap), harsh, seeds_max)
-        return wrap
-
-    return register
-
-
-@contextlib.contextmanager
-def _pretending(thing: Any, field: str, value: Any) -> Iterator[None]:
-    """An attribute of one object has another value for a moment."""
-    before = getattr(thing, field)
-    setattr(thing, field, value)
-    try:
-        yield
-    finally:
-        setattr(thing, field, before)
-
+# They register themselves.
+assert planted_members.__name__
 
 # The disk ----------------------------------------------------------------------------------------
 
 
-@_wrapping("no-fsync", "the log is written and never synced", Wal, "write")
+@wrapping("no-fsync", "the log is written and never synced", Wal, "write")
 def _no_fsync(write: Callable[..., None]) -> Callable[..., None]:
     def broken(log: Wal, pending: Any) -> None:
-        with _pretending(log, "_fsync", False):
+        with pretending(log, "_fsync", False):
             write(log, pending)
 
     return broken
 
 
-@_wrapping(
+@wrapping(
     "acknowledge-before-sync", "votes and acknowledgements leave at once", Engine, "send_held"
 )
 def _acknowledge_before_sync(send_held: Callable[..., None]) -> Callable[..., None]:
@@ -102,7 +63,7 @@ def _acknowledge_before_sync(send_held: Callable[..., None]) -> Callable[..., No
     return broken
 
 
-@_wrapping("forget-vote", "a restarted node does not know whom it voted for", wal, "recover")
+@wrapping("forget-vote", "a restarted node does not know whom it voted for", wal, "recover")
 def _forget_vote(recover: Callable[..., Any]) -> Callable[..., Any]:
     def broken(*arguments: Any) -> Any:
         state = recover(*arguments)
@@ -113,7 +74,7 @@ def _forget_vote(recover: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_wrapping("term-in-memory", "term and vote are not written", Wal, "set_hard_state")
+@wrapping("term-in-memory", "term and vote are not written", Wal, "set_hard_state")
 def _term_in_memory(set_hard_state: Callable[..., None]) -> Callable[..., None]:
     def broken(log: Wal, term: int, vote: str | None) -> None:
         log._term, log._vote = term, vote
@@ -121,7 +82,7 @@ def _term_in_memory(set_hard_state: Callable[..., None]) -> Callable[..., None]:
     return broken
 
 
-@_wrapping("lose-tail", "recovery drops the newest batch, though it is whole", wal, "recover")
+@wrapping("lose-tail", "recovery drops the newest batch, though it is whole", wal, "recover")
 def _lose_tail(recover: Callable[..., Any]) -> Callable[..., Any]:
     def broken(*arguments: Any) -> Any:
         state = recover(*arguments)
@@ -132,7 +93,7 @@ def _lose_tail(recover: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_wrapping(
+@wrapping(
     "leader-counts-early",
     "a leader counts its own entries before they are on its disk",
     Leading,
@@ -144,7 +105,7 @@ def _leader_counts_early(tick: Callable[..., None]) -> Callable[..., None]:
         tick(leading, now)
         log = leading._engine.wal
         if leading._engine.leading is leading:
-            with _pretending(log, "durable_index", log.last_index):
+            with pretending(log, "durable_index", log.last_index):
                 leading._advance_commit()
 
     return broken
@@ -163,7 +124,17 @@ class _Unsynced:
         return getattr(self._file, name)
 
 
-@_wrapping(
+class _UnsyncedFiles(_Unsynced):
+    """Files of which neither content nor names are synced."""
+
+    def open(self, *arguments: Any) -> Any:
+        return _Unsynced(self._file.open(*arguments))
+
+    def sync_dir(self, path: str) -> None:
+        """Only says so."""
+
+
+@wrapping(
     "snapshot-not-synced",
     "a snapshot is renamed before its content is on the disk",
     SnapshotWriter,
@@ -174,6 +145,21 @@ def _snapshot_not_synced(commit: Callable[..., Any]) -> Callable[..., Any]:
     def broken(writer: Any) -> Any:
         writer._file = _Unsynced(writer._file)
         return commit(writer)
+
+    return broken
+
+
+@wrapping(
+    "identity-not-synced",
+    "a node's identity is not synced before the node speaks",
+    DataDirectory,
+    "_store",
+    seeds_max=200,
+)
+def _identity_not_synced(store: Callable[..., None]) -> Callable[..., None]:
+    def broken(directory: Any, identity: Any) -> None:
+        with pretending(directory, "_files", _UnsyncedFiles(directory._files)):
+            store(directory, identity)
 
     return broken
 
@@ -191,10 +177,10 @@ def _judging(**lies: Any) -> Wrap:
     return wrap
 
 
-_wrapping(
+wrapping(
     "vote-twice", "a vote is given again in one term", campaigning, "judge_vote", seeds_max=100
 )(_judging(vote=None))
-_wrapping(
+wrapping(
     "vote-for-shorter-log",
     "a vote is given to whoever asks first",
     campaigning,
@@ -203,7 +189,7 @@ _wrapping(
 )(_judging(last_index=0, last_term=0))
 
 
-@_wrapping("count-late-votes", "pre-votes and late grants count as votes", Candidacy, "grant")
+@wrapping("count-late-votes", "pre-votes and late grants count as votes", Candidacy, "grant")
 def _count_late_votes(grant: Callable[..., None]) -> Callable[..., None]:
     def broken(candidacy: Candidacy, voter: str, **_: Any) -> None:
         pre_vote = candidacy.stage is Stage.PRE_VOTE
@@ -264,7 +250,7 @@ def _appending(change: Callable[..., Any]) -> Wrap:
     return wrap
 
 
-@_wrapping(
+@wrapping(
     "commit-old-term",
     "a leader commits entries of old terms by counting",
     Leading,
@@ -283,7 +269,7 @@ def _commit_old_term(advance: Callable[..., None]) -> Callable[..., None]:
     return broken
 
 
-@_wrapping(
+@wrapping(
     "commit-unverified-tail",
     "a follower commits up to its log's end",
     following,
@@ -301,7 +287,7 @@ def _commit_unverified(
     return msgspec.structs.replace(verdict, commit=max(commit, min(leader_commit, end)))
 
 
-@_wrapping(
+@wrapping(
     "acknowledge-log-end",
     "a follower acknowledges its log's end",
     following,
@@ -318,7 +304,7 @@ def _acknowledge_log_end(
     return msgspec.structs.replace(verdict, match=max(verdict.match, log.last_index))
 
 
-@_wrapping(
+@wrapping(
     "truncate-matching",
     "an append cuts off everything behind its previous entry",
     following,
@@ -349,7 +335,7 @@ BUGS["no-previous-check"] = Bug(
 )
 
 
-@_wrapping(
+@wrapping(
     "apply-before-commit",
     "entries are applied as soon as they are in the log",
     Engine,
@@ -357,7 +343,7 @@ BUGS["no-previous-check"] = Bug(
 )
 def _apply_before_commit(apply_entries: Callable[..., bool]) -> Callable[..., bool]:
     def broken(engine: Engine) -> bool:
-        with _pretending(engine, "_SyncObj__raftCommitIndex", engine.wal.last_index):
+        with pretending(engine, "_SyncObj__raftCommitIndex", engine.wal.last_index):
             return apply_entries(engine)
 
     return broken
@@ -367,22 +353,28 @@ def _apply_before_commit(apply_entries: Callable[..., bool]) -> Callable[..., bo
 def _install_rewinds() -> Iterator[None]:
     def wrap_chunk(on_chunk: Callable[..., None]) -> Callable[..., None]:
         def broken(part: Following, sender: str, message: Any, now: float) -> None:
-            with _pretending(part._engine, "_SyncObj__raftCommitIndex", 1):
+            with pretending(part._engine, "_SyncObj__raftCommitIndex", 1):
                 on_chunk(part, sender, message, now)
 
         return broken
 
     def wrap_received(received: Callable[..., None]) -> Callable[..., None]:
-        def broken(part: Following, sender: str, message: Any, snapshot: Any) -> None:
-            if snapshot is not None:
-                part._install(snapshot)
-            part._answer(sender, message, message.size_bytes, done=True)
+        def broken(part: Installing, sender: str, message: Any, snapshot: Any) -> None:
+            with pretending(part._engine, "_SyncObj__raftCommitIndex", 1):
+                received(part, sender, message, snapshot)
+
+        return broken
+
+    def wrap_wanted(wanted: Callable[..., bool]) -> Callable[..., bool]:
+        def broken(part: Installing, snapshot: Any) -> bool:
+            return not part._engine.stopped
 
         return broken
 
     with (
         around(Following, "on_chunk", wrap_chunk),
-        around(Following, "_received", wrap_received),
+        around(Installing, "_received", wrap_received),
+        around(Installing, "_is_news", wrap_wanted),
     ):
         yield
 
@@ -398,7 +390,7 @@ BUGS["install-rewinds"] = Bug(
 # Reads and answers -------------------------------------------------------------------------------
 
 
-@_wrapping(
+@wrapping(
     "read-without-round",
     "a leader answers reads from its own belief",
     ReadRounds,
@@ -412,7 +404,7 @@ def _read_without_round(finish: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_wrapping(
+@wrapping(
     "break-lease-promise",
     "a follower votes although it has promised its leader a lease",
     Deadline,
@@ -426,12 +418,12 @@ def _break_lease_promise(heard_leader: Callable[..., None]) -> Callable[..., Non
     return broken
 
 
-@_wrapping(
+@wrapping(
     "lease-from-the-answer",
     "a lease counts from when the answer came, not from when its question left",
     Leading,
     "_confirm",
-    seeds_max=100,
+    seeds_max=200,
 )
 def _lease_from_the_answer(confirm: Callable[..., None]) -> Callable[..., None]:
     def broken(leading: Leading, voter: str, number: int) -> None:
@@ -442,7 +434,7 @@ def _lease_from_the_answer(confirm: Callable[..., None]) -> Callable[..., None]:
     return broken
 
 
-@_wrapping("read-from-follower", "a core answers reads from its own commit index", CorePart, "ask")
+@wrapping("read-from-follower", "a core answers reads from its own commit index", CorePart, "ask")
 def _read_from_follower(ask: Callable[..., bool]) -> Callable[..., bool]:
     def broken(part: CorePart, number: int) -> bool:
         part._reader.answered(number, part.engine.commit)
@@ -451,7 +443,40 @@ def _read_from_follower(ask: Callable[..., bool]) -> Callable[..., bool]:
     return broken
 
 
-@_wrapping(
+@wrapping(
+    "lease-judged-late",
+    "a lease is judged by the time of the last tick, so that a paused leader still has it",
+    Engine,
+    "holds_lease",
+    seeds_max=100,
+)
+def _lease_judged_late(_: Any) -> Any:
+    def broken(engine: Engine) -> bool:
+        leading = engine.leading
+        # The last number that was given to messages was given at the last tick.
+        return leading is not None and leading.holds_lease(leading._rounds[-1][1])
+
+    return property(broken)
+
+
+@wrapping(
+    "upstream-answers-reads",
+    "a core answers its replicants' reads from its own commit index",
+    CorePart,
+    "_on_read_request",
+    seeds_max=100,
+)
+def _upstream_answers(on_read_request: Callable[..., None]) -> Callable[..., None]:
+    def broken(part: CorePart, link: Any, message: wire.ReadRequest) -> None:
+        if link.purpose == "follow":
+            link.send(wire.ReadReply(message.number, part.engine.commit))
+        else:
+            on_read_request(part, link, message)
+
+    return broken
+
+
+@wrapping(
     "read-before-no-op",
     "a new leader answers reads before its term has committed",
     Leading,
@@ -460,13 +485,13 @@ def _read_from_follower(ask: Callable[..., bool]) -> Callable[..., bool]:
 )
 def _read_before_no_op(tick: Callable[..., None]) -> Callable[..., None]:
     def broken(leading: Leading, now: float) -> None:
-        with _pretending(leading, "first_index", 0):
+        with pretending(leading, "first_index", 0):
             tick(leading, now)
 
     return broken
 
 
-@_wrapping("no-exactly-once", "a command that comes again is applied again", StateMachine, "apply")
+@wrapping("no-exactly-once", "a command that comes again is applied again", StateMachine, "apply")
 def _no_exactly_once(apply: Callable[..., Any]) -> Callable[..., Any]:
     def broken(machine: StateMachine, index: int, body: bytes) -> Any:
         outcomes = apply(machine, index, body)

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from raftkv.testing.planted import BUGS
+from raftkv.testing.planted import BUGS, Bug
 from raftkv.testing.scenario import run_seed
 
 __all__ = ["Found", "hunt", "write_table"]
@@ -44,17 +44,22 @@ def hunt(bug: str) -> Found:
     logging.disable(logging.CRITICAL)
     known = BUGS[bug]
     for seed in range(known.seeds_max):
-        result = run_seed(seed, messages=known.harsh, bug=bug)
+        result = run_seed(seed, messages=known.harsh, members=known.members or None, bug=bug)
         if result.check:
             return Found(bug, result.check, seed + 1, result.message)
     return Found(bug, "", known.seeds_max, "not found")
+
+
+def _mode(bug: Bug) -> str:
+    options = [f"`--{name}`" for name in ("harsh", "members") if getattr(bug, name)]
+    return " ".join(options) or "streams"
 
 
 def _page(found: Iterable[Found]) -> str:
     lines = [
         f"| `{each.bug}` | {BUGS[each.bug].what} | {each.check or '**not found**'} | "
         f"{each.seeds} | {BUGS[each.bug].seeds_max} | "
-        f"{'`--harsh`' if BUGS[each.bug].harsh else 'streams'} |"
+        f"{_mode(BUGS[each.bug])} |"
         for each in found
     ]
     return HEAD + "\n".join(lines) + "\n"

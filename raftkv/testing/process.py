@@ -5,7 +5,8 @@ callback to callback and from task to task by itself; so code under test needs n
 use `asyncio.create_task`, `asyncio.sleep` and the like. The loop (clock.py) looks at the process
 before each callback: those of a dead process are dropped, those of a paused one wait in order. A
 crash can therefore fall on any `await`, and nothing of the process ever runs again, not even a
-`finally`.
+`finally`. Events of the world fall between instants; `doom` makes one fall between two callbacks of
+the same instant.
 
 What is ugly: a suspended coroutine that nobody refers to is finished off by the garbage collector,
 which runs its `finally` blocks at a moment of its own choosing. So a process holds all its tasks
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +31,28 @@ class Process:
     """The owner of callbacks and tasks.
 
     `halted` is what the loop looks at: true while the process is paused, and for ever once dead.
-    `held` are the callbacks that came up while it was paused.
+    `held` are the callbacks that came up while it was paused. `steps_left`, unless 0, counts its
+    callbacks down; `strike` is called in place of the one that reaches 0, and ends the process.
     """
 
-    __slots__ = ("_sweep_at", "alive", "halted", "held", "name", "tasks")
+    __slots__ = (
+        "_sweep_at",
+        "alive",
+        "halted",
+        "held",
+        "name",
+        "steps_left",
+        "strike",
+        "tasks",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
         self.halted = False
         self.held: list[SimHandle] = []
+        self.steps_left = 0
+        self.strike: Callable[[], None] | None = None
         self.tasks: list[asyncio.Task[Any]] = []
         self._sweep_at = 64
 
@@ -55,6 +68,14 @@ class Process:
         if self.alive:
             self.held.append(handle)
 
+    def doom(self, steps: int, strike: Callable[[], None]) -> None:
+        """Let `steps` more callbacks run, then call `strike` in place of the next."""
+        self.steps_left, self.strike = steps + 1, strike
+
+    def spare(self) -> None:
+        """Take a `doom` back that has not struck."""
+        self.steps_left, self.strike = 0, None
+
     def pause(self) -> None:
         """Hold callbacks from now on (SIGSTOP). `SimLoop.release` lets them go."""
         self.halted = True
@@ -64,6 +85,7 @@ class Process:
         self.alive = False
         self.halted = True
         self.held = []
+        self.spare()
 
     def __repr__(self) -> str:
         return f"<Process {self.name}>"

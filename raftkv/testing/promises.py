@@ -9,10 +9,14 @@ not ask the code under test whether something is durable; it searches for the en
   acknowledgement covers (one in `SAMPLE` is looked up).
 - *Acknowledged what the leader has*: the last entry that an acknowledgement covers is the one
   that the leader of that term has, if it still leads.
-- *Quorum on disk*: what a leader commits is on the platters of a majority of the voters (sampled).
+- *Quorum on disk*: what a leader commits is on the platters of a majority of the voters (sampled),
+  and a majority of them has acknowledged it. Who votes is given by the log (observer.py).
 - *Votes*: nobody votes for two candidates in one term.
 - *Nothing promised is forgotten*: after a restart, term and vote are at least what was promised,
   and the log reaches as far as was acknowledged.
+
+A promise is made by a raft id, not by a name: a core whose disk was wiped comes back as somebody
+new, who has promised nothing, and what the old one had promised binds nobody any more.
 
 With `fsync` off nobody promises anything to a disk, and only votes are compared.
 """
@@ -41,8 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Promises"]
 
 # Tags of messages, the second byte of a frame's body: of Vote, VoteReply, Append and AppendReply,
-# and of TimeoutNow.
-VOTE, VOTE_REPLY, APPEND, APPEND_REPLY, TIMEOUT_NOW = 10, 11, 12, 13, 16
+# of SnapshotReply and TimeoutNow.
+VOTE, VOTE_REPLY, APPEND, APPEND_REPLY, SNAPSHOT_REPLY, TIMEOUT_NOW = 10, 11, 12, 13, 15, 16
 TAG_AT = 5
 # One entry in so many is searched for on the disks: a search costs more than all other checks of
 # an entry together. A prime, so that it falls into no step with batches.
@@ -52,7 +56,7 @@ RECENT_BYTES = 1 << 15
 
 
 class _Promised:
-    """By one node, in all its lives."""
+    """By one raft id, in all its lives."""
 
     __slots__ = ("index", "term", "votes")
 
@@ -79,29 +83,38 @@ class Promises:
         self._marks = marks
         self._leader_of = leader_of
         self._synced = synced
-        self._by_node: dict[str, _Promised] = {}
+        self._by_id: dict[str, _Promised] = {}
+        # Raft ids whose disks were wiped: nothing can be looked up there.
+        self.wiped: set[str] = set()
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
         """While entered, every frame that leaves is read."""
         return around(Link, "send_frame", self._wrap_send)
 
-    def voted(self, name: str, term: int) -> str | None:
-        """The raft id that this node has promised its vote of this term to."""
-        return self._of(name).votes.get(term)
+    def voted(self, raft_id: str, term: int) -> str | None:
+        """The raft id that this one has promised its vote of this term to."""
+        return self._of(raft_id).votes.get(term)
 
-    def _of(self, name: str) -> _Promised:
-        promised = self._by_node.get(name)
+    def acknowledged(self, raft_id: str) -> int:
+        """The last entry that this raft id has acknowledged."""
+        return self._of(raft_id).index
+
+    def _of(self, raft_id: str) -> _Promised:
+        promised = self._by_id.get(raft_id)
         if promised is None:
-            promised = self._by_node[name] = _Promised()
+            promised = self._by_id[raft_id] = _Promised()
         return promised
 
     # -- frames that leave
 
     def _wrap_send(self, original: Callable[..., None]) -> Callable[..., None]:
         def send_frame(link: Link, frame: bytes) -> None:
-            if link.purpose == "raft" and VOTE <= frame[TAG_AT] <= APPEND_REPLY:
+            tag = frame[TAG_AT]
+            if link.purpose == "raft" and VOTE <= tag <= APPEND_REPLY:
                 self._leaves(running_host(), link, frame)
-            elif frame[TAG_AT] == TIMEOUT_NOW:
+            elif tag == SNAPSHOT_REPLY:
+                self._installed(link, frame)
+            elif tag == TIMEOUT_NOW:
                 self._marks.hit("office offered")
             original(link, frame)
 
@@ -114,14 +127,14 @@ class Promises:
             # Its first field is the term; the rest may be long.
             term = frame[TAG_AT + 1]
             if term < 0x80:
-                self._term(name, term)
+                self._term(engine.me, term)
             return
         message = wire.decode(frame[4:])
         if isinstance(message, wire.Vote) and not message.pre_vote:
-            self._term(name, message.term)
+            self._term(engine.me, message.term)
             self._vote(name, engine, message.term, engine.me)
         elif isinstance(message, wire.VoteReply):
-            self._term(name, message.term)
+            self._term(engine.me, message.term)
             kind = "pre-vote" if message.pre_vote else "vote"
             if message.granted and not message.pre_vote:
                 self._vote(name, engine, message.asked_term, link.peer_id)
@@ -130,19 +143,27 @@ class Promises:
             else:
                 self._marks.hit(f"{kind} refused")
         elif isinstance(message, wire.AppendReply):
-            self._term(name, message.term)
+            self._term(engine.me, message.term)
             if message.accepted:
                 self._acknowledged(name, engine, message.index)
             else:
                 self._marks.hit("append refused")
 
-    def _term(self, name: str, term: int) -> None:
-        promised = self._of(name)
+    def _installed(self, link: Link, frame: bytes) -> None:
+        """The answer to the last chunk promises what the snapshot covers, or what is committed."""
+        message = wire.decode(frame[4:])
+        if isinstance(message, wire.SnapshotReply) and message.done:
+            engine: Engine = link._hub.owner.engine  # type: ignore[attr-defined]
+            promised = self._of(engine.me)
+            promised.index = max(promised.index, message.index)
+
+    def _term(self, raft_id: str, term: int) -> None:
+        promised = self._of(raft_id)
         if term > promised.term:
             promised.term = term
 
     def _vote(self, name: str, engine: Engine, term: int, candidate: str) -> None:
-        votes = self._of(name).votes
+        votes = self._of(engine.me).votes
         if votes.setdefault(term, candidate) != candidate:
             self._violated(
                 "one vote per term",
@@ -155,7 +176,7 @@ class Promises:
             )
 
     def _acknowledged(self, name: str, engine: Engine, index: int) -> None:
-        promised, wal = self._of(name), engine.wal
+        promised, wal = self._of(engine.me), engine.wal
         if index > wal.last_index:
             self._violated(
                 "promise on disk",
@@ -178,13 +199,18 @@ class Promises:
 
     # -- commits
 
-    def committed(self, name: str, engine: Engine, index: int) -> None:
-        """The leader on `name` has just committed entries up to `index`."""
+    def committed(self, name: str, engine: Engine, index: int, voters: tuple[str, ...]) -> None:
+        """The leader on `name` has just committed entries up to `index`; these are to count."""
+        told = [v for v in voters if v == engine.me or self._of(v).index >= index]
+        if 2 * len(told) <= len(voters):
+            self._violated(
+                "commit by a majority",
+                f"{name} commits entry {index}, which only {told} of {voters} have acknowledged",
+            )
         if not self._synced or index % SAMPLE or index <= engine.wal.base_index:
             return
         entry = engine.wal.entries(index, index)[0]
-        voters = engine.configuration.voters
-        holding = [voter for voter in voters if self._holds(name_of(voter), entry)]
+        holding = [voter for voter in voters if self._still_holds(voter, entry)]
         if 2 * len(holding) <= len(voters):
             self._violated(
                 "quorum on disk",
@@ -192,9 +218,15 @@ class Promises:
                 f"{[name_of(voter) for voter in holding]} only",
             )
 
-    def truncated(self, name: str, index: int) -> None:
+    def _still_holds(self, voter: str, entry: Entry) -> bool:
+        """A wiped disk held what it had acknowledged; its old self counts nowhere any more."""
+        if voter in self.wiped:
+            return self._of(voter).index >= entry.index
+        return self._holds(name_of(voter), entry)
+
+    def truncated(self, raft_id: str, index: int) -> None:
         """The node cuts its log from `index` on, as a leader of a newer term told it."""
-        promised = self._of(name)
+        promised = self._of(raft_id)
         promised.index = min(promised.index, index - 1)
 
     # -- restarts
@@ -203,7 +235,7 @@ class Promises:
         """A new life of the node has read its disk."""
         if not self._synced:
             return
-        promised, wal = self._of(name), engine.wal
+        promised, wal = self._of(engine.me), engine.wal
         if engine.term < promised.term:
             self._violated(
                 "term and vote on disk",

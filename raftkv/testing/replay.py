@@ -37,13 +37,17 @@ class Replay:
     def __init__(self, cluster: SimulatedCluster, show: Callable[[str], object]) -> None:
         self._cluster = cluster
         self._show = show
+        self._columns: list[str] = []
         self._roles: dict[str, tuple[int, int]] = {}
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         cluster = self._cluster
         self._show(LEGEND)
-        states = "".join(name.ljust(STATE_WIDTH) for name in cluster.names)
+        # A column for everybody who may ever be a member.
+        others = [name for name in cluster.names if name not in cluster.core_names]
+        self._columns = [*cluster.core_names, *others]
+        states = "".join(name.ljust(STATE_WIDTH) for name in self._columns)
         self._show(f"{'time s':>10}  {states}{'who':<12}event")
         cluster.world.trace.echo = self._traced
         hit = cluster.marks.hit
@@ -88,11 +92,14 @@ class Replay:
 
     def _line(self, who: str, event: str) -> None:
         cluster = self._cluster
-        states = "".join(self._state(name).ljust(STATE_WIDTH) for name in cluster.names)
+        states = "".join(self._state(name).ljust(STATE_WIDTH) for name in self._columns)
         self._show(f"{cluster.world.loop.now:10.6f}  {states}{who:<12}{event}")
 
     def _state(self, name: str) -> str:
-        host = self._cluster.world.host(name)
+        # Not `host(name)`, which would make it.
+        host = self._cluster.world.hosts.get(name)
+        if host is None:
+            return ""
         if not host.is_up:
             return "✗"
         node = self._cluster.nodes.get(name)

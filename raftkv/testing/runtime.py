@@ -65,6 +65,7 @@ class SimRuntime:
         self.process = process
         self.gate = Gate(files, process)
         self.files: Files = self.gate
+        self.has_tls = False
         self.rng = random.Random(f"{seed}/rng")
         self.worker = SimWorker(loop, random.Random(f"{seed}/worker"))
         self.bulk_worker = SimWorker(loop, random.Random(f"{seed}/bulk"))

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from raftkv.config import Limits, RaftTimes
+from raftkv.testing.disaster import recover_by_force
 from raftkv.testing.nemesis import (
     DAMAGE_FAULTS,
     DISK_FAULTS,
@@ -27,9 +28,16 @@ from raftkv.testing.planted import planted
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 from raftkv.testing.world import WorldOptions
 
-__all__ = ["Result", "Scenario", "draw", "run_seed"]
+__all__ = ["Result", "Scenario", "draw", "plain", "run_seed"]
 
 KIB = 1024
+# In so many runs cores come and go; and faults begin before the cluster is founded.
+MEMBERS_SHARE = 0.4
+EARLY_SHARE = 0.25
+# In so many a majority of the cores is lost for good in the end.
+DISASTER_SHARE = 0.1
+# How long faults then go on.
+AFTERMATH_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -48,15 +56,22 @@ class Scenario:
     duration_s: tuple[float, float]
     down_max: int
     messages: bool
+    members: bool
+    early: bool
+    # The storm ends with the loss of a majority, and one core is recovered by force.
+    disaster: bool
 
     def __str__(self) -> str:
         tiny = "" if self.limits == Limits() else ", tiny limits"
         harsh = ", harsh" if self.messages else ""
+        members = ", members come and go" if self.members else ""
+        early = ", faults from the start" if self.early else ""
+        early += ", then a majority is lost" if self.disaster else ""
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
             f"every {self.interval_s[0]:g} to {self.interval_s[1]:g} s, up to "
             f"{self.duration_s[1]:g} s long, at most {self.down_max} "
-            f"nodes away{tiny}{harsh}"
+            f"nodes away{tiny}{members}{early}{harsh}"
         )
 
 
@@ -77,8 +92,17 @@ class Result:
     marks: Counter[str] = field(default_factory=Counter)
 
 
-def draw(seed: int, *, messages: bool = False, cores: int | None = None) -> Scenario:
-    """The scenario of a seed. `cores` fixes the number of cores, `messages` asks for harsh.py."""
+def draw(
+    seed: int,
+    *,
+    messages: bool = False,
+    cores: int | None = None,
+    members: bool | None = None,
+) -> Scenario:
+    """The scenario of a seed. `cores` fixes the number of cores, `messages` asks for harsh.py.
+
+    `members` says whether cores come and go; None leaves it to the seed.
+    """
     rng = random.Random(f"{seed}/scenario")
     drawn = rng.choices((1, 3, 5), (1, 6, 3))[0]
     replicants = rng.choices((0, 1, 2), (5, 3, 2))[0]
@@ -92,7 +116,7 @@ def draw(seed: int, *, messages: bool = False, cores: int | None = None) -> Scen
         rate_per_s=rng.choice((30.0, 60.0, 100.0, 200.0)),
         limits=_limits(rng) if rng.random() < 0.35 else Limits(),
         raft=RaftTimes(
-            node_down_ms=rng.choice((2_000, 10_000)), lease_ms=rng.choice((0, 0, 300, 600))
+            node_down_ms=rng.choice((2_000, 10_000)), lease_ms=rng.choice((0, 300, 600, 600))
         ),
         options=_options(rng),
         faults=_faults(rng, everything),
@@ -102,6 +126,30 @@ def draw(seed: int, *, messages: bool = False, cores: int | None = None) -> Scen
         # Mostly a minority; safety must hold whoever is away.
         down_max=everything if count == 1 or rng.random() < 0.2 else minority,
         messages=messages,
+        members=members is not False and (rng.random() < MEMBERS_SHARE or members is True),
+        early=rng.random() < EARLY_SHARE,
+        disaster=rng.random() < DISASTER_SHARE,
+    )
+
+
+def plain(seed: int) -> Scenario:
+    """Three cores at 200 operations/s with the usual faults: what the rate is measured with."""
+    return Scenario(
+        seed=seed,
+        cores=3,
+        replicants=0,
+        rate_per_s=200.0,
+        limits=Limits(),
+        raft=RaftTimes(),
+        options=WorldOptions(),
+        faults=dict(FAULTS),
+        interval_s=(0.2, 2.0),
+        duration_s=(0.2, 3.0),
+        down_max=1,
+        messages=False,
+        members=False,
+        early=False,
+        disaster=False,
     )
 
 
@@ -154,16 +202,19 @@ def run_seed(
     seconds: float = 30.0,
     messages: bool = False,
     cores: int | None = None,
+    members: bool | None = None,
     bug: str | None = None,
     deliveries: bool = False,
+    scenario: Scenario | None = None,
     prepare: Callable[[SimulatedCluster], Any] = lambda cluster: None,
 ) -> Result:
     """Run a seed's scenario: a storm of `seconds`, then healing and the final checks.
 
     Never raises for what the code under test does wrong: that is in the result. `bug` plants one
-    of planted.py's. `prepare` is given the cluster before it starts.
+    of planted.py's. `prepare` is given the cluster before it starts. `scenario` is run instead of
+    the one that the seed draws.
     """
-    scenario = draw(seed, messages=messages, cores=cores)
+    scenario = scenario or draw(seed, messages=messages, cores=cores, members=members)
     result = Result(seed)
     begun = perf_counter()
     cluster = SimulatedCluster(
@@ -175,7 +226,9 @@ def run_seed(
         raft=scenario.raft,
         options=scenario.options,
         deliveries=deliveries,
-        messages=messages,
+        messages=scenario.messages,
+        members=scenario.members,
+        early=scenario.early,
     )
     prepare(cluster)
     with ExitStack() as stack:
@@ -183,13 +236,16 @@ def run_seed(
             stack.enter_context(planted(bug))
         try:
             with cluster:
-                cluster.storm(
-                    seconds,
-                    scenario.faults,
-                    interval_s=scenario.interval_s,
-                    duration_s=scenario.duration_s,
-                    down_max=scenario.down_max,
-                )
+                storm = {
+                    "interval_s": scenario.interval_s,
+                    "duration_s": scenario.duration_s,
+                    "down_max": scenario.down_max,
+                }
+                cluster.storm(seconds, scenario.faults, **storm)
+                if scenario.disaster:
+                    cluster.settle_members()
+                    recover_by_force(cluster, random.Random(f"{seed}/disaster"))
+                    cluster.storm(AFTERMATH_S, _possible(scenario.faults, cluster), **storm)
                 cluster.settle()
                 result.fingerprint = cluster.fingerprint()
         except SafetyViolation as violation:
@@ -202,6 +258,14 @@ def run_seed(
     return result
 
 
+def _possible(faults: dict[str, float], cluster: SimulatedCluster) -> dict[str, float]:
+    """Without those of the network if only one node is left."""
+    if len(cluster.names) > 1:
+        return faults
+    left = {name: weight for name, weight in faults.items() if name not in NETWORK_FAULTS}
+    return left or {"kill": 1.0}
+
+
 def _count(cluster: SimulatedCluster, result: Result) -> None:
     result.simulated_s = cluster.world.loop.now
     result.operations = cluster.load.attempts
@@ -210,6 +274,8 @@ def _count(cluster: SimulatedCluster, result: Result) -> None:
     result.marks = cluster.marks.counts
     if cluster.nemesis is not None:
         result.faults = Counter(cluster.nemesis.counts)
+    if cluster.operator is not None:
+        result.faults += Counter(cluster.operator.counts)
     if cluster.harsh is not None:
         harsh = cluster.harsh
         result.faults += Counter(

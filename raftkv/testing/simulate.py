@@ -26,14 +26,16 @@ from raftkv.testing.marks import Marks
 from raftkv.testing.planted import BUGS
 from raftkv.testing.planted_table import write_table
 from raftkv.testing.replay import Replay
-from raftkv.testing.scenario import Result, draw, run_seed
-from raftkv.testing.simulated import SimulatedCluster
+from raftkv.testing.scenario import Result, draw, plain, run_seed
+from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 
 __all__ = ["main"]
 
 # An open end of the range of seeds, which only a time limit ends.
 SEEDS_MAX = 1 << 40
 VIOLATIONS_SHOWN = 10
+# What the rate is measured with, at the end of every call that runs seeds: always the same run.
+RATE_SEED = 7
 
 
 @dataclass
@@ -48,6 +50,8 @@ class Totals:
     violations: list[Result] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     marks: Counter[str] = field(default_factory=Counter)
+    # Simulated seconds per real second of the plain scenario, run on its own.
+    plain_rate: float = 0.0
 
     def add(self, result: Result) -> None:
         self.seeds += 1
@@ -65,10 +69,13 @@ class Totals:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         marks = ", ".join(f"{name} {count}" for name, count in sorted(self.marks.items()))
         missing = Marks.missing(self.marks)
+        plain = ""
+        if self.plain_rate:
+            plain = f" (3 cores at 200 operations/s on their own: {self.plain_rate:.1f})"
         return (
             f"{_count(self.seeds, 'seed')}, {_count(len(self.violations), 'violation')}, "
             f"{self.simulated_s:.0f} simulated s at {self.simulated_s / max(self.real_s, 1e-9):.1f}"
-            f" per real s and job, {self.operations} operations, slowest recovery "
+            f" per real s and job{plain}, {self.operations} operations, slowest recovery "
             f"{self.recovery_s:.2f} s; faults: {faults or 'none'}; marks: {marks or 'none'}; "
             f"never seen: {', '.join(missing) or 'nothing'}"
         )
@@ -89,7 +96,12 @@ def _run(
     """Run the seeds in `options.jobs` processes until they or the minutes are used up."""
     totals = Totals()
     end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
-    arguments = {"seconds": options.seconds, "messages": options.harsh, "bug": options.bug}
+    arguments = {
+        "seconds": options.seconds,
+        "messages": options.harsh,
+        "members": options.members,
+        "bug": options.bug,
+    }
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -119,9 +131,18 @@ def _run(
                     )
 
 
+def _plain_rate(seconds: float) -> float:
+    """Simulated seconds per real second: 3 cores, 200 operations/s, usual faults, all checks."""
+    result = run_seed(RATE_SEED, seconds=seconds, scenario=plain(RATE_SEED))
+    if result.check:
+        raise SafetyViolation(result.message, result.check)
+    return result.simulated_s / max(result.real_s, 1e-9)
+
+
 def _told(result: Result, options: argparse.Namespace) -> str:
     again = f"--replay {result.seed} --seconds {options.seconds:g}"
     again += " --harsh" if options.harsh else ""
+    again += " --members" if options.members else ""
     again += f" --bug {options.bug}" if options.bug else ""
     return f"{result.message}\n  again: tools/simulate {again}"
 
@@ -129,7 +150,7 @@ def _told(result: Result, options: argparse.Namespace) -> str:
 def _replay(options: argparse.Namespace) -> int:
     """One seed, shown. Plain text on standard output, for grep."""
     _quiet()
-    scenario = draw(options.replay, messages=options.harsh)
+    scenario = draw(options.replay, messages=options.harsh, members=options.members)
     print(f"seed {options.replay}: {scenario}")
     shows: list[Replay] = []
 
@@ -143,6 +164,7 @@ def _replay(options: argparse.Namespace) -> int:
             options.replay,
             seconds=options.seconds,
             messages=options.harsh,
+            members=options.members,
             bug=options.bug,
             prepare=prepare,
         )
@@ -204,6 +226,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also lose, double and reorder single messages, below what streams can do",
     )
+    parser.add_argument(
+        "--members",
+        action="store_true",
+        default=None,
+        help="let cores come and go in every seed, not only in four of ten",
+    )
     parser.add_argument("--bug", choices=sorted(BUGS), metavar="NAME", help="plant a known bug")
     parser.add_argument(
         "--planted",
@@ -231,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return write_table(options.planted, options.jobs, console)
     total = None if high == SEEDS_MAX else high - low
     totals = _run(iter(range(low, high)), total, options, console)
+    _quiet()
+    totals.plain_rate = _plain_rate(options.seconds)
     print(totals.summary())
     return 1 if totals.violations else 0
 

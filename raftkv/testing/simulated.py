@@ -8,7 +8,8 @@
 Checked while it runs: the five Raft properties (observer.py); what nodes promise is on their disks
 (promises.py); reads and writes are linearizable (workload.py); all nodes apply the same bytes at
 the same index, with the same digest at every `DIGEST_EVERY`-th; no node stops itself without a
-reason; a flipped bit is noticed. Checked at the end, after the world has healed and everybody has
+reason; a flipped bit is noticed. With `members`, an operator adds, removes and replaces cores
+during a storm (members.py). Checked at the end, after the world has healed and everybody has
 caught up within a bound: every acknowledged write is there, no write took effect twice, none that
 was answered "not applied" took effect, and the digests of all nodes are equal.
 
@@ -25,10 +26,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
+import msgspec
 import pysyncobj.syncobj  # type: ignore[import-untyped, unused-ignore]
 
 from raftkv.config import Limits, NodeConfig, RaftTimes
-from raftkv.errors import DamagedLog, DamagedSnapshot, DiskFailed, InternalFault, NodeFault
+from raftkv.errors import (
+    DamagedLog,
+    DamagedSnapshot,
+    DiskFailed,
+    InternalFault,
+    NodeFault,
+    OutdatedData,
+)
 from raftkv.node import Node
 from raftkv.parts import CorePart
 from raftkv.plugin import Plugin
@@ -39,11 +48,12 @@ from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
 from raftkv.testing.linearizability import Budget, check_per_key
 from raftkv.testing.marks import Marks
+from raftkv.testing.members import CORES_MAX, Operator, with_cores
 from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
 from raftkv.testing.patching import around
-from raftkv.testing.workload import Workload
+from raftkv.testing.workload import QUIET_S, Workload
 from raftkv.testing.world import NotReached, World, WorldOptions
 
 __all__ = ["SafetyViolation", "SimulatedCluster"]
@@ -51,8 +61,6 @@ __all__ = ["SafetyViolation", "SimulatedCluster"]
 PORT = 7000
 # Within this time after healing every node has a session, a write succeeds, all have caught up.
 HEAL_S = 30.0
-# A client's last operation has ended this long after the load stopped.
-QUIET_S = 6.5
 # A node that stops itself again and again is started this often.
 REVIVE_S = 1.0
 # A digest walks the whole state.
@@ -75,7 +83,10 @@ class SimulatedCluster:
 
     `deliveries` False leaves the arrival of bytes out of the trace, which makes it smaller and the
     run faster; the run itself is the same. With `messages`, a storm also loses, doubles and
-    reorders single messages between cores (harsh.py).
+    reorders single messages between cores (harsh.py). With `members`, cores come and go in it.
+    With `early`, entering does not wait for a cluster: a storm then meets its founding.
+
+    `names` are the nodes in service now; operators and faults look at it anew each time.
     """
 
     def __init__(
@@ -93,6 +104,8 @@ class SimulatedCluster:
         world: World | None = None,
         deliveries: bool = True,
         messages: bool = False,
+        members: bool = False,
+        early: bool = False,
     ) -> None:
         self.seed = seed
         self.world = world or World(seed, options)
@@ -100,21 +113,20 @@ class SimulatedCluster:
         self._plugins = list(plugins)
         self.cores = [f"core{number}" for number in range(1, cores + 1)]
         self.names = self.cores + [f"replicant{number}" for number in range(1, replicants + 1)]
-        self.configs = {
-            name: NodeConfig(
-                name=name,
-                role="core" if name in self.cores else "replicant",
-                dir=f"/{name}",
-                peer_address=f"{name}:{PORT}",
-                cores={core: f"{core}:{PORT}" for core in self.cores},
-                insecure=True,
-                fsync=fsync,
-                plugins=(),
-                raft=raft or RaftTimes(),
-                limits=limits or Limits(),
-            )
-            for name in self.names
-        }
+        self._base = NodeConfig(
+            name="",
+            dir="",
+            peer_address="",
+            cores={},
+            insecure=True,
+            fsync=fsync,
+            plugins=(),
+            raft=raft or RaftTimes(),
+            limits=limits or Limits(),
+        )
+        self.configs = {name: self._config(name, self.cores) for name in self.names}
+        # The cores that a node knew from its configuration when it was last started.
+        self.started_with: dict[str, tuple[str, ...]] = {}
         self.nodes: dict[str, Node] = {}
         self.marks = Marks()
         self.nemesis: Nemesis | None = None
@@ -125,6 +137,12 @@ class SimulatedCluster:
         self.load = Workload(
             self.world, self.names, self._up, self.violated, self.marks, rate_per_s
         )
+        self.operator = Operator(self, random.Random(f"{seed}/operator")) if members else None
+        # Every name that a core may ever have here.
+        self.core_names = list(self.cores)
+        if members:
+            self.core_names = [f"core{n}" for n in range(1, max(cores, CORES_MAX) + 1)]
+        self._early = early
         self._synced = fsync == "on"
         self.observer = Observer(self.world, self.violated, self.marks, synced=self._synced)
         # Of every applied entry: the checksum of its body; of some indexes, the state's digest.
@@ -149,10 +167,11 @@ class SimulatedCluster:
         enter(around(Replica, "apply", self._wrap_apply))
         enter(self.world)
         try:
-            with self._judging():
+            with self.judging():
                 for name in self.names:
                     self.world.start(name, self._program)
-                self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
+                if not self._early:
+                    self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
             self.load.start()
         except BaseException:
             self._patches.close()
@@ -170,9 +189,32 @@ class SimulatedCluster:
 
     # -- nodes
 
+    def _config(self, name: str, cores: Sequence[str]) -> NodeConfig:
+        config = msgspec.structs.replace(
+            self._base,
+            name=name,
+            role="core" if name.startswith("core") else "replicant",
+            dir=f"/{name}",
+            peer_address=f"{name}:{PORT}",
+        )
+        return with_cores(config, cores, PORT)
+
+    def employ(self, name: str, cores: Sequence[str]) -> None:
+        """Start a machine of this name; its configuration names these cores and itself."""
+        self.configs[name] = self._config(name, cores)
+        self.names.append(name)
+        self.load.join(name)
+        self.world.start(name, self._program)
+
+    def readdress(self, cores: Sequence[str]) -> None:
+        """Write these cores into all configuration files; nodes read them when they start."""
+        for name, config in self.configs.items():
+            self.configs[name] = with_cores(config, cores, PORT)
+
     async def _program(self, runtime: Runtime) -> None:
         name = current.running_host()
         self.nodes.pop(name, None)
+        self.started_with[name] = tuple(self.configs[name].cores)
         self._failures_at_start[name] = self.world.host(name).disk.failures_total
         node = Node(self.configs[name], plugins=self._plugins, runtime=runtime)
         try:
@@ -183,7 +225,8 @@ class SimulatedCluster:
                 # Shielded: being asked to end must not look like a fault of the node.
                 raise await asyncio.shield(node.fault)
         except NodeFault as fault:
-            self._judge_fault(name, fault)
+            if self.world.host(name).runtime is runtime:  # else it died at this very step
+                self._judge_fault(name, fault)
             raise
 
     def _judge_fault(self, name: str, fault: NodeFault) -> None:
@@ -196,6 +239,10 @@ class SimulatedCluster:
         if isinstance(fault, DiskFailed) and failures > self._failures_at_start[name]:
             self.marks.hit("disk failed")
             return
+        if self.operator is not None and self.operator.excuses(name, fault):
+            return
+        if isinstance(fault, OutdatedData) and name not in self.names:
+            return  # disaster.py looks for it
         if isinstance(fault, InternalFault) and self.violation is not None:
             return  # the engine has met our own exception
         self.violated("nodes stop for a reason", f"{name}: {type(fault).__name__}: {fault}")
@@ -223,6 +270,31 @@ class SimulatedCluster:
         """Whether the node runs now."""
         return self.world.host(name).is_up and name in self.nodes
 
+    def running_id(self, name: str) -> str | None:
+        """The raft id of the machine's newest life, a replicant's too."""
+        engine = self.observer.running(name)
+        if engine is not None:
+            return engine.me
+        node = self.nodes.get(name)
+        return None if node is None else node.raft_id
+
+    def start(self, name: str) -> None:
+        """Start the node on the machine of this name, on what its disk has kept."""
+        self.world.start(name, self._program)
+
+    def agrees_with(self, name: str) -> bool:
+        """Whether every node is ready, in the epoch of this one, and has applied as much."""
+        if not self._revived() or len({self.nodes[n].machine.index for n in self.names}) != 1:
+            return False
+        directories = [self.nodes[each]._directory for each in (name, *self.names)]
+        return len({str(each.identity.epoch) for each in directories if each is not None}) == 1
+
+    def forget_behind(self, index: int) -> None:
+        """What was applied behind it was given up."""
+        for known in (self._applied, self._digests):
+            for given_up in [each for each in known if each > index]:
+                del known[given_up]
+
     def _up(self, name: str) -> Node | None:
         return self.nodes[name] if self.is_up(name) else None
 
@@ -246,7 +318,8 @@ class SimulatedCluster:
         raise violation
 
     @contextlib.contextmanager
-    def _judging(self) -> Iterator[None]:
+    def judging(self) -> Iterator[None]:
+        """What ends the world in here becomes the SafetyViolation that it is."""
         try:
             yield
         except NotReached as late:
@@ -262,7 +335,7 @@ class SimulatedCluster:
 
     def run(self, seconds: float) -> None:
         """Let everything go on for so many virtual seconds."""
-        with self._judging():
+        with self.judging():
             self.world.run(seconds)
 
     def storm(self, seconds: float, faults: Mapping[str, float] = FAULTS, **nemesis: Any) -> None:
@@ -270,11 +343,17 @@ class SimulatedCluster:
 
         Further arguments are those of `Nemesis`.
         """
-        nemesis.setdefault("down_max", (len(self.cores) - 1) // 2)
+        minority = (len(self.cores) - 1) // 2
+        down_max = nemesis.setdefault("down_max", minority)
+        if self.operator is not None and down_max == minority:
+            nemesis["can_spare"] = self.operator.can_spare
         self.nemesis = Nemesis(self.world, self.names, faults=faults, **nemesis)
-        with self._judging(), contextlib.ExitStack() as during:
+        with self.judging(), contextlib.ExitStack() as during:
             if self.harsh is not None:
                 during.enter_context(self.harsh.during(self.world))
+            if self.operator is not None:
+                operator = self.world.spawn(self.operator.storm(), "operator")
+                during.callback(operator.cancel)
             self.nemesis.run(seconds)
 
     def power_cut(self) -> None:
@@ -285,11 +364,27 @@ class SimulatedCluster:
         for name in self.names:
             self.world.restart(name, self._program)
 
+    def settle_members(self, timeout_s: float = HEAL_S) -> None:
+        """After healing the operator ends what was begun (members.py)."""
+        if self.operator is not None:
+            finishing = self.world.spawn(self.operator.finish(), "operator")
+            with self.judging():
+                self.world.wait(
+                    lambda: [self._revived(), finishing.done()][-1],
+                    timeout_s,
+                    "the members as the operator wants them after healing",
+                )
+        else:
+            with self.judging():
+                self.world.wait(self._revived, timeout_s, "every node ready after healing")
+
     def settle(self, timeout_s: float = HEAL_S) -> None:
         """The healed cluster must make progress and agree; then everything is checked."""
         world = self.world
         healed_at = world.loop.now
-        with self._judging():
+        if self.operator is not None:
+            self.settle_members(timeout_s)
+        with self.judging():
             world.wait(
                 lambda: self._revived() and self.load.acknowledged_at > healed_at,
                 timeout_s,
@@ -304,7 +399,7 @@ class SimulatedCluster:
 
     def _revived(self) -> bool:
         now = self.world.loop.now
-        for name in self.names:
+        for name in list(self.names):
             tried_at = self._revived_at.get(name, -REVIVE_S)
             if not self.world.host(name).is_up and now >= tried_at + REVIVE_S:
                 self._revived_at[name] = now

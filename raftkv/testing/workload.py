@@ -4,7 +4,9 @@ Every client works at its own node with a mix of
 - *single writes*: a key of its own, written once. One that took effect twice has version 2; one
   that was acknowledged must be there in the end; one that was "not applied" must not.
 - *shared writes* and *compare-and-sets* of a few keys that all clients share;
-- *linearizable reads* of these keys, together with the keyspace's revision.
+- *linearizable reads* of these keys, together with the keyspace's revision;
+- *local reads* of them. They may be stale, but one life of a node never goes back behind what it
+  has shown or acknowledged, and shows only what was written.
 
 Linearizability by revision. Every write has a revision of its own, and a read shows the keyspace at
 some revision. That is a complete order of all operations, so the history is linearizable in it if
@@ -35,12 +37,15 @@ if TYPE_CHECKING:
     from raftkv.node import Node
     from raftkv.testing.world import World
 
-__all__ = ["Workload"]
+__all__ = ["QUIET_S", "Workload"]
 
 SHARED_KEYS = 6
+SHARED = b"shared/"
 TIMEOUT_S = 3.0
+# A client's last operation has ended this long after the load stopped: one call and one question.
+QUIET_S = 2 * TIMEOUT_S + 0.5
 # Shares of what clients do; the rest are single writes.
-READ_SHARE, SHARED_SHARE, COMPARE_SHARE = 0.2, 0.15, 0.1
+READ_SHARE, SHARED_SHARE, COMPARE_SHARE, LOCAL_SHARE = 0.2, 0.15, 0.1, 0.05
 # Of the reads, where leases are on.
 LEASE_SHARE = 0.5
 # Chance that a client asks for the outcome of a write that ended unknown.
@@ -64,7 +69,8 @@ class Workload:
         self._node = node
         self._violated = violated
         self._marks = marks
-        self._rate_per_s = rate_per_s
+        # Every client's; more nodes bring more load.
+        self._interval_s = len(names) / rate_per_s
         self._rng = random.Random(f"{world.seed}/clients")
         self.running = False
         self.attempts = 0
@@ -82,17 +88,54 @@ class Workload:
         self._seen: dict[bytes, tuple[int, bytes]] = {}
         # What was done with the shared keys, for the checker of linearizability.
         self.history: list[Operation] = []
+        self._clients: dict[str, asyncio.Task[None]] = {}
+        # Per life of a node, the newest revision that it has shown or acknowledged.
+        self._shown: dict[Node, int] = {}
 
     def start(self) -> None:
         """A client at every node."""
         self.running = True
-        for number, name in enumerate(self._names):
-            self._world.spawn(self._client(name, number), f"client of {name}")
+        for name in self._names:
+            self.join(name)
+
+    def begin_anew(self, node: Node, *, nothing_lost: bool, names: Sequence[str]) -> None:
+        """The cluster goes on from one surviving core (disaster.py), on which `node` runs.
+
+        What it holds is the truth from now on. With `nothing_lost`, all that was acknowledged is
+        in it. What was answered "not applied" may have come to life with it.
+        """
+        rows = dict(node.machine.view("kv").table("keys").scan())
+        lost = self.acknowledged - rows.keys()
+        if lost and nothing_lost:
+            self._violated(
+                "acknowledged writes stay", f"{len(lost)} are lost by force, such as {min(lost)!r}"
+            )
+        self.acknowledged -= lost
+        if lost:
+            self._marks.hit("acknowledged writes lost by force")
+        self.refused.clear()
+        self.done_revision = 1
+        for facts in (self._values, self._revisions, self._written, self._seen, self._shown):
+            facts.clear()
+        self.history.clear()
+        now = self._now_us()
+        for key in [key for key in rows if key.startswith(SHARED)]:
+            given = Operation("survivor", "put", key, rows[key].value, None, now, now, "ok")
+            self.history.append(given)
+        self._clients.clear()
+        self._names = names
+        self.start()
+
+    def join(self, name: str) -> None:
+        """A client at this node, unless it has one."""
+        if name not in self._clients:
+            number = len(self._clients)
+            self._clients[name] = self._world.spawn(self._client(name, number), f"client of {name}")
 
     async def _client(self, name: str, number: int) -> None:
-        interval_s = len(self._names) / self._rate_per_s
+        rate_per_s = 1 / self._interval_s
         while self.running:
-            await asyncio.sleep(self._rng.expovariate(1 / interval_s))
+            await asyncio.sleep(self._rng.expovariate(rate_per_s))
             node = self._node(name)
             if node is not None:
                 self.attempts += 1
@@ -101,13 +144,15 @@ class Workload:
     def _operation(self, name: str, node: Node, number: int) -> Coroutine[Any, Any, None]:
         draw = self._rng.random()
         value = b"%d/%d" % (number, self.attempts)
-        key = b"shared/%d" % self._rng.randrange(SHARED_KEYS)
+        key = SHARED + b"%d" % self._rng.randrange(SHARED_KEYS)
         if (draw := draw - READ_SHARE) < 0:
             return self._read(name, node, key)
         if (draw := draw - SHARED_SHARE) < 0:
             return self._put(name, node, key, value)
-        if draw < COMPARE_SHARE:
+        if (draw := draw - COMPARE_SHARE) < 0:
             return self._compare(name, node, key, value)
+        if draw < LOCAL_SHARE:
+            return self._read_locally(name, node, key)
         return self._single(name, node, value)
 
     # -- operations
@@ -128,6 +173,7 @@ class Workload:
         else:
             self.acknowledged.add(key)
             self._write_ended(begun, result.revision)
+            self._shows(node, result.revision)
 
     async def _ask(self, name: str, node: Node, key: bytes, unknown: OutcomeUnknown) -> None:
         """What became of a single write: the answer binds as its own would have."""
@@ -151,6 +197,25 @@ class Workload:
         if result is not None:
             self._write_ended(begun, result.revision)
             self._note_write(key, value, result.revision)
+
+    async def _read_locally(self, name: str, node: Node, key: bytes) -> None:
+        read = node.kv.read(RangeOp(key), consistency="local", timeout_s=TIMEOUT_S)
+        try:
+            result = await self._world.call(name, read)
+        except (NotApplied, HostCrashed, NodeFault):
+            return
+        self._marks.hit("local read")
+        if result.revision < self._shown.get(node, 0):
+            self._violated(
+                "local reads never go back",
+                f"{name} shows revision {result.revision} after {self._shown[node]}",
+            )
+        self._shows(node, result.revision)
+        self._read_ended(0, key, result.revision, result.kvs)
+
+    def _shows(self, node: Node, revision: int) -> None:
+        """The node has shown it, or acknowledged what it applied there."""
+        self._shown[node] = max(revision, self._shown.get(node, 0))
 
     async def _compare(self, name: str, node: Node, key: bytes, value: bytes) -> None:
         begun = self.done_revision

@@ -144,6 +144,42 @@ class World:
         else:
             self._crash(host, power_cut)
 
+    def doom(
+        self,
+        name: str,
+        struck: Callable[[], object],
+        *,
+        power_cut: bool,
+        steps: int | None = None,
+        changes: int | None = None,
+    ) -> None:
+        """Let the running program die at a chosen step instead of a chosen time; then `struck`.
+
+        After so many more of its callbacks (`steps`), also between two of one instant; or in place
+        of a changing operation on its files, after so many more of them (`changes`), be it on the
+        loop or in a worker. `spare` takes it back.
+        """
+        host = self.host(name)
+        runtime = host.runtime
+        assert runtime is not None, f"{name} is down"
+
+        def strike() -> None:
+            if host.runtime is runtime:
+                self._crash(host, power_cut)
+                struck()
+
+        if steps is not None:
+            runtime.process.doom(steps, strike)
+        if changes is not None:
+            runtime.gate.doom(changes, strike)
+
+    def spare(self, name: str) -> None:
+        """Take a `doom` back that has not struck yet."""
+        runtime = self.host(name).runtime
+        if runtime is not None:
+            runtime.process.spare()
+            runtime.gate.spare()
+
     def _crash(self, host: Host, power_cut: bool) -> None:
         silent = power_cut and self.rng.random() < self.options.silent_probability
         how = "kill" if not power_cut else "power cut, silent" if silent else "power cut"

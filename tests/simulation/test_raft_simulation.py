@@ -20,8 +20,10 @@ STREAM_FAULTS = {"reset": 4, "stall": 3, "cut": 2, "cut_one_way": 2, "isolate": 
 
 ONE_RUN = """
 from raftkv.testing.simulated import SimulatedCluster
-with SimulatedCluster(seed=11, cores=3, rate_per_s=50) as cluster:
-    cluster.storm(3)
+with SimulatedCluster(
+    seed=11, cores=3, replicants=1, rate_per_s=50, members=True, early=True
+) as cluster:
+    cluster.storm(5)
     cluster.settle()
     print(cluster.world.trace.digest())
 """
@@ -51,9 +53,7 @@ def test_every_fault_at_once_with_replicants(seed: int) -> None:
 
 def test_snapshots_are_written_and_installed_under_faults() -> None:
     limits = Limits(snapshot_log_entries=100, log_tail_entries=10, snapshot_chunk_bytes=2048)
-    with SimulatedCluster(
-        seed=5, cores=3, replicants=1, rate_per_s=100, limits=limits
-    ) as cluster:
+    with SimulatedCluster(seed=5, cores=3, replicants=1, rate_per_s=100, limits=limits) as cluster:
         cluster.world.crash("core3")
         cluster.world.crash("replicant1")
         cluster.world.run(4)

@@ -22,6 +22,7 @@ def test_clean_seeds_end_with_exit_code_0_and_a_summary(capsys: pytest.CaptureFi
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("3 seeds, 0 violations, ")
     assert re.search(r"\d+ simulated s at [\d.]+ per real s and job", last)
+    assert re.search(r"\(3 cores at 200 operations/s on their own: [\d.]+\)", last)
     assert "faults: " in last
     assert "marks: " in last
     assert "leader elected" in last

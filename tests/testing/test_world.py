@@ -313,3 +313,144 @@ def test_the_nemesis_keeps_a_majority_and_refuses_nonsense() -> None:
         nemesis.heal()
         assert all(host.is_up and not host.is_paused for host in world.hosts.values())
         assert sum(nemesis.counts.values()) > 15
+
+
+async def count_steps(runtime: SimRuntime, counted: list[int]) -> None:
+    while True:
+        counted.append(len(counted))
+        future = runtime.future()
+        runtime.call_soon(future.set_result, None)
+        await future
+        if len(counted) % 10 == 0:
+            await runtime.sleep(0.01)
+
+
+def doomed_after(steps: int) -> tuple[int, int]:
+    """How far the program came, and how often it was struck."""
+    counted: list[int] = []
+    struck: list[float] = []
+    with World(1) as world:
+        world.start("a", lambda runtime: count_steps(runtime, counted))
+        world.doom("a", lambda: struck.append(world.loop.now), power_cut=False, steps=steps)
+        world.run(1)
+        assert not world.host("a").is_up
+    return len(counted), len(struck)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 30])
+def test_a_program_dies_between_two_callbacks_of_one_instant(steps: int) -> None:
+    # One turn of the loop in the program is two callbacks.
+    assert doomed_after(steps + 2) == (doomed_after(steps)[0] + 1, 1)
+
+
+def test_a_doom_that_was_taken_back_does_not_strike() -> None:
+    with World(1) as world:
+        counted: list[int] = []
+        world.start("a", lambda runtime: count_steps(runtime, counted))
+        world.doom("a", lambda: pytest.fail("struck"), power_cut=True, steps=50, changes=3)
+        world.spare("a")
+        world.run(1)
+        assert world.host("a").is_up
+
+
+@pytest.mark.parametrize("changes", range(8))
+def test_a_program_dies_in_place_of_any_change_of_its_files(changes: int) -> None:
+    """On the loop or in a worker; what the step would have written is not there."""
+    steps: list[str] = []
+
+    async def writer(runtime: SimRuntime) -> None:
+        files = runtime.files
+        files.makedirs("/d")
+        steps.append("makedirs")
+        file = files.open("/d/f", "w")
+        steps.append("open")
+        files.sync_dir("/d")
+        steps.append("sync_dir")
+
+        def work() -> None:
+            for number in range(3):
+                file.write(b"x")
+                steps.append(f"write {number}")
+            file.datasync()
+            steps.append("datasync")
+
+        await runtime.offload(work)
+        files.rename("/d/f", "/d/g")
+        steps.append("rename")
+        await runtime.future()
+
+    with World(3) as world:
+        died: list[bool] = []
+        world.host("a")
+        world.start("a", writer)
+        world.doom("a", lambda: died.append(True), power_cut=True, changes=changes)
+        world.run(1)
+        assert died == [True]
+        assert len(steps) == changes
+        world.restart("a", idle)
+        world.run(0.1)
+        assert world.host("a").is_up
+
+
+def test_a_wiped_disk_holds_nothing_and_is_locked_by_nobody() -> None:
+    with World(4) as world:
+        disk = world.host("a").disk
+        disk.makedirs("/d")
+        file = disk.open("/d/f", "w")
+        file.write(b"x")
+        file.datasync()
+        disk.sync_dir("/d")
+        disk.lock("/d/lock")
+        disk.wipe()
+        assert disk.paths() == []
+        assert not disk.exists("/d")
+        with pytest.raises(OSError, match="closed"):
+            file.write(b"y")
+        disk.makedirs("/d")
+        disk.lock("/d/lock")
+
+
+def test_hosts_may_leave_while_a_nemesis_works() -> None:
+    with World(5) as world:
+        names = ["a", "b", "c"]
+        for name in names:
+            world.start(name, idle)
+        nemesis = Nemesis(world, names, interval_s=(0.01, 0.05), duration_s=(0.1, 0.3))
+        task = world.spawn(nemesis.storm(), "nemesis")
+        world.run(2)
+        for name in ("c", "b"):
+            names.remove(name)
+            nemesis.forget(name)
+            if world.host(name).is_up:
+                world.crash(name)
+            world.run(1)
+            assert not world.host(name).is_up
+        task.cancel()
+        nemesis.heal()
+        assert world.host("a").is_up
+        assert not world.host("c").is_up
+
+
+def test_a_nemesis_takes_away_only_what_can_be_spared() -> None:
+    with World(6) as world:
+        names = ["a", "b", "c", "d"]
+        for name in names:
+            world.start(name, idle)
+        asked: list[list[str]] = []
+
+        def can_spare(away: list[str]) -> bool:
+            asked.append(sorted(away))
+            return "a" not in away
+
+        faults = {"kill": 1.0, "pause": 1.0, "die_at_step": 1.0}
+        nemesis = Nemesis(
+            world,
+            names,
+            faults=faults,
+            interval_s=(0.01, 0.05),
+            can_spare=can_spare,  # type: ignore[arg-type]
+        )
+        nemesis.run(5)
+        assert world.host("a").boots == 1
+        assert world.host("b").boots > 1
+        assert any(len(away) > 2 for away in asked)
