@@ -120,11 +120,17 @@ class Peering:
             self.hub.stop_dialling(name)
 
     def follow_configuration(self, configuration: Configuration) -> None:
-        """Members came or went: dial whose address is known, leave those that were removed."""
+        """Members came or went: dial whose address is known, leave those that were removed.
+
+        A copy leaves nobody: its log may end where a name was removed that has come back since,
+        and leads. The leader has the address of every voter from the log, of a copy perhaps not.
+        """
         names = [name_of(member) for member in configuration.members]
         for name in names:
             if self.addresses.of(name):
                 self._keep_dialling(name)
+        if self._directory.identity.raft_id not in configuration.voters:
+            return
         for raft_id in configuration.removed:
             if name_of(raft_id) not in names:
                 self.hub.stop_dialling(name_of(raft_id))

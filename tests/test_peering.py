@@ -13,6 +13,7 @@ from raftkv.peering import Peering
 from raftkv.raft import wire
 from raftkv.raft.epoch import FOUNDED, Epoch, Standing, standing
 from raftkv.raft.identity import DataDirectory
+from raftkv.raft.membership import Configuration
 from tests.fakes import FakeRuntime
 
 CORES = {"core1": "core1:1", "core2": "core2:1"}
@@ -66,6 +67,23 @@ class Met:
         hello = wire.Hello(1, "raft", "raftkv", "c1", "core2-aa", "core", "core2:1", OLD)
         refusal = self.peering.judge(msgspec.structs.replace(hello, **changes))
         return "" if refusal is None else refusal.code
+
+
+@pytest.mark.parametrize("votes", [True, False])
+def test_a_copy_goes_on_dialling_a_name_that_its_log_removed(votes: bool) -> None:
+    """The name may have come back and lead, behind the end of the copy's log."""
+    runtime: Any = FakeRuntime()
+    config = NodeConfig(name="core3", dir="/d", peer_address="core3:1", cores=CORES, insecure=True)
+    directory = DataDirectory(config, runtime)
+    me = directory.identity.raft_id
+    peering = Peering(config, directory, runtime, lambda fault: None)
+    left: list[str] = []
+    peering.hub.stop_dialling = left.append  # type: ignore[method-assign]
+    peering.hub.keep_dialling = lambda *given: None  # type: ignore[method-assign]
+    voters = ("core2-aa", me) if votes else ("core2-aa",)
+    learners = () if votes else (me,)
+    peering.follow_configuration(Configuration(voters, learners, ("core1-aa",)))
+    assert left == (["core1"] if votes else [])
 
 
 def test_epochs_are_ordered_by_number_and_told_apart_by_token() -> None:

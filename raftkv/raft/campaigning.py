@@ -67,8 +67,13 @@ class Campaigning:
                 self._campaign(Stage.PRE_VOTE, now, transfer=False)
             elif engine.leader is not None:
                 # A copy or a removed node never campaigns (rule 9), but it knows no leader either:
-                # the replicants that follow it must look for another core.
+                # the replicants that follow it must look for another core. A stream whose other
+                # end died without a word is found out by sending; a copy sends nothing, so it
+                # ends the stream and dials again.
+                link = engine.links.get(engine.leader)
                 engine.become_follower(engine.term, None)
+                if link is not None:
+                    link.close()
             else:
                 self.deadline.redraw(now)
 

@@ -276,6 +276,13 @@ class TestRule23Strangers:
         bench.runtime.advance(MAX_S + BEAT_S)
         assert (bench.engine.leader, bench.engine.term) == (None, 2)
 
+    def test_a_copy_ends_the_stream_to_a_leader_that_fell_silent(self) -> None:
+        """It sends nothing, so it would never hear that the other end is gone."""
+        bench = Bench(D, voters=(A, B, C), learners=(D,))
+        bench.deliver(A, append(2, 2, 1))
+        bench.runtime.advance(MAX_S + BEAT_S)
+        assert [peer for peer in (A, B, C) if bench.links[peer].closed] == [A]
+
 
 class TestRule24Progress:
     def test_an_old_acknowledgement_moves_nothing_back(self) -> None:
