@@ -144,7 +144,11 @@ class Promises:
                 self._marks.hit(f"{kind} refused")
         elif isinstance(message, wire.AppendReply):
             self._term(engine.me, message.term)
-            if message.accepted:
+            if message.accepted and message.term < engine.term:
+                # Two promises of one tick share a write: this one was made to the old leader before
+                # the new one's entries replaced what it is about. As if it had left before them.
+                self._marks.hit("acknowledged to a leader since deposed")
+            elif message.accepted:
                 self._acknowledged(name, engine, message.index)
             else:
                 self._marks.hit("append refused")

@@ -169,6 +169,7 @@ def _replay(options: argparse.Namespace) -> int:
             prepare=prepare,
         )
     finally:
+        logging.disable(logging.NOTSET)
         for show in shows:
             show.__exit__(None, None, None)
     if result.check:

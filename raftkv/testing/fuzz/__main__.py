@@ -123,10 +123,10 @@ def _replay(path: str) -> int:
     except (OSError, msgspec.DecodeError) as error:
         print(f"error: {path} is no saved finding: {error}", file=sys.stderr)
         return 2
-    logging.disable(logging.CRITICAL)
     print(f"{saved.target}, seed {saved.seed}, batch {saved.batch}: {saved.text}")
     for name, data in sorted(saved.case.parts.items()):
         print(f"  {name}: {len(data)} bytes: {data[:400].hex(' ')}")
+    logging.disable(logging.CRITICAL)
     try:
         counts = target_of(saved.target).run(saved.case)
     except Exception as error:
@@ -134,6 +134,8 @@ def _replay(path: str) -> int:
         same = "the same finding" if kind_of(error) == saved.kind else "another finding"
         print(f"{same}: {type(error).__name__}: {error}")
         return 1
+    finally:
+        logging.disable(logging.NOTSET)
     print(f"no finding any more: {dict(counts)}")
     return 0
 
