@@ -144,9 +144,10 @@ class Promises:
                 self._marks.hit(f"{kind} refused")
         elif isinstance(message, wire.AppendReply):
             self._term(engine.me, message.term)
-            if message.accepted and message.term < engine.term:
+            deposed = message.term < engine.term
+            if message.accepted and deposed and message.index > engine.wal.last_index:
                 # Two promises of one tick share a write: this one was made to the old leader before
-                # the new one's entries replaced what it is about. As if it had left before them.
+                # the new one's entries cut off what it is about. As if it had left before them.
                 self._marks.hit("acknowledged to a leader since deposed")
             elif message.accepted:
                 self._acknowledged(name, engine, message.index)
