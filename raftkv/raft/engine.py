@@ -42,7 +42,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node as SyncObjNode
@@ -90,6 +90,14 @@ TERM_STEP_MAX = 1_000_000
 LATE_TIMER_S = 0.05
 
 
+class _Held(NamedTuple):
+    """A frame that waits for the disk. An answer to a leader is for that leader's term only."""
+
+    peer: str
+    frame: bytes
+    to_leader: bool
+
+
 class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     """One raft member. All methods run on the node's event loop."""
 
@@ -118,7 +126,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         # Done once the disk thread has left the log, after `stop`.
         self.closed: asyncio.Future[Any] | None = None
         self._inbox: list[tuple[str, wire.Message]] = []
-        self._held: list[tuple[str, bytes]] = []
+        self._held: list[_Held] = []
         self._scheduled = False
         self._timer: Timer | None = None
         self._timer_at = 0.0
@@ -198,8 +206,14 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         return self.configurations.latest
 
     def set_term(self, term: int, vote: str | None) -> None:
-        """Buffered for the disk with the rest of the tick; nothing held leaves before."""
+        """Buffered for the disk with the rest of the tick; nothing held leaves before.
+
+        What was acknowledged to the leader of an earlier term and has not left yet never leaves:
+        the new leader may cut off what it is about before the disk has it.
+        """
         assert term >= self.term
+        if term > self.term:
+            self._held = [held for held in self._held if not held.to_leader]
         self._SyncObj__setCurrentTerm(term, vote)
 
     def set_leader(self, leader: str | None) -> None:
@@ -285,13 +299,14 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         """
         link = self.links.get(peer)
         if self.term > self._durable_term:
-            self._held.append((peer, frame))
+            self._held.append(_Held(peer, frame, to_leader=False))
         elif link is not None:
             link.send_frame(frame)
 
     def send_held(self, peer: str, message: wire.Message) -> None:
         """Leaves once everything that this tick wrote is durable."""
-        self._held.append((peer, wire.encode(message)))
+        to_leader = isinstance(message, wire.AppendReply | wire.SnapshotReply)
+        self._held.append(_Held(peer, wire.encode(message), to_leader))
 
     # -- the tick
 
@@ -487,7 +502,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         """What was held may leave: everything it promises is durable."""
         if self._held:
             held, self._held = self._held, []
-            for peer, frame in held:
+            for peer, frame, _ in held:
                 link = self.links.get(peer)
                 if link is not None:
                     link.send_frame(frame)

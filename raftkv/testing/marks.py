@@ -24,7 +24,6 @@ EXPECTED = (
     "pre-vote granted",
     "pre-vote refused",
     "append refused",
-    "acknowledged to a leader since deposed",
     "log truncated",
     "log compacted",
     "snapshot written",

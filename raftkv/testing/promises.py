@@ -8,7 +8,7 @@ not ask the code under test whether something is durable; it searches for the en
 - *Promise on disk*: a vote that leaves is on the platter; so is the last entry that an
   acknowledgement covers (one in `SAMPLE` is looked up).
 - *Acknowledged what the leader has*: the last entry that an acknowledgement covers is the one
-  that the leader of that term has, if it still leads.
+  that the leader of that term has, if it still leads. None leaves after its term has ended.
 - *Quorum on disk*: what a leader commits is on the platters of a majority of the voters (sampled),
   and a majority of them has acknowledged it. Who votes is given by the log (observer.py).
 - *Votes*: nobody votes for two candidates in one term.
@@ -144,12 +144,13 @@ class Promises:
                 self._marks.hit(f"{kind} refused")
         elif isinstance(message, wire.AppendReply):
             self._term(engine.me, message.term)
-            deposed = message.term < engine.term
-            if message.accepted and deposed and message.index > engine.wal.last_index:
-                # Two promises of one tick share a write: this one was made to the old leader before
-                # the new one's entries cut off what it is about. As if it had left before them.
-                self._marks.hit("acknowledged to a leader since deposed")
-            elif message.accepted:
+            if message.accepted and message.term < engine.term:
+                self._violated(
+                    "acknowledged what the leader has",
+                    f"{name} acknowledges entry {message.index} to the leader of term "
+                    f"{message.term}, and is in term {engine.term}",
+                )
+            if message.accepted:
                 self._acknowledged(name, engine, message.index)
             else:
                 self._marks.hit("append refused")
@@ -181,6 +182,7 @@ class Promises:
             )
 
     def _acknowledged(self, name: str, engine: Engine, index: int) -> None:
+        """An acknowledgement of the engine's term, which is the last one it has heard of."""
         promised, wal = self._of(engine.me), engine.wal
         if index > wal.last_index:
             self._violated(

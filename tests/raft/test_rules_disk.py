@@ -359,6 +359,21 @@ class TestRule12GroupCommit:
         assert bench.take(A) == [accepted(1, 3)]
         assert bench.disk.syncs_total
 
+    def test_an_acknowledgement_that_still_waits_ends_with_its_term(self) -> None:
+        """Two leaders' messages are handled in one tick; the second cuts off what A was to hear.
+
+        A's acknowledgement would have left without the disk ever having held its entry 4.
+        """
+        bench = Bench(B)
+        bench.receive(A, append(1, 2, 1, [(1, batch("x"))], commit=2))
+        bench.receive(A, append(1, 3, 1, [(1, batch("y"))]))
+        bench.receive(C, append(2, 3, 1, [(2, batch("z"))]))
+        assert bench.wal.last_index == 3, "the disk works: the last two wait"
+        bench.runtime.settle()
+        assert [entry.term for entry in bench.wal.entries(3)] == [1, 2]
+        assert bench.take(A) == [accepted(1, 3)]
+        assert bench.take(C) == [accepted(2, 4)]
+
     def test_a_vote_waits_for_its_disk(self) -> None:
         bench = Bench(B)
         bench.runtime.advance(MIN_S)
