@@ -17,6 +17,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- SessionExpired        the exactly-once session is gone; open a new one
     |   |-- OutcomeExpired        the answer to this sequence number is no longer kept
     |   |-- SequenceTooFar        the sequence number lies beyond the session's window
+    |   |-- NumberReused          a client used one sequence number for two commands
     |   |-- PluginFault           a plugin raised an unexpected exception; its command was undone
     |   |-- UnknownPlugin         the command names a plugin that the cluster does not run
     |   |-- UnknownCommand        the plugin does not know this command
@@ -24,6 +25,8 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- StaleIncarnation      the command was written by an earlier life of its node
     |   `-- (each plugin's own)
     |-- RemoteFailed          another node's handler raised; its own state is its own affair
+    |-- WatchCancelled        a watch has ended; it says why, and from where to watch again
+    |-- LockLost              a lock, an office or a place is held no more: its lease is gone
     |-- NodeFault             this node stopped itself; its data needs an operator
     |   |-- DamagedLog            the write-ahead log is damaged beyond a torn tail
     |   |-- DamagedSnapshot       a snapshot file does not match its checksums
@@ -112,6 +115,49 @@ class RemoteFailed(RaftkvError):
     code = "remote_failed"
 
 
+class WatchCancelled(RaftkvError):
+    """A watch has ended before its user ended it.
+
+    `reason`: "slow" (its user did not take the events quickly enough), "stopped" (the node stops),
+    "compacted" (the history that it still needed was compacted), "given_up" (the cluster was
+    recovered by force, and what this node had shown is its history no more).
+
+    After "slow" and "stopped", watch again from `resume_revision`, on any node: nothing is missed
+    and nothing comes twice. After the others it is 0, for there is no such revision: read the keys
+    anew, and watch from behind the revision of that read. `compact_revision` is the lowest that
+    can be watched from; 0 unless the reason is "compacted".
+    """
+
+    code = "watch_cancelled"
+
+    def __init__(self, reason: str, *, resume_revision: int = 0, compact_revision: int = 0) -> None:
+        super().__init__(_WATCH_ENDS.get(reason, reason))
+        self.reason = reason
+        self.resume_revision = resume_revision
+        self.compact_revision = compact_revision
+
+
+_WATCH_ENDS: dict[str, str] = {
+    "slow": "the watch was ended because its events were not taken: watch again from "
+    "resume_revision",
+    "stopped": "the watch has ended with its node: watch again on another, from resume_revision",
+    "compacted": "the watch needs revisions that were compacted: read the keys anew, and watch "
+    "from behind the revision of that read",
+    "given_up": "the cluster was recovered by force, and what was watched is its history no "
+    "more: read the keys anew, and watch from behind the revision of that read",
+}
+
+
+class LockLost(RaftkvError):
+    """What a recipe held (a lock, an office, a place in a queue) is held no more.
+
+    Its session's lease has ended, or somebody deleted its key: another may hold it by now. Open a
+    new session and acquire anew; what was guarded by the fencing token has not been written since.
+    """
+
+    code = "lock_lost"
+
+
 class OutcomeUnknown(RaftkvError):
     """The command may have been applied. `session` and `seq` name it for `node.outcome`."""
 
@@ -159,6 +205,15 @@ class SequenceTooFar(Refused):
     """The sequence number lies beyond the session's window of unanswered commands."""
 
     code = "sequence_too_far"
+
+
+class NumberReused(Refused):
+    """The sequence number was used for another command before: a mistake of the client.
+
+    That command's outcome stands; this one was not applied and will not be under this number.
+    """
+
+    code = "number_reused"
 
 
 class PluginFault(Refused):

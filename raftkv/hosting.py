@@ -12,6 +12,7 @@ import msgspec
 
 from .errors import ConfigError
 from .plugin import Change, Consistency, Member, Outcome, Plugin, Service, View
+from .repeats import Repeats
 from .rpc import PluginRpc
 from .runtime import Runtime
 from .state.core import SettleOutcome
@@ -133,11 +134,16 @@ class Hosting:
         self._node = node
         self.plugins = {plugin.name: plugin for plugin in plugins}
         self.apis: dict[str, Any] = {}
+        self.hosts: dict[str, NodeHost] = {}
         self.services: dict[str, Service] = {}
         self.leads = False
         self.hook_faults = 0
+        self._repeats = Repeats(node.runtime.monotonic)
+        self._told_faults = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsubscribe: list[Callable[[], None]] = []
+        # Services that want to hear of progress; only once they have been started.
+        self._progress_hooks: list[Callable[[int], None]] = []
         self._incarnation = 0
 
     def open(self) -> None:
@@ -147,6 +153,7 @@ class Hosting:
                 raise ConfigError(f"options.{name}: no plugin of this name runs on this node")
         for plugin in self._in_order():
             host = NodeHost(self._node, plugin, self._node.rpc.for_plugin(plugin.name))
+            self.hosts[plugin.name] = host
             api = plugin.open(host)
             self.apis[plugin.name] = api
             service = plugin.service(host, api)
@@ -170,14 +177,21 @@ class Hosting:
     async def start(self) -> None:
         for name, service in self.services.items():
             await service.start()
-            wanted = (name, *self.plugins[name].uses)
-            self._unsubscribe.append(self._node.machine.subscribe(self._listener(service), wanted))
+            if type(service).on_progress is not Service.on_progress:
+                self._progress_hooks.append(service.on_progress)
+            # Changes are only captured for those who listen: that is a cost on every write.
+            if type(service).on_applied is not Service.on_applied:
+                wanted = (name, *self.plugins[name].uses)
+                self._unsubscribe.append(
+                    self._node.machine.subscribe(self._listener(service), wanted)
+                )
         self._unsubscribe.append(self._node.machine.subscribe(self._members_changed, ("core",)))
 
     async def stop(self) -> None:
         self.set_leads(False)
         for unsubscribe in self._unsubscribe:
             unsubscribe()
+        self._progress_hooks.clear()
         for name in reversed(list(self.services)):
             try:
                 await self.services[name].stop()
@@ -219,9 +233,19 @@ class Hosting:
         """
         self._incarnation = 0
 
+    def progressed(self, index: int) -> None:
+        if self._node.machine.fault_count != self._told_faults:
+            self._tell_faults()
+        for hook in self._progress_hooks:
+            self._hook(lambda h=hook: h(index))  # type: ignore[misc]
+
     def restored(self, index: int) -> None:
         for service in self.services.values():
             self._hook(lambda s=service: s.on_restored(index))  # type: ignore[misc]
+
+    def faulted(self) -> None:
+        for service in self.services.values():
+            self._hook(service.on_fault)
 
     def set_leads(self, leads: bool) -> None:
         """on_leader once all before its term is applied; on_follower as soon as it ended."""
@@ -234,9 +258,29 @@ class Hosting:
     def _hook(self, hook: Callable[[], None]) -> None:
         try:
             hook()
-        except Exception:
+        except Exception as error:
             self.hook_faults += 1
-            log.exception("a plugin's hook failed on %s", self._node.name)
+            left_out = self._repeats.left_out(_place_of(error), type(error).__name__)
+            if left_out is not None:
+                log.exception("a plugin's hook failed%s", _counted(left_out))
+
+    def _tell_faults(self) -> None:
+        """What plugins raised in commands and pure hooks, on every node alike: for the log."""
+        machine = self._node.machine
+        self._told_faults = machine.fault_count
+        while machine.faults:
+            fault = machine.faults.popleft()
+            last_line = fault.detail.rstrip().rpartition("\n")[2]
+            left_out = self._repeats.left_out((fault.plugin, fault.where), last_line)
+            if left_out is not None:
+                log.error(
+                    "the plugin %s failed in %s at index %d%s:\n%s",
+                    fault.plugin,
+                    fault.where,
+                    fault.index,
+                    _counted(left_out),
+                    fault.detail,
+                )
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._node.runtime.spawn(coroutine, name)
@@ -248,7 +292,11 @@ class Hosting:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.hook_faults += 1
-            log.error("the task %s failed", task.get_name(), exc_info=task.exception())
+            error = task.exception()
+            left_out = self._repeats.left_out((task.get_name(), _place_of(error)), repr(error))
+            if left_out is not None:
+                text = "the task %s failed%s"
+                log.error(text, task.get_name(), _counted(left_out), exc_info=error)
 
     async def settle(self, session: int, seq: int, timeout_s: float | None) -> Outcome:
         """Ask the log what became of a number (a command itself: rule in the design, part 2)."""
@@ -262,3 +310,15 @@ class Hosting:
 def _same_life(member: Member, other: Member | None) -> bool:
     """Whether both rows are of one life of a node: it may have changed its role meanwhile."""
     return other is not None and other.up == member.up and other.incarnation == member.incarnation
+
+
+def _place_of(error: BaseException | None) -> tuple[str, int]:
+    """Where an error was raised: the same trouble comes from the same line."""
+    trace = None if error is None else error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+
+
+def _counted(left_out: int) -> str:
+    return f" ({left_out} times more since this was last said)" if left_out else ""

@@ -25,10 +25,13 @@ import msgspec
 
 from .config import NodeConfig
 from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RaftkvError, Stopped
+from .foreign import Foreign, Ticket, TicketHost
+from .histogram import Histogram
 from .hosting import Hosting, find_plugins
-from .kv import KV, KVApi
+from .kv import KV, KVApi, LeaseApi
 from .logclock import LogClock
 from .membership import Membership
+from .metrics import Metrics
 from .outbox import Outbox
 from .parts import CorePart, Part, ReplicantPart
 from .peering import Peering
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
 __all__ = ["Node"]
 
 log = logging.getLogger("raftkv.node")
+# A program that configures no logging is not to find lines of ours on its stderr.
+logging.getLogger("raftkv").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 
@@ -92,6 +97,7 @@ class Node:
         self._directory: DataDirectory | None = None
         self._opening: asyncio.Task[Any] | None = None
         self._keeper: Keeper | None = None
+        self.loop_late_s = Histogram()
 
     # -- life
 
@@ -146,7 +152,11 @@ class Node:
         self.clock = LogClock(runtime)
         self.outbox = Outbox(runtime, config.limits, config.raft, self._send)
         self.reader = Reader(runtime, config.raft, self._ask)
+        self.foreign = Foreign(
+            runtime, config.limits, config.raft, self.machine, self._send, config.timeout_s
+        )
         replica = self._replica = Replica(self.machine, self.clock, self.outbox, self.reader)
+        replica.foreign = self.foreign
         replica.on_session = self._session_opened
         replica.on_office = self._office_changed
         replica.on_progress = self._progressed
@@ -165,6 +175,7 @@ class Node:
         peering.on_newer_epoch = self._newer_epoch
         self.membership = Membership(self)
         self.promotion = Promotion(self)
+        self.metrics = Metrics(self)
         self.hosting = Hosting(self, self._plugins)
         self.hosting.open()
         self._part = await self._make_part(runtime, directory, replica)
@@ -285,6 +296,7 @@ class Node:
         part.follower.begin_anew()
         # Its session may be one that the recovered log has never seen.
         self.session, self._replica.nonce = 0, None
+        self.foreign.history_ended()
         self.hosting.life_ended()
         self.hosting.restored(self.machine.index)
         self.runtime.call_soon(self._reopen)
@@ -321,6 +333,7 @@ class Node:
             self.rpc.stop()
             self.reader.stop()
             self.outbox.stop()
+            self.foreign.stop()
         self.runtime.close()
         if self._directory is not None:
             self._directory.close()
@@ -334,21 +347,26 @@ class Node:
         log.error("%s: %s", self.name, fault)
         self._running = False
         self._fault.set_result(fault)
+        if hasattr(self, "hosting"):
+            self.hosting.faulted()
         if self._part is not None:
             self._part.stop()
         self._peering.close()
         self.reader.stop()
         self.outbox.stop()
+        self.foreign.stop()
 
     # -- session
 
     async def _keep_session(self) -> None:
         """Open a session through the log (rule 13); again whenever the cluster has ended it."""
-        runtime = self.runtime
+        runtime, pause_s = self.runtime, self.config.raft.resend_ms / 1000
         while True:
             if self.session == 0:
                 self._propose_up()
-            await runtime.sleep(self.config.raft.resend_ms / 1000)
+            due = runtime.monotonic() + pause_s
+            await runtime.sleep(pause_s)
+            self.loop_late_s.observe(max(0.0, runtime.monotonic() - due))
 
     def _propose_up(self) -> None:
         """Ask for a session. Repeated under the same nonce until it is answered."""
@@ -404,12 +422,14 @@ class Node:
             if self._replica.nonce is not None:
                 self._propose_up()
             self.outbox.office_changed()
+            self.foreign.office_changed()
             self.reader.office_changed()
 
     def _progressed(self) -> None:
         assert self._part is not None
         self._part.progressed()
         self.hosting.set_leads(self._part.leads)
+        self.hosting.progressed(self.machine.index)
         self._check_incarnation()
 
     def _restored(self, index: int) -> None:
@@ -450,6 +470,11 @@ class Node:
         """The keyspace."""
         return self.plugin(KV)
 
+    @property
+    def leases(self) -> LeaseApi:
+        """Leases, and the keys that end with them."""
+        return self.kv.leases
+
     def plugin(self, plugin: type[Plugin[T]]) -> T:
         """The typed API of a plugin that this node runs. Raises LookupError for another."""
         api: T = self.hosting.apis[plugin.name]
@@ -476,6 +501,14 @@ class Node:
         """The current term, as far as this node knows."""
         return 0 if self._part is None else self._part.term
 
+    @property
+    def standing(self) -> tuple[str, int, int]:
+        """(role now, term, applied index) for a line in the log; also of a node that starts."""
+        part = self._part
+        return (
+            ("starting", 0, 0) if part is None else (part.role_name, part.term, self.machine.index)
+        )
+
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return once this node has a session, so that calls succeed. Raises NoLeader."""
         self._check_running()
@@ -501,6 +534,12 @@ class Node:
             self._check_running()
         timeout = self.config.timeout_s if timeout_s is None else timeout_s
         return await self.outbox.submit(plugin, command, timeout)
+
+    def kv_under(self, ticket: Ticket) -> KVApi:
+        """The keyspace for one write under a client's session; its `leases` likewise."""
+        self._check_running()
+        host: Any = TicketHost(self.hosting.hosts[KV.name], self.foreign, ticket, KV.name)
+        return KVApi(host)
 
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         """What became of a command that ended in `Timeout`. After "not_applied" it never will."""

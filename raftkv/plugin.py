@@ -123,7 +123,11 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One figure of this node. Its name is prefixed with raftkv_<plugin>_."""
+    """One figure of this node. Its name is prefixed with raftkv_<plugin>_.
+
+    A counter's name ends in _total (it is added where it is missing). Figures of one name have the
+    same kind and the same labels' names.
+    """
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -230,15 +234,32 @@ class Service:
         """This node has a new incarnation: what it owned under the old one is fenced."""
 
     def on_applied(self, index: int, changes: Sequence[Change]) -> None:
-        """Rows of own tables, or of those of `uses`, were changed by the entry `index`."""
+        """Rows of own tables, or of those of `uses`, were changed by the entry `index`.
+
+        A service that defines this makes every write to these tables dearer.
+        """
+
+    def on_progress(self, index: int) -> None:
+        """Entries up to `index` are applied, any number of them since the last call.
+
+        It says nothing about what they changed, and costs nothing per entry: for a service that
+        finds in its own tables what is new.
+        """
 
     def on_restored(self, index: int) -> None:
         """A snapshot replaced the state: read everything anew."""
+
+    def on_fault(self) -> None:
+        """The node has stopped itself: nothing comes any more, so end what users wait for.
+
+        `stop` follows when the program stops the node.
+        """
 
     def routes(self) -> Sequence[Route]:
         return ()
 
     def metrics(self) -> Sequence[Metric]:
+        """This node's figures, asked at every scrape. Labels only for what is bounded."""
         return ()
 
     def status(self) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .errors import DiskFailed, Diverged, NodeFault
+from .foreign import Foreign
 from .logclock import LogClock
 from .outbox import Outbox
 from .raft.engine import Frozen
@@ -56,6 +57,8 @@ class Replica:
         self.machine = machine
         self.clock = clock
         self._outbox = outbox
+        # The commands of clients without a node; set by the node.
+        self.foreign: Foreign | None = None
         self._reader = reader
         # The nonce under which this node waits for its session, and who is told of it.
         self.nonce: int | None = None
@@ -77,7 +80,7 @@ class Replica:
         return b"".join((b"\x92", stamp, _array_header(len(commands)), *commands))
 
     def apply(self, index: int, body: bytes) -> None:
-        outbox = self._outbox
+        outbox, foreign = self._outbox, self.foreign
         try:
             outcomes = self.machine.apply(index, body)
         except NodeFault:
@@ -98,6 +101,9 @@ class Replica:
                 outbox.settle(seq, outcome)
             elif session == 0 and seq == self.nonce:
                 self.on_session(outcome)
+            elif foreign is not None and foreign.waiting:
+                foreign.settle(session, seq, outcome)
+        outbox.landed()
 
     def skip(self, index: int) -> None:
         self.machine.skip(index)
@@ -112,6 +118,8 @@ class Replica:
     def restored(self, index: int) -> None:
         """The state is that of a snapshot: answer the callers whose entries it jumped over (15)."""
         self._settle_jumped(self._outbox.session, self._outbox.waiting())
+        if self.foreign is not None:
+            self.foreign.restored()
         self.on_restored(index)
 
     def _settle_jumped(self, session: int, waiting: list[int]) -> None:

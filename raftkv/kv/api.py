@@ -1,62 +1,116 @@
-"""The keyspace's typed API on one node: `node.kv`."""
+"""The keyspace's typed API on one node: `node.kv`.
+
+Reads of the present look at this node's tables after a barrier. Reads of the past collect what has
+changed since (history.py), which may be much: that is done in slices, and the loop runs in between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
 
-from raftkv.errors import TooLarge
+from raftkv.errors import Stopped, TooLarge
 from raftkv.plugin import Consistency, Host
 
+from .changing import check_ignored
 from .commands import (
     FROM_KEY,
+    Compact,
+    CompactResult,
     Compare,
     DeleteRange,
+    DeleteRangeOp,
     DeleteRangeResult,
     EmptyKey,
+    FlatTxn,
     KeyValue,
+    NestedTxn,
     Operation,
     Put,
     PutOp,
     PutResult,
+    PutWith,
     RangeOp,
     RangeResult,
+    SortBy,
     Txn,
+    TxnOutcome,
     TxnResult,
     prefix_end,
 )
+from .history import Past, key_at, require_readable, revision_of
+from .leases import LeaseApi
 from .ranges import read_range
+from .transactions import flatten, too_many, unflatten
+from .watch import Watch
+from .watch_hub import WatchHub
 
 __all__ = ["KVApi"]
 
+# Rows of the history looked at in one go, for a read of the past: about a millisecond.
+PAST_ROWS: Final = 4000
+
 
 class KVApi:
-    """Put, read and delete keys; compare and change several at once.
+    """Put, read and delete keys; compare and change several at once; watch them.
 
     Works on every node, replicants too. A change raises `TooLarge` or another `NotApplied` when
     nothing happened, a `Refused` when the keyspace refused it, `Timeout` when the outcome is
     unknown. A read raises `ReadTimeout`. `timeout_s` None takes the node's default. Keys and values
     are bytes; anything else is a TypeError.
+
+    A read with a `revision` other than 0 sees the keyspace as it was then. It raises `Compacted` if
+    that is no longer kept, `FutureRevision` if this node does not know of it.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        # Set by the service, which runs it.
+        self.hub: WatchHub | None = None
+        self.leases = LeaseApi(host)
 
     async def put(
-        self, key: bytes, value: bytes, *, prev_kv: bool = False, timeout_s: float | None = None
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        lease: int = 0,
+        prev_kv: bool = False,
+        ignore_value: bool = False,
+        ignore_lease: bool = False,
+        timeout_s: float | None = None,
     ) -> PutResult:
-        """Set a key. With `prev_kv`, the result holds the key as it was before."""
+        """Set a key. With `prev_kv`, the result holds the key as it was before.
+
+        `lease` attaches the key to a lease, with which it ends; 0 detaches it from a former one.
+        `ignore_value` keeps the value that the key has (give b""), `ignore_lease` the lease (give
+        none); the key must exist. Refused with `LeaseNotFound`, `KeyNotFound`, `ValueGiven`,
+        `LeaseGiven`.
+        """
         self._check(key, value)
-        result: PutResult = await self._host.propose(Put(key, value, prev_kv), timeout_s=timeout_s)
+        command: Put | PutWith
+        if lease or ignore_value or ignore_lease:
+            command = PutWith(key, value, prev_kv, lease, ignore_value, ignore_lease)
+            check_ignored(command)
+        else:
+            command = Put(key, value, prev_kv)
+        result: PutResult = await self._host.propose(command, timeout_s=timeout_s)
         return result
 
     async def get(
         self,
         key: bytes,
         *,
+        revision: int = 0,
         consistency: Consistency = "linearizable",
         timeout_s: float | None = None,
     ) -> KeyValue | None:
         """The key, or None. "local" answers at once from this node's copy, which may be stale."""
+        if revision > 0:
+            operation = RangeOp(key, revision=revision)
+            past = await self.read(operation, consistency=consistency, timeout_s=timeout_s)
+            return past.kvs[0] if past.kvs else None
         self._check(key)
         await self._host.barrier(consistency, timeout_s=timeout_s)
         found: KeyValue | None = self._host.view().table("keys").get(key)
@@ -71,17 +125,38 @@ class KVApi:
         limit: int = 0,
         keys_only: bool = False,
         count_only: bool = False,
+        revision: int = 0,
+        sort_by: SortBy = "key",
+        descending: bool = False,
+        min_mod_revision: int = 0,
+        max_mod_revision: int = 0,
+        min_create_revision: int = 0,
+        max_create_revision: int = 0,
         consistency: Consistency = "linearizable",
         timeout_s: float | None = None,
     ) -> RangeResult:
-        """Keys with `first <= key < last`, or those that start with `prefix`, in key order.
+        """Keys with `first <= key < last`, or those that start with `prefix`.
 
         A missing bound is open; bounds that leave no room are a ValueError. `limit` 0 gives all
-        keys in one answer; the result's `more` and `count` tell what a limit has left out.
-        `keys_only` leaves the values empty.
+        keys in one answer; the result's `more` tells whether a limit has left any out. `keys_only`
+        leaves the values empty. The four bounds of revisions, 0 is none, leave keys out; `count` is
+        the number of keys in the range all the same. For large ranges see `pages`.
         """
         key, range_end = _bounds(first, last, prefix)
-        operation = RangeOp(key, range_end, limit, keys_only, count_only)
+        operation = RangeOp(
+            key,
+            range_end,
+            limit,
+            keys_only,
+            count_only,
+            revision,
+            sort_by,
+            descending,
+            min_mod_revision,
+            max_mod_revision,
+            min_create_revision,
+            max_create_revision,
+        )
         return await self.read(operation, consistency=consistency, timeout_s=timeout_s)
 
     async def read(
@@ -91,12 +166,69 @@ class KVApi:
         consistency: Consistency = "linearizable",
         timeout_s: float | None = None,
     ) -> RangeResult:
-        """`range` in etcd's words."""
+        """`range` in etcd's words. A revision below 0 reads the newest state, as in etcd."""
         self._check(operation.key)
         if operation.limit < 0:
             raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
         await self._host.barrier(consistency, timeout_s=timeout_s)
+        if operation.revision > 0:
+            return await self._read_past(operation)
         return read_range(self._host.view().table("keys"), operation, self.revision)
+
+    async def _read_past(self, operation: RangeOp) -> RangeResult:
+        view, revision = self._host.view(), operation.revision
+        require_readable(view, revision)
+        past = Past(operation.key, operation.range_end, revision)
+        was = None if operation.range_end else key_at(view, operation.key, revision)
+        if was is not None:
+            past.settle(was)
+        else:
+            await self._catch_up(past)
+            view = self._host.view()
+        return past.read(view.table("keys"), operation, revision_of(view))
+
+    async def _catch_up(self, past: Past) -> None:
+        """Until `past` fits the state of this very moment."""
+        while True:
+            view = self._host.view()
+            require_readable(view, past.revision)
+            if past.catch_up(view, PAST_ROWS):
+                return
+            await asyncio.sleep(0)
+
+    async def pages(
+        self,
+        first: bytes | None = None,
+        last: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        page_keys: int = 1000,
+        keys_only: bool = False,
+        revision: int = 0,
+        consistency: Consistency = "linearizable",
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[RangeResult]:
+        """A large range in parts of `page_keys` keys, in key order, all as of one revision.
+
+        That is `revision`, or the newest when the first page is read; `RangeResult.revision` tells
+        it, `count` the keys of this page and those to come. There is always a first page, perhaps
+        an empty one. Raises `Compacted` when the revision is compacted before the last page.
+        `consistency` and `timeout_s` are for the first page, the others need nobody.
+        """
+        if page_keys < 1:
+            raise ValueError(f"page_keys = {page_keys}: it must be 1 or more")
+        key, range_end = _bounds(first, last, prefix)
+        self._check(key)
+        await self._host.barrier(consistency, timeout_s=timeout_s)
+        past = Past(key, range_end, revision if revision > 0 else self.revision)
+        while True:
+            await self._catch_up(past)
+            operation = RangeOp(key, range_end, page_keys, keys_only)
+            page = past.read(self._host.view().table("keys"), operation, past.revision)
+            yield page
+            if not page.more:
+                return
+            key = page.kvs[-1].key + b"\0"
 
     async def delete(
         self,
@@ -117,8 +249,15 @@ class KVApi:
             range_end = b""
         else:
             key, range_end = _bounds(key, last, prefix)
-        self._check(key)
-        command = DeleteRange(key, range_end, prev_kv)
+        operation = DeleteRangeOp(key, range_end, prev_kv)
+        return await self.delete_range(operation, timeout_s=timeout_s)
+
+    async def delete_range(
+        self, operation: DeleteRangeOp, *, timeout_s: float | None = None
+    ) -> DeleteRangeResult:
+        """`delete` in etcd's words."""
+        self._check(operation.key)
+        command = DeleteRange(operation.key, operation.range_end, operation.prev_kv)
         result: DeleteRangeResult = await self._host.propose(command, timeout_s=timeout_s)
         return result
 
@@ -132,27 +271,71 @@ class KVApi:
     ) -> TxnResult:
         """If all comparisons hold, do `success`, else `failure`: atomically, in one revision.
 
-        `Compare(b"k", "version", "=", 0)` holds if the key does not exist. Raises `DuplicateKey`
-        when a branch would change one key twice.
+        `Compare(b"k", "version", "=", 0)` holds if the key does not exist. An operation may be a
+        `TxnOp`, a transaction of its own; its comparisons, too, see the keyspace as it was before.
+        Raises `DuplicateKey` when it could put a key twice, or both put and delete it.
         """
-        command = Txn(tuple(compare), tuple(success), tuple(failure))
-        for item in (*command.compare, *command.success, *command.failure):
-            if isinstance(item, PutOp):
-                self._check(item.key, item.value)
-            else:
-                self._check(item.key)
-        limit = self._host.settings["txn_ops_max"]
-        longest = max(len(command.compare), len(command.success), len(command.failure))
-        if longest > limit:
-            raise TooLarge(f"a transaction with {longest} operations exceeds txn_ops_max = {limit}")
-        result: TxnResult = await self._host.propose(command, timeout_s=timeout_s)
+        command = flatten(compare, success, failure)
+        self._check_txn(command)
+        outcome: TxnOutcome = await self._host.propose(command, timeout_s=timeout_s)
+        return unflatten(outcome)
+
+    async def compact(self, revision: int, *, timeout_s: float | None = None) -> CompactResult:
+        """Forget the history before `revision`; of each key its state as of then is kept.
+
+        Refused as `Compacted` unless it is greater than the compacted revision, as `FutureRevision`
+        if it is greater than the current one.
+        """
+        result: CompactResult = await self._host.propose(Compact(revision), timeout_s=timeout_s)
         return result
+
+    def watch(
+        self,
+        key: bytes | None = None,
+        last: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        start_revision: int = 0,
+        prev_kv: bool = False,
+        put: bool = True,
+        delete: bool = True,
+        progress_s: float = 0.0,
+    ) -> Watch:
+        """What happens to one key, or to those with `key <= k < last`, or with a prefix, in order.
+
+        From `start_revision` on, which may lie ahead; 0 is from now: every change that is made
+        after `created()` has returned, and perhaps a few that this node has yet to hear of. Comes
+        from this node's own copy, so it needs no leader. Without any bound: all keys.
+
+        `prev_kv` adds to each event what the key was before. `put` and `delete` False leave such
+        events out. `progress_s` gives a mark whenever the watch was idle for so long.
+
+        The iteration ends with `WatchCancelled`, also if `start_revision` was compacted. Close
+        what you do not need any more (`async with`), for the node goes on filling its buffer.
+        """
+        if start_revision < 0 or progress_s < 0:
+            raise ValueError("start_revision and progress_s must be 0 or more")
+        if key is not None and last is None and prefix is None:
+            low, range_end = key, b""
+        else:
+            low, range_end = _bounds(key, last, prefix)
+        self._check(low)
+        if self.hub is None:
+            raise Stopped("the node was not started")
+        return self.hub.open(
+            low,
+            range_end,
+            start_revision=start_revision,
+            prev_kv=prev_kv,
+            put=put,
+            delete=delete,
+            progress_s=progress_s,
+        )
 
     @property
     def revision(self) -> int:
         """The keyspace's revision in this node's copy."""
-        revision: int = self._host.view().table("meta").get("revision", 1)
-        return revision
+        return revision_of(self._host.view())
 
     def _check(self, key: object, value: object = b"") -> None:
         if not isinstance(key, bytes) or not isinstance(value, bytes):
@@ -166,6 +349,19 @@ class KVApi:
             limit = settings[f"{what}_bytes_max"]
             if len(data) > limit:
                 raise TooLarge(f"a {what} of {len(data)} bytes exceeds {what}_bytes_max = {limit}")
+
+    def _check_txn(self, command: Txn) -> None:
+        reason = too_many(command, self._host.settings["txn_ops_max"])
+        if reason is not None:
+            raise TooLarge(reason)
+        parts: tuple[Txn | FlatTxn, ...] = (command, *command.nested)
+        for part in parts:
+            for item in (*part.compare, *part.success, *part.failure):
+                if isinstance(item, PutOp):
+                    self._check(item.key, item.value)
+                    check_ignored(item)
+                elif not isinstance(item, NestedTxn):
+                    self._check(item.key)
 
 
 def _bounds(first: bytes | None, last: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes]:

@@ -1,14 +1,23 @@
-"""The keyspace as a plugin: etcd's model on two tables.
+"""The keyspace as a plugin: etcd's model on six tables.
+
+    keys      key -> KeyValue                 what stands now
+    meta      name -> int                     "revision", "compacted"; "lessor", "claimed_ms"
+    history   revision -> Revision            what changed, back to the compacted revision
+    leases    id -> LeaseRow
+    attached  (lease, key) -> Attached        the keys of a lease, in order
+    due       (due_ms, lease) -> None         leases in the order of the due time of their grant
 
 Rules of this file
-1. A command that changes something takes exactly one revision, whatever it changes; one that does
-   not, takes none. An empty keyspace has revision 1, as in etcd, so the first put gets 2.
+1. An empty keyspace has revision 1, as in etcd, so the first put gets 2.
 2. The revision is a row like any other: it is undone, captured and restored with the rest.
 3. Whatever a command may be large in (keys, values, operations, rows, result) has a replicated
    limit, checked here; the API checks the same before it proposes.
+4. As long as the cluster's active format is 1, that of 0.1.0, a word that 0.1.0 did not have is
+   answered as 0.1.0 answers it: it cannot be decoded.
 
-History, leases and watch come to stand on the same two facts: each change of the table `keys` is a
-captured change, and the row it leaves carries its revision.
+`Put` is the hot path and is written out here; `Changing` does everything else. The rest by idea:
+changing.py, transactions.py, history.py, compaction.py, leasing.py. docs/internals/keyspace.md puts
+it together.
 """
 
 from __future__ import annotations
@@ -18,41 +27,66 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from raftkv.errors import Refused
-from raftkv.plugin import Context, Host, Plugin, Setting, Table, TableSpec, View
+from raftkv.errors import Refused, UnknownCommand
+from raftkv.plugin import Context, Host, Plugin, Setting, TableSpec, View
 
 from .api import KVApi
+from .changing import (
+    FORMAT_LEASES,
+    KIB,
+    LIMIT_MIN,
+    Changing,
+    check_ignored,
+    check_sizes,
+    require_key,
+)
+from .checking import violations
 from .commands import (
-    FROM_KEY,
-    Compare,
+    Attached,
+    ClaimLessor,
+    Compact,
+    Compacted,
     DeleteRange,
-    DeleteRangeOp,
-    DeleteRangeResult,
     DuplicateKey,
     EmptyKey,
+    Event,
+    Expire,
+    ExpireResult,
+    FutureRevision,
+    Grant,
+    KeyNotFound,
     KeyValue,
+    LeaseExists,
+    LeaseGiven,
+    LeaseNotFound,
+    LeaseRow,
+    LeaseTtlTooLarge,
     LimitExceeded,
-    Operation,
-    OperationResult,
+    NotLessor,
     Put,
-    PutOp,
     PutResult,
-    RangeOp,
-    RangeResult,
+    PutWith,
+    Revision,
+    Revoke,
+    RevokeResult,
     Txn,
-    TxnResult,
+    ValueGiven,
 )
-from .ranges import read_range, scan_range
+from .compaction import TRIM_BYTES, TRIM_REVISIONS, compact, trim
+from .formats import in_format_1
+from .history import EVENT_BYTES, FIRST_REVISION, record
+from .leasing import claim, detach, due_ms, grant, lessor_epoch, require_lease
+from .service import KVService
+from .transactions import apply_txn
 
-__all__ = ["KV"]
+__all__ = ["EXPIRE_LEASES_MAX", "KV"]
 
-KIB: Final = 1024
 MIB: Final = 1024 * KIB
-
-# A key and value of together this size pass without a look at the settings: no limit may be lower.
-LIMIT_MIN: Final = KIB
-
-FIRST_REVISION: Final = 1
+_TRIM_MASK: Final = TRIM_REVISIONS - 1
+#: Leases that one `Expire` ends at most: the rest is for the next one.
+EXPIRE_LEASES_MAX: Final = 1000
+# With so many keys deleted it ends none any more: 10,000 deletions take about 50 ms.
+EXPIRE_KEYS: Final = 10_000
 
 
 def _between(lowest: int, highest: int) -> Callable[[int], str | None]:
@@ -68,13 +102,40 @@ class KV(Plugin[KVApi]):
     """The keyspace. `node.kv` is its API."""
 
     name: ClassVar[str] = "kv"
-    version: ClassVar[int] = 1
-    commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (Put, DeleteRange, Txn)
+    version: ClassVar[int] = 2
+    commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
+        Put,
+        PutWith,
+        DeleteRange,
+        Txn,
+        Compact,
+        Grant,
+        Revoke,
+        ClaimLessor,
+        Expire,
+    )
     tables: ClassVar[tuple[TableSpec, ...]] = (
         TableSpec("keys", bytes, KeyValue),
         TableSpec("meta", str, int),
+        TableSpec("history", int, Revision, run=True),
+        TableSpec("leases", int, LeaseRow),
+        TableSpec("attached", tuple[int, bytes], Attached),
+        TableSpec("due", tuple[int, int], None),
     )
-    refusals: ClassVar[tuple[type[Refused], ...]] = (EmptyKey, LimitExceeded, DuplicateKey)
+    refusals: ClassVar[tuple[type[Refused], ...]] = (
+        EmptyKey,
+        LimitExceeded,
+        DuplicateKey,
+        KeyNotFound,
+        ValueGiven,
+        LeaseGiven,
+        Compacted,
+        FutureRevision,
+        LeaseNotFound,
+        LeaseExists,
+        LeaseTtlTooLarge,
+        NotLessor,
+    )
     settings: ClassVar[tuple[Setting, ...]] = (
         Setting("key_bytes_max", int, 64 * KIB, _between(LIMIT_MIN, MIB), "Bytes of one key."),
         Setting("value_bytes_max", int, MIB, _between(LIMIT_MIN, MIB), "Bytes of one value."),
@@ -92,214 +153,139 @@ class KV(Plugin[KVApi]):
             _between(64 * KIB, 4 * MIB),
             "Bytes of keys and values in the result of one command.",
         ),
+        # How long a watcher may be away, or how old a read may be, in revisions and in memory.
+        Setting(
+            "history_revisions", int, 100_000, _between(1, 10**7), "Revisions kept in the history."
+        ),
+        Setting(
+            "history_bytes_max",
+            int,
+            256 * MIB,
+            _between(64 * KIB, 64 * KIB * MIB),
+            "Bytes kept in the history: keys, values, and 256 for each event.",
+        ),
+        # etcd derives its shortest one from the election time-out: 2 s with its defaults.
+        Setting("lease_ttl_min_s", int, 2, _between(1, 3600), "Shortest lease, in seconds."),
+        # etcd's bound.
+        Setting(
+            "lease_ttl_max_s",
+            int,
+            9_000_000_000,
+            _between(3600, 9_000_000_000),
+            "Longest lease, in seconds.",
+        ),
+        # A lessor that hears from each of them every 20 s gets 5,000 keep-alives a second.
+        Setting("leases_max", int, 100_000, _between(1, 10**7), "Leases in the cluster."),
+        # They are deleted by one command.
+        Setting("lease_keys_max", int, 10_000, _between(1, 100_000), "Keys attached to one lease."),
     )
 
     def open(self, host: Host) -> KVApi:
         return KVApi(host)
 
+    def service(self, host: Host, api: KVApi) -> KVService:
+        return KVService(host, api)
+
     def apply(self, command: Any, ctx: Context) -> Any:
         # The most frequent command first, and without a further call.
         if type(command) is Put:
-            meta = ctx.table("meta")
-            revision = meta.get("revision", FIRST_REVISION) + 1
-            old = _put(command, revision, ctx)
+            key, value = command.key, command.value
+            if not key:
+                raise EmptyKey("the key is empty")
+            if len(key) + len(value) > LIMIT_MIN:
+                check_sizes(key, value, ctx)
+            table = ctx.table
+            meta, keys = table("meta"), table("keys")
+            before = meta.get("revision", FIRST_REVISION)
+            revision = before + 1
+            old = keys.get(key)
+            if old is None:
+                new = KeyValue(key, value, revision, revision, 1)
+            else:
+                if old.lease:
+                    detach(ctx, old.lease, key)
+                # The row's own key: its versions then share one.
+                new = KeyValue(old.key, value, old.create_revision, revision, old.version + 1)
+            keys.put(key, new)
             meta.put("revision", revision)
+            if ctx.version >= FORMAT_LEASES:
+                history = table("history")
+                last = history.get(before)
+                if last is None or last.more:
+                    record(history, meta, revision, (Event(new, old),))
+                else:
+                    # As `record` does it, without the calls.
+                    kv, prev = last.kv, last.prev
+                    size = last.bytes_before + EVENT_BYTES + len(kv.key) + len(kv.value)
+                    if prev is not None:
+                        size += len(prev.key) + len(prev.value)
+                    history.put(revision, Revision(new, old, size))
+                if not revision & _TRIM_MASK or len(value) > TRIM_BYTES:
+                    trim(ctx, revision)
             return PutResult(revision, old if command.prev_kv else None)
-        if type(command) is DeleteRange:
-            return _Change(ctx).one(command)
-        assert type(command) is Txn
-        return _txn(command, ctx)
+        if ctx.version < FORMAT_LEASES and not in_format_1(command):
+            # In the machine's own words, so that every member keeps the same answer.
+            raise UnknownCommand(f"the plugin {self.name!r} cannot decode the command")
+        return _OTHERS[type(command)](command, ctx)
 
     def invariants(self, view: View) -> Sequence[str]:
-        found = []
-        revision = view.table("meta").get("revision", FIRST_REVISION)
-        for key, kv in view.table("keys").scan():
-            if kv.key != key:
-                found.append(f"the row of {key!r} holds the key {kv.key!r}")
-            if not FIRST_REVISION < kv.create_revision <= kv.mod_revision <= revision:
-                found.append(
-                    f"{key!r}: create {kv.create_revision}, mod {kv.mod_revision}, "
-                    f"revision of the keyspace {revision}"
-                )
-            if not 1 <= kv.version <= kv.mod_revision - kv.create_revision + 1:
-                found.append(f"{key!r}: version {kv.version} does not fit its revisions")
-        return found
+        return violations(view)
 
 
-def _put(command: Put | PutOp, revision: int, ctx: Context) -> KeyValue | None:
-    """Set a key; returns what it was."""
-    key = command.key
-    value = command.value
-    if not key:
-        raise EmptyKey("the key is empty")
-    if len(key) + len(value) > LIMIT_MIN:
-        _check_sizes(key, value, ctx)
-    keys: Table[bytes, KeyValue] = ctx.table("keys")
-    old = keys.get(key)
-    if old is None:
-        keys.put(key, KeyValue(key, value, revision, revision, 1))
-    else:
-        keys.put(key, KeyValue(key, value, old.create_revision, revision, old.version + 1))
-    return old
+def _put_with(command: PutWith, ctx: Context) -> PutResult:
+    require_key(command.key)
+    check_ignored(command)
+    if command.lease:
+        require_lease(ctx, command.lease)  # before the key is looked for, as etcd does
+    change = Changing(ctx)
+    result = change.put(command)
+    change.finish()
+    return result
 
 
-def _check_sizes(key: bytes, value: bytes, ctx: Context) -> None:
-    for what, data in (("key", key), ("value", value)):
-        limit = ctx.settings[f"{what}_bytes_max"]
-        if len(data) > limit:
-            raise LimitExceeded(f"a {what} of {len(data)} bytes exceeds {what}_bytes_max = {limit}")
+def _delete(command: DeleteRange, ctx: Context) -> Any:
+    change = Changing(ctx)
+    result = change.delete(command)
+    change.finish()
+    return result
 
 
-class _Change:
-    """What one command other than a single put does, in one revision and within the limits."""
-
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
-        self._keys: Table[bytes, KeyValue] = ctx.table("keys")
-        self._meta: Table[str, int] = ctx.table("meta")
-        self.revision = self._meta.get("revision", FIRST_REVISION)
-        self._next = self.revision + 1
-        self._rows_left: int = ctx.settings["rows_max"]
-        self._bytes_left: int = ctx.settings["result_bytes_max"]
-
-    def one(self, operation: DeleteRange | Operation) -> OperationResult:
-        """Do one operation; several of one command share the revision."""
-        if isinstance(operation, PutOp):
-            old = _put(operation, self._next, self._ctx)
-            self._changed()
-            return PutResult(self.revision, self._given([old])[0] if operation.prev_kv else None)
-        if isinstance(operation, RangeOp):
-            found = self._read(operation)
-            self._given(found.kvs)
-            return found
-        return self._delete(operation)
-
-    def compare(self, compare: Compare) -> bool:
-        """Whether a comparison holds now."""
-        targets = [
-            kv for _, kv in self._take(scan_range(self._keys, compare.key, compare.range_end))
-        ]
-        if not targets:
-            return compare.target != "value" and _holds(compare, 0)
-        return all(_holds(compare, _TARGETS[compare.target](kv)) for kv in targets)
-
-    def _delete(self, operation: DeleteRange | DeleteRangeOp) -> DeleteRangeResult:
-        _require_key(operation.key)
-        rows = self._take(scan_range(self._keys, operation.key, operation.range_end))
-        for key, _ in rows:
-            self._keys.delete(key)
-        if rows:
-            self._changed()
-        prev = self._given([kv for _, kv in rows]) if operation.prev_kv else ()
-        return DeleteRangeResult(self.revision, len(rows), tuple(prev))
-
-    def _read(self, operation: RangeOp) -> RangeResult:
-        _require_key(operation.key)
-        if operation.limit < 0:
-            raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
-        if not operation.count_only:
-            # One more than is left tells "just enough" from "too many".
-            rows = scan_range(
-                self._keys,
-                operation.key,
-                operation.range_end,
-                min(operation.limit, self._rows_left + 1),
-            )
-            self._take(rows)
-        return read_range(self._keys, operation, self.revision)
-
-    def _take(self, rows: Any) -> list[tuple[bytes, KeyValue]]:
-        """The rows, if the command may touch that many."""
-        taken = []
-        for row in rows:
-            self._rows_left -= 1
-            if self._rows_left < 0:
-                raise LimitExceeded(
-                    f"the command touches more than rows_max = {self._ctx.settings['rows_max']} "
-                    f"keys: split the range"
-                )
-            taken.append(row)
-        return taken
-
-    def _given(self, kvs: Sequence[KeyValue | None]) -> Sequence[Any]:
-        """The keys, if they have room in the result."""
-        self._bytes_left -= sum(len(kv.key) + len(kv.value) for kv in kvs if kv is not None)
-        if self._bytes_left < 0:
-            limit = self._ctx.settings["result_bytes_max"]
-            raise LimitExceeded(f"the result exceeds result_bytes_max = {limit}: ask for less")
-        return kvs
-
-    def _changed(self) -> None:
-        if self.revision != self._next:
-            self.revision = self._next
-            self._meta.put("revision", self._next)
+def _revoke(command: Revoke, ctx: Context) -> RevokeResult:
+    change = Changing(ctx)
+    deleted = change.revoke(command.id)
+    change.finish()
+    return RevokeResult(change.revision, deleted)
 
 
-def _require_key(key: bytes) -> None:
-    if not key:
-        raise EmptyKey("the key is empty; use b'\\0' with range_end b'\\0' for all keys")
+def _claim(command: ClaimLessor, ctx: Context) -> Any:
+    return claim(ctx)
 
 
-def _txn(txn: Txn, ctx: Context) -> TxnResult:
-    limit = ctx.settings["txn_ops_max"]
-    longest = max(len(txn.compare), len(txn.success), len(txn.failure))
-    if longest > limit:
-        raise LimitExceeded(
-            f"a transaction with {longest} operations exceeds txn_ops_max = {limit}"
-        )
-    # Both branches, so that a transaction is not refused by the state it happens to meet.
-    _check_distinct(txn.success)
-    _check_distinct(txn.failure)
-    change = _Change(ctx)
-    for compare in txn.compare:
-        _check_compare(compare)
-    succeeded = all(change.compare(compare) for compare in txn.compare)
-    operations = txn.success if succeeded else txn.failure
-    results = tuple(change.one(operation) for operation in operations)
-    return TxnResult(change.revision, succeeded, results)
+def _expire(command: Expire, ctx: Context) -> ExpireResult:
+    epoch = lessor_epoch(ctx)
+    if command.epoch != epoch:
+        raise NotLessor(f"the lessor's epoch is {epoch}, not {command.epoch}: claim the leases")
+    ended: list[int] = []
+    deleted = 0
+    for id in command.ids:
+        if len(ended) >= EXPIRE_LEASES_MAX or deleted >= EXPIRE_KEYS:
+            break
+        due = due_ms(ctx, id)
+        if due is not None and due <= ctx.now:
+            change = Changing(ctx)
+            deleted += change.revoke(id)
+            change.finish()
+            ended.append(id)
+    return ExpireResult(tuple(ended))
 
 
-def _check_distinct(operations: Sequence[Operation]) -> None:
-    """Refuse a branch that would change a key twice: in one revision it has one value."""
-    puts = [op.key for op in operations if isinstance(op, PutOp)]
-    if len(set(puts)) < len(puts):
-        raise DuplicateKey("a branch of the transaction puts one key twice")
-    deletions = [op for op in operations if isinstance(op, DeleteRangeOp)]
-    for key in puts:
-        for op in deletions:
-            if _contains(op, key):
-                raise DuplicateKey(f"a branch of the transaction both puts and deletes {key!r}")
-
-
-def _contains(op: DeleteRangeOp, key: bytes) -> bool:
-    if not op.range_end:
-        return key == op.key
-    return key >= op.key and (op.range_end == FROM_KEY or key < op.range_end)
-
-
-def _check_compare(compare: Compare) -> None:
-    _require_key(compare.key)
-    wanted = bytes if compare.target == "value" else int
-    if type(compare.operand) is not wanted:
-        raise Refused(
-            f"a comparison of {compare.target} needs an operand of type {wanted.__name__}"
-        )
-
-
-_TARGETS: Final[dict[str, Callable[[KeyValue], Any]]] = {
-    "value": lambda kv: kv.value,
-    "version": lambda kv: kv.version,
-    "create": lambda kv: kv.create_revision,
-    "mod": lambda kv: kv.mod_revision,
+_OTHERS: Final[dict[type, Callable[[Any, Context], Any]]] = {
+    PutWith: _put_with,
+    DeleteRange: _delete,
+    Txn: apply_txn,
+    Compact: compact,
+    Grant: grant,
+    Revoke: _revoke,
+    ClaimLessor: _claim,
+    Expire: _expire,
 }
-
-
-def _holds(compare: Compare, actual: Any) -> bool:
-    operand: Any = compare.operand
-    if compare.op == "=":
-        return bool(actual == operand)
-    if compare.op == "!=":
-        return bool(actual != operand)
-    if compare.op == ">":
-        return bool(actual > operand)
-    return bool(actual < operand)

@@ -1,40 +1,118 @@
-"""Reading ranges of keys: the same for commands in the log and for reads beside it."""
+"""Ranges of keys in etcd's notation: which keys lie in one, and how a read of one is answered.
+
+The same for commands in the log and for reads beside it, for rows as they are and for rows as they
+were: `shaped` takes whatever gives the keys in order.
+
+The order of the steps is etcd's. `count` is taken first, of all keys in the range. Then the filters
+by revision leave keys out, then they are sorted, then the limit cuts, and `more` tells whether it
+has cut anything. Without filters and in key order the limit is given to the scan instead, which
+then reads no further. Keys that are equal in what is sorted by stand in key order, also when the
+rest is descending.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import msgspec
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 from raftkv.plugin import TableView
 
 from .commands import FROM_KEY, KeyValue, RangeOp, RangeResult
 
-__all__ = ["read_range", "scan_range"]
+__all__ = ["count_range", "in_range", "read_range", "reads_all", "scan_range", "shaped"]
 
 Keys = TableView[bytes, KeyValue]
+
+_SORT_KEYS: Final[dict[str, Callable[[KeyValue], Any]]] = {
+    "key": lambda kv: kv.key,
+    "version": lambda kv: kv.version,
+    "create": lambda kv: kv.create_revision,
+    "mod": lambda kv: kv.mod_revision,
+    "value": lambda kv: kv.value,
+}
+
+
+def in_range(name: bytes, key: bytes, range_end: bytes) -> bool:
+    """Whether the key `name` lies in the range (key, range_end)."""
+    if not range_end:
+        return name == key
+    return name >= key and (range_end == FROM_KEY or name < range_end)
 
 
 def scan_range(
     keys: Keys, key: bytes, range_end: bytes, limit: int = 0
 ) -> Iterator[tuple[bytes, KeyValue]]:
-    """The rows of a range in etcd's notation, in key order; at most `limit`, 0 for all."""
+    """The rows of a range, in key order; at most `limit`, 0 for all."""
     if not range_end:
         found = keys.get(key)
         return iter(() if found is None else ((key, found),))
     return keys.scan(key, None if range_end == FROM_KEY else range_end, limit=limit)
 
 
-def read_range(keys: Keys, operation: RangeOp, revision: int) -> RangeResult:
-    """Answer a range read from the rows as they are, at `revision`."""
-    key, range_end, limit = operation.key, operation.range_end, operation.limit
+def count_range(keys: Keys, key: bytes, range_end: bytes) -> int:
+    """How many keys lie in a range, found without reading them."""
     if not range_end:
-        count = 1 if key in keys else 0
-    else:
-        count = keys.count(key, None if range_end == FROM_KEY else range_end)
+        return 1 if key in keys else 0
+    return keys.count(key, None if range_end == FROM_KEY else range_end)
+
+
+def reads_all(operation: RangeOp) -> bool:
+    """Whether the whole range has to be read before the limit can be applied."""
+    return (
+        operation.sort_by != "key"
+        or operation.descending
+        or operation.min_mod_revision != 0
+        or operation.max_mod_revision != 0
+        or operation.min_create_revision != 0
+        or operation.max_create_revision != 0
+    )
+
+
+def read_range(keys: Keys, operation: RangeOp, revision: int) -> RangeResult:
+    """Answer a read from the rows as they are, at `revision`."""
+    key, range_end = operation.key, operation.range_end
+
+    def scan(limit: int) -> Iterator[KeyValue]:
+        return (kv for _, kv in scan_range(keys, key, range_end, limit))
+
+    return shaped(operation, revision, count_range(keys, key, range_end), scan)
+
+
+def shaped(
+    operation: RangeOp, revision: int, count: int, scan: Callable[[int], Iterable[KeyValue]]
+) -> RangeResult:
+    """The answer to a read: `scan(limit)` gives the keys of the range in order, 0 is no limit."""
     if operation.count_only:
         return RangeResult(revision, (), count, False)
-    kvs = tuple(kv for _, kv in scan_range(keys, key, range_end, limit))
+    limit = max(operation.limit, 0)
+    if reads_all(operation):
+        chosen = _sorted(operation, [kv for kv in scan(0) if _passes(operation, kv)])
+        more = 0 < limit < len(chosen)
+        kvs = tuple(chosen[:limit] if limit else chosen)
+    else:
+        kvs = tuple(scan(limit))
+        more = count > len(kvs)
     if operation.keys_only:
-        kvs = tuple(msgspec.structs.replace(kv, value=b"") for kv in kvs)
-    return RangeResult(revision, kvs, count, count > len(kvs))
+        kvs = tuple(
+            KeyValue(kv.key, b"", kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+            for kv in kvs
+        )
+    return RangeResult(revision, kvs, count, more)
+
+
+def _passes(operation: RangeOp, kv: KeyValue) -> bool:
+    bounds = (
+        (operation.min_mod_revision, operation.max_mod_revision, kv.mod_revision),
+        (operation.min_create_revision, operation.max_create_revision, kv.create_revision),
+    )
+    for lowest, highest, actual in bounds:
+        if (lowest and actual < lowest) or (highest and actual > highest):
+            return False
+    return True
+
+
+def _sorted(operation: RangeOp, kvs: list[KeyValue]) -> list[KeyValue]:
+    if operation.sort_by != "key" or operation.descending:
+        # Stable, also in reverse: `reverse` keeps the order of equal ones.
+        kvs.sort(key=_SORT_KEYS[operation.sort_by], reverse=operation.descending)
+    return kvs

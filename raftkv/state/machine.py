@@ -48,7 +48,7 @@ from .contract import (
     SettingChange,
     View,
 )
-from .core import CORE, Core, NodeUp, OpenSession, OutcomeReport
+from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
@@ -350,6 +350,34 @@ class StateMachine:
     def session_count(self) -> int:
         return len(self._sessions)
 
+    @property
+    def outcome_count(self) -> int:
+        """Outcomes that are kept so that a command which comes again finds its own."""
+        return sum(len(session.done) for session in self._sessions.by_id.values())
+
+    @property
+    def sessions_ended(self) -> tuple[int, int]:
+        """Client sessions ended since this machine was made: for others' room, and idle ones."""
+        return self._sessions.evicted, self._sessions.expired
+
+    def row_counts(self) -> dict[tuple[str, str], int]:
+        """Rows by (plugin, table)."""
+        return {
+            (plugin, name): len(table)
+            for plugin, routed in self._all.items()
+            for name, table in routed.tables.items()
+        }
+
+    def client_nonce(self, session: int) -> int | None:
+        """The nonce under which an open client session was opened; None for any other number."""
+        found = self._sessions.by_id.get(session)
+        return None if found is None or found.node else found.nonce
+
+    def client_session(self, nonce: int) -> OpenSessionResult | None:
+        """What `OpenSession` under this nonce has answered, if it was applied and still is open."""
+        id = self._sessions.client_of(nonce)
+        return None if id is None else OpenSessionResult(id)
+
     def view(self, plugin: str) -> StateView:
         """The tables, members and settings that a plugin sees. Raises LookupError."""
         return self._views[plugin]
@@ -432,7 +460,13 @@ class StateMachine:
             for name, routed in self._all.items()
             for table, decode in routed.row_decoders.items()
         }
-        return Reader(decoders, self.plugin_versions, self._refusals)
+        runs = {
+            (name, spec.name)
+            for name, routed in self._all.items()
+            for spec in routed.plugin.tables
+            if spec.run
+        }
+        return Reader(decoders, self.plugin_versions, self._refusals, runs)
 
     def adopt(self, image: Image, index: int) -> None:
         """Replace the whole state by that of a snapshot taken at `index`.

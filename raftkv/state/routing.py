@@ -110,7 +110,7 @@ class Routed:
         self.plugin = plugin
         try:
             self.tables = {
-                spec.name: Table[Any, Any](name, spec.name, undo, sessions.waste)
+                spec.name: Table[Any, Any](name, spec.name, undo, sessions.waste, run=spec.run)
                 for spec in plugin.tables
             }
             _check_tables(plugin)
@@ -160,6 +160,8 @@ def _check_tables(plugin: PurePlugin) -> None:
     for spec in plugin.tables:
         if not _TABLE_NAME.fullmatch(spec.name):
             raise TypeError(f"the name of table {spec.name!r} must match [a-z_]+")
+        if spec.run and spec.key_type is not int:
+            raise TypeError(f"table {spec.name} is a run, but its keys are no ints")
         require_frozen(spec.key_type, f"the key of table {spec.name}")
         require_frozen(spec.value_type, f"the value of table {spec.name}")
 

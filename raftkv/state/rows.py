@@ -1,4 +1,4 @@
-"""The rows of one table: a mapping in key order, small or sharded.
+"""The rows of one table: a mapping in key order: small, sharded, or a run of numbers.
 
 Rules of this file
 1. Order comes from the sorted keys alone. Hashes choose a shard and nothing else, so it makes no
@@ -15,6 +15,10 @@ So a table stays one dict as long as copying it goes unnoticed, and most tables 
 A second reason: the values of most tables are structs that the garbage collector does not track,
 and a plain dict of such is not tracked either. A dict of a subclass, such as `SortedDict`, always
 is.
+
+The third kind is for tables that are a log (`TableSpec.run`): consecutive numbers, added behind the
+last and removed from the front. They need no sorted keys and no hashes, just a list, which makes a
+write to them cost a third. A list grows by an eighth at a time, by moving one pointer per row.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any, ClassVar, Final
 
 from sortedcontainers import SortedDict, SortedList
 
-__all__ = ["Rows", "ShardedRows", "SmallRows", "grown"]
+__all__ = ["Rows", "RunRows", "ShardedRows", "SmallRows", "grown"]
 
 # Growing over this size takes a dict 2 ms, building the shards 5 ms.
 SMALL_ROWS_MAX: Final = 32_768
@@ -105,7 +109,109 @@ class ShardedRows:
             del self._shards[hash(key) % SHARDS][key]
 
 
-Rows = SmallRows | ShardedRows
+# Removed rows at the front of a run that are let go together.
+RUN_SLACK: Final = 1024
+
+
+class RunRows:
+    """Rows whose keys are consecutive ints. Raises ValueError for a key that is not next to them.
+
+    `_values` holds them in order, behind `_head` places of removed ones; the first place of all is
+    that of the key `_base`.
+    """
+
+    __slots__ = ("_base", "_head", "_values")
+
+    def __init__(self) -> None:
+        self._base = 0
+        self._head = 0
+        self._values: list[Any] = []
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        place = key - self._base
+        if self._head <= place < len(self._values):
+            return self._values[place]
+        return default
+
+    def __contains__(self, key: Any) -> bool:
+        return bool(self._head <= key - self._base < len(self._values))
+
+    def __getitem__(self, key: Any) -> Any:
+        place = key - self._base
+        if self._head <= place < len(self._values):
+            return self._values[place]
+        raise KeyError(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        values = self._values
+        place = key - self._base
+        if place == len(values) and place > self._head:
+            values.append(value)
+        elif self._head <= place < len(values):
+            values[place] = value
+        elif len(values) == self._head:
+            self._base, self._head = key, 0
+            values[:] = [value]
+        elif place == self._head - 1:  # an undone removal
+            if self._head == 0:
+                self._base, self._head = self._base - RUN_SLACK, RUN_SLACK
+                values[:0] = [None] * RUN_SLACK
+            self._head -= 1
+            values[self._head] = value
+        else:
+            raise ValueError(f"{key!r} is not next to the rows of a run")
+
+    def replace(self, key: Any, value: Any) -> None:
+        """Set the value of a key that is there."""
+        self._values[key - self._base] = value
+
+    def __delitem__(self, key: Any) -> None:
+        values, place = self._values, key - self._base
+        if not self._head <= place < len(values):
+            raise KeyError(key)
+        if place == len(values) - 1:
+            values.pop()
+        elif place == self._head:
+            values[place] = None
+            self._head += 1
+            if self._head >= RUN_SLACK and 2 * self._head >= len(values):
+                del values[: self._head]
+                self._base, self._head = self._base + self._head, 0
+        else:
+            raise ValueError(f"{key!r} is at neither end of a run")
+
+    def __len__(self) -> int:
+        return len(self._values) - self._head
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._base + self._head, self._base + len(self._values)))
+
+    def irange(
+        self,
+        low: Any = None,
+        high: Any = None,
+        inclusive: tuple[bool, bool] = (True, True),
+        reverse: bool = False,
+    ) -> Iterator[int]:
+        first, end = self._base + self._head, self._base + len(self._values)
+        if low is not None:
+            first = max(first, low if inclusive[0] else low + 1)
+        if high is not None:
+            end = min(end, high + 1 if inclusive[1] else high)
+        keys = range(first, end)
+        return reversed(keys) if reverse else iter(keys)
+
+    def bisect_left(self, key: Any) -> int:
+        place: int = key - self._base - self._head
+        return max(0, min(place, len(self)))
+
+    def drop_some(self, count: int) -> None:
+        """Forget so many rows. For freeing only."""
+        if count > 0:
+            del self._values[max(self._head, len(self._values) - count) :]
+
+
+Rows = SmallRows | ShardedRows | RunRows
 
 
 def grown(rows: Rows) -> Rows:

@@ -173,6 +173,9 @@ class Sessions:
         self._by_node: dict[str, int] = {}
         self._clients: OrderedDict[int, Session] = OrderedDict()  # least recently used first
         self._by_nonce: dict[int, int] = {}  # of client sessions
+        # For the metrics of the node; no part of the state.
+        self.evicted = 0
+        self.expired = 0
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -205,6 +208,7 @@ class Sessions:
     def open_client(self, id: int, nonce: int, now: int) -> None:
         """Open a client's session; the least recently used one makes room when there are many."""
         while len(self._clients) >= self._clients_max:
+            self.evicted += 1
             self._end_client(next(iter(self._clients.values())))
         self._add(Session(id, "", nonce, now))
 
@@ -224,6 +228,7 @@ class Sessions:
             oldest = next(iter(self._clients.values()))
             if now - oldest.used_ms <= self._client_idle_ms:
                 return
+            self.expired += 1
             self._end_client(oldest)
 
     def recall(self, id: int, seq: int) -> Any:

@@ -25,7 +25,7 @@ The digest serves both ends: two nodes at the same index compare it, and a reade
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +35,7 @@ from raftkv.waste import Waste
 
 from .refusals import Refusals
 from .rows import Rows as TableRows
-from .rows import SmallRows, grown
+from .rows import RunRows, SmallRows, grown
 from .sessions import ABANDONED, FrozenSessions, RestoredResult, Session
 from .tables import FrozenTable
 
@@ -276,7 +276,8 @@ class Reader:
 
     `decoders` maps (plugin, table) to a decoder of `list[tuple[key, value]]`; `versions` says which
     plugins this node has, in which version. Raises MissingPlugin when the state needs another,
-    DamagedSnapshot when the stream is not what a `Frozen` wrote.
+    DamagedSnapshot when the stream is not what a `Frozen` wrote. `runs` are the tables that are
+    logs (`TableSpec.run`).
     """
 
     def __init__(
@@ -284,8 +285,10 @@ class Reader:
         decoders: Mapping[tuple[str, str], Callable[[bytes], list[tuple[Any, Any]]]],
         versions: Mapping[str, int],
         refusals: Refusals,
+        runs: Collection[tuple[str, str]] = (),
     ) -> None:
         self._decoders = decoders
+        self._runs = runs
         self._versions = versions
         self._refusals = refusals
         self._digest = _Digest()
@@ -349,7 +352,7 @@ class Reader:
         """Rows come in key order, which is the quick way to add to sorted keys: behind the last."""
         table = self._rows.get(key)
         if table is None:
-            table = self._rows[key] = SmallRows()
+            table = self._rows[key] = RunRows() if key in self._runs else SmallRows()
         for row, value in rows:
             table[row] = value
         if isinstance(table, SmallRows):

@@ -41,7 +41,7 @@ from sortedcontainers import SortedList
 
 from raftkv.waste import Waste
 
-from .rows import SMALL_ROWS_MAX, Rows, SmallRows, grown
+from .rows import SMALL_ROWS_MAX, Rows, RunRows, SmallRows, grown
 
 __all__ = ["ABSENT", "Absent", "FrozenTable", "Table", "TableView", "UndoLog", "undo_to"]
 
@@ -173,11 +173,20 @@ class TableView(Generic[K, V]):
 class Table(TableView[K, V]):
     """A table as the command that is being applied sees it. Made by the state machine only."""
 
-    __slots__ = ("_frozen", "_record", "_waste", "captured", "plugin", "view")
+    __slots__ = ("_empty", "_frozen", "_record", "_waste", "captured", "plugin", "view")
 
-    def __init__(self, plugin: str, name: str, undo: UndoLog, waste: Waste | None = None) -> None:
+    def __init__(
+        self,
+        plugin: str,
+        name: str,
+        undo: UndoLog,
+        waste: Waste | None = None,
+        *,
+        run: bool = False,
+    ) -> None:
         self.plugin = plugin
-        self.view: TableView[K, V] = TableView(name, SmallRows())
+        self._empty: Callable[[], Rows] = RunRows if run else SmallRows
+        self.view: TableView[K, V] = TableView(name, self._empty())
         super().__init__(name, self.view._rows)
         self.captured = False
         self._waste = Waste() if waste is None else waste
@@ -222,7 +231,7 @@ class Table(TableView[K, V]):
         """
         old, walks = self._rows, self._frozen
         self._frozen = ()
-        self._swap(SmallRows() if rows is None else rows)
+        self._swap(self._empty() if rows is None else rows)
         if walks:
             left = _Left(old, len(walks))
             for frozen in walks:

@@ -9,7 +9,26 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from raftkv.errors import TooLarge
-from raftkv.kv import Compare, DuplicateKey, EmptyKey, KeyValue, KVApi, PutOp, RangeOp
+from raftkv.kv import (
+    FROM_KEY,
+    Compare,
+    DeleteRangeOp,
+    DuplicateKey,
+    EmptyKey,
+    Grant,
+    KeyNotFound,
+    KeyValue,
+    KVApi,
+    LeaseGiven,
+    LeaseNotFound,
+    PutOp,
+    PutResult,
+    RangeOp,
+    RangeResult,
+    TxnOp,
+    TxnResult,
+    ValueGiven,
+)
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 
@@ -104,6 +123,71 @@ def test_txn(kv: KVApi) -> None:
     assert lost.results[0].kvs == (KeyValue(b"k", b"me", 2, 2, 1),)  # type: ignore[union-attr]
     with pytest.raises(DuplicateKey):
         run(kv.txn(success=[PutOp(b"k", b""), PutOp(b"k", b"")]))
+
+
+def test_put_with_options(kv: KVApi, host: FakeHost) -> None:
+    host.apply(Grant(5, 7))
+    run(kv.put(b"k", b"1", lease=7))
+    run(kv.put(b"k", b"2", ignore_lease=True))
+    put = run(kv.put(b"k", b"", ignore_value=True, lease=7, prev_kv=True))
+    assert put.prev == KeyValue(b"k", b"2", 2, 3, 2, 7)
+    assert run(kv.get(b"k")) == KeyValue(b"k", b"2", 2, 4, 3, 7)
+    proposed = host.proposed
+    with pytest.raises(ValueGiven):
+        run(kv.put(b"k", b"x", ignore_value=True))
+    with pytest.raises(LeaseGiven):
+        run(kv.put(b"k", b"", lease=7, ignore_lease=True))
+    with pytest.raises(ValueGiven):
+        run(kv.txn(success=[PutOp(b"k", b"x", ignore_value=True)]))
+    assert host.proposed == proposed
+    with pytest.raises(LeaseNotFound):
+        run(kv.put(b"k", b"", lease=8))
+    with pytest.raises(KeyNotFound):
+        run(kv.put(b"x", b"", ignore_value=True))
+
+
+def test_range_with_options(kv: KVApi) -> None:
+    fill(kv)
+
+    def keys(**arguments: Any) -> list[bytes]:
+        return [found.key for found in run(kv.range(**arguments)).kvs]
+
+    assert keys(descending=True, limit=2) == [b"c", b"b/2"]
+    assert keys(sort_by="value", descending=True, prefix=b"b/") == [b"b/2", b"b/1"]
+    assert keys(min_mod_revision=3, max_mod_revision=4) == [b"b/1", b"b/2"]
+    assert keys(min_create_revision=5) == [b"c"]
+    assert keys(max_create_revision=2) == [b"a"]
+    assert keys(revision=3) == [b"a", b"b/1"]
+
+
+def test_delete_range_in_etcds_words(kv: KVApi) -> None:
+    fill(kv)
+    assert run(kv.delete_range(DeleteRangeOp(b"b/2", FROM_KEY))).deleted == 2
+    assert run(kv.delete_range(DeleteRangeOp(b"a"))).deleted == 1
+    with pytest.raises(EmptyKey):
+        run(kv.delete_range(DeleteRangeOp(b"", FROM_KEY)))
+
+
+def test_a_txn_is_a_tree(kv: KVApi, host: FakeHost) -> None:
+    inner = TxnOp((Compare(b"k", "version", "=", 0),), (PutOp(b"k", b"1"),), (RangeOp(b"k"),))
+    first = run(kv.txn(success=[inner]))
+    again = run(kv.txn(success=[inner]))
+    assert first == TxnResult(2, True, (TxnResult(2, True, (PutResult(2),)),))
+    found = RangeResult(2, (KeyValue(b"k", b"1", 2, 2, 1),), 1, False)
+    assert again == TxnResult(2, True, (TxnResult(2, False, (found,)),))
+    proposed = host.proposed
+    with pytest.raises(TypeError):
+        run(kv.txn(success=[TxnOp((), (PutOp("k", b""),))]))  # type: ignore[arg-type]
+    deep = inner
+    for _ in range(40):
+        deep = TxnOp((), (deep,))
+    with pytest.raises(TooLarge, match="deep"):
+        run(kv.txn(success=[deep]))
+    host.set("txn_ops_max", 2)
+    puts = tuple(PutOp(b"%d" % n, b"") for n in range(2))
+    with pytest.raises(TooLarge, match="an inner transaction with 2"):
+        run(kv.txn(success=[TxnOp((), puts)]))
+    assert host.proposed == proposed
 
 
 def test_what_is_too_large_is_not_proposed(kv: KVApi, host: FakeHost) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import Refused, UnknownCommand
 from raftkv.kv import (
     FROM_KEY,
-    KV,
     Compare,
     DeleteRange,
     DeleteRangeOp,
@@ -26,10 +25,9 @@ from raftkv.kv import (
     RangeOp,
     RangeResult,
     Txn,
-    TxnResult,
+    TxnOutcome,
     prefix_end,
 )
-from raftkv.state import StateMachine
 from tests.kv.fake_host import FakeHost
 
 
@@ -150,7 +148,7 @@ def test_compare(host: FakeHost, compare: Compare, holds: bool) -> None:
     host.apply(Put(b"a", b"2"))
     host.apply(Put(b"b", b"1"))
     result = host.apply(Txn((compare,), (PutOp(b"yes", b""),), (PutOp(b"no", b""),)))
-    assert result == TxnResult(5, holds, (PutResult(5),))
+    assert result == TxnOutcome(5, holds, (PutResult(5),))
     assert (b"yes" in rows(host), b"no" in rows(host)) == (holds, not holds)
 
 
@@ -159,7 +157,7 @@ def test_all_comparisons_must_hold(host: FakeHost) -> None:
     present = Compare(b"a", "version", ">", 0)
     assert host.apply(Txn((absent, present))).succeeded is False
     assert host.apply(Txn((absent, absent))).succeeded is True
-    assert host.apply(Txn()) == TxnResult(1, True, ())
+    assert host.apply(Txn()) == TxnOutcome(1, True, ())
 
 
 def test_a_txn_takes_one_revision_and_reads_its_own_writes(host: FakeHost) -> None:
@@ -280,123 +278,4 @@ def test_invariants_see_a_bad_row(host: FakeHost) -> None:
     host.apply(Put(b"a", b""))
     keys = host.machine._all["kv"].tables["keys"]
     keys.put(b"b", KeyValue(b"c", b"", 9, 5, 0))
-    assert len(host.machine.invariants()) == 3
-
-
-# A model in plain Python, written from etcd's documentation and not from the code.
-
-KEYS = st.sampled_from([b"a", b"b", b"ba", b"c"])
-ENDS = st.sampled_from([b"", b"", b"b", b"bb", b"d", FROM_KEY])
-OPS = st.one_of(
-    st.builds(PutOp, KEYS, st.binary(max_size=1), st.booleans()),
-    st.builds(DeleteRangeOp, KEYS, ENDS, st.booleans()),
-    st.builds(RangeOp, KEYS, ENDS, st.integers(0, 2), st.booleans(), st.booleans()),
-)
-COMPARES = st.one_of(
-    st.builds(
-        Compare,
-        KEYS,
-        st.sampled_from(["version", "create", "mod"]),
-        st.sampled_from(["=", "!=", ">", "<"]),
-        st.integers(0, 5),
-        ENDS,
-    ),
-    st.builds(
-        Compare,
-        KEYS,
-        st.just("value"),
-        st.sampled_from(["=", "!=", ">", "<"]),
-        st.binary(max_size=1),
-        ENDS,
-    ),
-)
-COMMANDS = st.one_of(
-    st.builds(Put, KEYS, st.binary(max_size=1), st.booleans()),
-    st.builds(DeleteRange, KEYS, ENDS, st.booleans()),
-    st.builds(
-        Txn,
-        st.lists(COMPARES, max_size=2).map(tuple),
-        st.lists(OPS, max_size=3).map(tuple),
-        st.lists(OPS, max_size=3).map(tuple),
-    ),
-)
-
-
-class Model:
-    def __init__(self) -> None:
-        self.revision = 1
-        self.keys: dict[bytes, dict[str, Any]] = {}
-
-    def within(self, key: bytes, end: bytes) -> list[bytes]:
-        if end == b"":
-            return [name for name in self.keys if name == key]
-        return sorted(n for n in self.keys if n >= key and (end == b"\0" or n < end))
-
-    def holds(self, c: Compare) -> bool:
-        found = [self.keys[name] for name in self.within(c.key, c.range_end)]
-        if not found and c.target == "value":
-            return False
-        values = [kv[c.target] for kv in found] or [0]
-        tests = {"=": "__eq__", "!=": "__ne__", ">": "__gt__", "<": "__lt__"}
-        return all(getattr(value, tests[c.op])(c.operand) for value in values)
-
-    def do(self, op: Any, at: int) -> bool:
-        """Whether it changed anything."""
-        if isinstance(op, Put | PutOp):
-            old = self.keys.get(op.key, {"create": at, "version": 0})
-            self.keys[op.key] = {
-                "value": op.value,
-                "create": old["create"],
-                "mod": at,
-                "version": old["version"] + 1,
-            }
-            return True
-        if isinstance(op, DeleteRange | DeleteRangeOp):
-            names = self.within(op.key, op.range_end)
-            for name in names:
-                del self.keys[name]
-            return bool(names)
-        return False
-
-    def twice(self, ops: Any) -> bool:
-        puts = [op.key for op in ops if isinstance(op, PutOp)]
-        model = Model()
-        model.keys = {key: {} for key in puts}
-        ranges = [op for op in ops if isinstance(op, DeleteRangeOp)]
-        return len(set(puts)) < len(puts) or any(model.within(r.key, r.range_end) for r in ranges)
-
-    def apply(self, command: Any) -> str:
-        ops: Any = (command,)
-        if isinstance(command, Txn):
-            if self.twice(command.success) or self.twice(command.failure):
-                return "duplicate"
-            ops = command.success if all(map(self.holds, command.compare)) else command.failure
-        changed = [self.do(op, self.revision + 1) for op in ops]
-        self.revision += any(changed)
-        return "ok"
-
-
-@given(st.lists(COMMANDS, max_size=25))
-@settings(max_examples=200, deadline=None)
-def test_against_a_model(commands: list[Any]) -> None:
-    host, model = FakeHost(), Model()
-    for command in commands:
-        expected = model.apply(command)
-        outcome = host.apply(command)
-        assert isinstance(outcome, DuplicateKey) == (expected == "duplicate")
-        assert revision(host) == model.revision
-        if expected == "ok":
-            assert outcome.revision == model.revision
-    found = {
-        key: {
-            "value": kv.value,
-            "create": kv.create_revision,
-            "mod": kv.mod_revision,
-            "version": kv.version,
-        }
-        for key, kv in rows(host).items()
-    }
-    assert found == model.keys
-    other = StateMachine([KV()])
-    other.restore(list(host.machine.freeze().slices(2)), host.machine.index)
-    assert other.digest() == host.machine.digest()
+    assert len(host.machine.invariants()) == 4

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftkv.errors import ConfigError
+from raftkv.state import StateMachine, TableSpec
 from raftkv.state import rows as rows_module
 from raftkv.state import tables as tables_module
-from raftkv.state.rows import ShardedRows, SmallRows, grown
-from raftkv.state.tables import Table, UndoLog
+from raftkv.state.rows import RunRows, ShardedRows, SmallRows, grown
+from raftkv.state.tables import Table, UndoLog, undo_to
 from raftkv.waste import KEPT_ITEMS_MIN, Waste
+from tests.state.harness import Bank
 
 KEYS = st.one_of(st.integers(0, 40).map(lambda number: (number % 7, str(number))))
 WRITES = st.lists(st.tuples(KEYS, st.none() | st.integers()), max_size=60)
@@ -126,3 +129,132 @@ def test_replaced_rows_are_freed_after_the_last_walk_over_them() -> None:
     assert len(waste) == 1
     table.replace_all(None)
     assert len(waste) == 1, "a small table is freed at once"
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+RUN_STEPS = st.lists(st.sampled_from(["push", "push", "shift", "shift", "pop", "back", "set"]))
+
+
+def check_run(rows: RunRows, model: dict[int, int]) -> None:
+    keys = sorted(model)
+    assert (len(rows), list(rows), list(rows.irange())) == (len(model), keys, keys)
+    assert [rows[key] for key in rows] == [model[key] for key in keys]
+    low, high = (keys[0] - 2, keys[-1] + 2) if keys else (0, 3)
+    for key in range(low, high + 1):
+        assert (key in rows) == (key in model)
+        assert rows.get(key, "none") == model.get(key, "none")
+        assert rows.bisect_left(key) == sum(other < key for other in keys)
+        assert list(rows.irange(key)) == [k for k in keys if k >= key]
+        assert list(rows.irange(key, None, (False, False))) == [k for k in keys if k > key]
+        expected = [k for k in reversed(keys) if low + 1 <= k < key]
+        assert list(rows.irange(low + 1, key, (True, False), True)) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(-3, 10), RUN_STEPS, st.sampled_from([2, 1000]))
+def test_a_run_is_a_sorted_dict_of_consecutive_numbers(
+    start: int, steps: list[str], slack: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "RUN_SLACK", slack)
+        rows, model = RunRows(), dict[int, int]()
+        for number, step in enumerate(steps):
+            first, last = min(model, default=start), max(model, default=start - 1)
+            if step == "push":
+                rows[last + 1] = model[last + 1] = number
+            elif step == "back" and model:
+                rows[first - 1] = model[first - 1] = number
+            elif step == "set" and model:
+                rows[last] = model[last] = number
+                rows.replace(first, -number)
+                model[first] = -number
+            elif step in ("shift", "pop") and model:
+                key = first if step == "shift" else last
+                del rows[key], model[key]
+            check_run(rows, model)
+        rows.drop_some(len(model) // 2)
+        assert list(rows) == sorted(model)[: len(model) - len(model) // 2]
+        rows.drop_some(1000)
+        assert len(rows) == 0
+
+
+def test_a_run_takes_no_other_keys() -> None:
+    rows = RunRows()
+    for key in range(7, 12):
+        rows[key] = key
+    for key in (5, 13, -1):
+        with pytest.raises(ValueError, match="next to"):
+            rows[key] = 0
+    with pytest.raises(ValueError, match="neither end"):
+        del rows[9]
+    for key in (6, 12):
+        with pytest.raises(KeyError):
+            del rows[key]
+        with pytest.raises(KeyError):
+            rows[key]
+    assert list(rows) == [7, 8, 9, 10, 11]
+
+
+def test_a_long_run_lets_go_of_what_was_removed() -> None:
+    rows = RunRows()
+    for key in range(10_000):
+        rows[key] = key
+        if key >= 500:
+            del rows[key - 500]
+    assert list(rows) == list(range(9500, 10_000))
+    assert len(rows._values) <= 500 + 2 * rows_module.RUN_SLACK
+
+
+TABLE_STEPS = st.lists(st.sampled_from(["push", "shift", "set", "freeze", "walk", "undo"]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 12), TABLE_STEPS)
+def test_a_table_that_is_a_run_is_undone_and_walked_like_any_other(
+    rows: int, steps: list[str]
+) -> None:
+    undo: UndoLog = []
+    table = Table[int, int]("p", "t", undo, run=True)
+    for key in range(rows):
+        table.put(key, 0)
+    undo.clear()
+    before = now = dict(table.scan())
+    frozen, expected, seen = table.freeze(), dict(now), dict[int, int]()
+    for number, step in enumerate([*steps, *["walk"] * 40], 1):
+        first, last = min(now, default=rows), max(now, default=rows - 1)
+        if step == "push":
+            table.put(last + 1, number)
+            now = {**now, last + 1: number}
+        elif step == "shift" and now:
+            table.delete(first)
+            now = {key: value for key, value in now.items() if key != first}
+        elif step == "set" and now:
+            table.put(last, number)
+            now = {**now, last: number}
+        elif step == "undo":
+            undo_to(undo, 0)
+            now = before
+        elif step == "freeze":
+            frozen.close()
+            undo.clear()
+            frozen, expected, seen, before = table.freeze(), dict(now), {}, now
+        elif step == "walk":
+            part = frozen.next_rows(2)
+            seen.update(part)
+            if part:
+                frozen.passed(part[-1][0])
+        assert dict(table.scan()) == now
+        assert list(table.scan(2, 9, reverse=True)) == sorted(
+            ((key, value) for key, value in now.items() if 2 <= key < 9), reverse=True
+        )
+        assert table.count(3) == sum(key >= 3 for key in now)
+    assert seen == expected
+
+
+def test_a_run_of_text_is_a_wrong_declaration() -> None:
+    class Wrong(Bank):
+        tables = (TableSpec("t", str, int, run=True),)
+
+    with pytest.raises(ConfigError, match="its keys are no ints"):
+        StateMachine([Wrong()])

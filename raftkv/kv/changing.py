@@ -1,0 +1,232 @@
+"""What one command does to the keyspace: several operations in one revision, within the limits.
+
+Rules of this file
+1. A command that changes something takes exactly one revision, whatever it changes; one that does
+   not, takes none.
+2. Each change leaves an event, and `finish` writes them as one row of the history. Under format 1
+   of the commands there is no history.
+3. What a command may touch (rows) and give back (bytes) has a replicated limit. Revoking a lease is
+   exempt: it must always be possible, and is bounded by `lease_keys_max`.
+
+`Put` without options goes its own, shorter way (keyspace.py), which must do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from raftkv.plugin import Context, Table
+
+from .commands import (
+    Compare,
+    DeleteRange,
+    DeleteRangeOp,
+    DeleteRangeResult,
+    EmptyKey,
+    Event,
+    KeyNotFound,
+    KeyValue,
+    LeaseGiven,
+    LimitExceeded,
+    PutOp,
+    PutResult,
+    PutWith,
+    RangeOp,
+    RangeResult,
+    ValueGiven,
+)
+from .compaction import TRIM_BYTES, TRIM_REVISIONS, trim
+from .history import FIRST_REVISION, Past, record, require_readable, row_bytes
+from .leasing import attach, detach, forget, keys_of, require_lease
+from .ranges import count_range, read_range, reads_all, scan_range
+
+__all__ = ["FORMAT_LEASES", "LIMIT_MIN", "Changing", "check_ignored", "check_sizes", "require_key"]
+
+KIB: Final = 1024
+#: A key and value of together this size pass without a look at the settings: no limit is lower.
+LIMIT_MIN: Final = KIB
+#: The command format that has leases, a history, and everything else that 0.1.0 did not have.
+FORMAT_LEASES: Final = 2
+
+
+def require_key(key: bytes) -> None:
+    """Raise EmptyKey for an empty one."""
+    if not key:
+        raise EmptyKey("the key is empty; use b'\\0' with range_end b'\\0' for all keys")
+
+
+def check_sizes(key: bytes, value: bytes, ctx: Context) -> None:
+    """Raise LimitExceeded for a key or a value that is too large."""
+    for what, data in (("key", key), ("value", value)):
+        limit = ctx.settings[f"{what}_bytes_max"]
+        if len(data) > limit:
+            raise LimitExceeded(f"a {what} of {len(data)} bytes exceeds {what}_bytes_max = {limit}")
+
+
+def check_ignored(put: PutOp | PutWith) -> None:
+    """Raise ValueGiven or LeaseGiven for a put that both gives something and ignores it."""
+    if put.ignore_value and put.value:
+        raise ValueGiven("ignore_value keeps the value of the key: give none")
+    if put.ignore_lease and put.lease:
+        raise LeaseGiven("ignore_lease keeps the lease of the key: give none")
+
+
+class Changing:
+    """One command's work. Call `finish` once, at the end."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._keys: Table[bytes, KeyValue] = ctx.table("keys")
+        self._meta: Table[str, int] = ctx.table("meta")
+        #: Of the keyspace before the command.
+        self.begin = self._meta.get("revision", FIRST_REVISION)
+        #: Of the keyspace, as the operations so far leave it.
+        self.revision = self.begin
+        self._events: list[Event] = []
+        self._rows_left: int = ctx.settings["rows_max"]
+        self._bytes_left: int = ctx.settings["result_bytes_max"]
+
+    def put(self, operation: PutWith | PutOp) -> PutResult:
+        """Set a key. `check_ignored` comes before."""
+        key, value, lease = operation.key, operation.value, operation.lease
+        require_key(key)
+        self._spend(1)
+        old = self._keys.get(key)
+        if operation.ignore_value or operation.ignore_lease:
+            old = self.require_present(key)
+            value = old.value if operation.ignore_value else value
+            lease = old.lease if operation.ignore_lease else lease
+        if len(key) + len(value) > LIMIT_MIN:
+            check_sizes(key, value, self._ctx)
+        had = 0 if old is None else old.lease
+        if lease != had:
+            if had:
+                detach(self._ctx, had, key)
+            if lease:
+                attach(self._ctx, lease, key)
+        at = self.begin + 1
+        if old is None:
+            new = KeyValue(key, value, at, at, 1, lease)
+        else:
+            # The row's own key: its versions then share one.
+            new = KeyValue(old.key, value, old.create_revision, at, old.version + 1, lease)
+        self._keys.put(key, new)
+        self._changed(new, old)
+        return PutResult(at, self._given([old])[0] if operation.prev_kv else None)
+
+    def delete(self, operation: DeleteRange | DeleteRangeOp) -> DeleteRangeResult:
+        """Delete a key, or those of a range."""
+        require_key(operation.key)
+        rows = self._take(scan_range(self._keys, operation.key, operation.range_end))
+        for _, kv in rows:
+            self._delete(kv)
+        prev = self._given([kv for _, kv in rows]) if operation.prev_kv else ()
+        return DeleteRangeResult(self.revision, len(rows), tuple(prev))
+
+    def revoke(self, id: int) -> int:
+        """End a lease, which must exist; the number of keys that are gone with it."""
+        require_lease(self._ctx, id)
+        keys = keys_of(self._ctx, id)
+        for key in keys:
+            self._remove(self._keys[key])
+        forget(self._ctx, id, keys)
+        return len(keys)
+
+    def _delete(self, kv: KeyValue) -> None:
+        if kv.lease:
+            detach(self._ctx, kv.lease, kv.key)
+        self._remove(kv)
+
+    def _remove(self, kv: KeyValue) -> None:
+        self._keys.delete(kv.key)
+        self._changed(KeyValue(kv.key, b"", 0, self.begin + 1, 0), kv)
+
+    def read(self, operation: RangeOp) -> RangeResult:
+        """Read a range, as of `operation.revision`, which `require_revision` has let pass."""
+        require_key(operation.key)
+        if operation.limit < 0:
+            raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
+        if 0 < operation.revision < self.revision:
+            found = self._read_past(operation)
+        else:
+            if not operation.count_only:
+                limit = 0 if reads_all(operation) else operation.limit
+                self._require_room(operation.key, operation.range_end, limit)
+            found = read_range(self._keys, operation, self.revision)
+        self._given(found.kvs)
+        return found
+
+    def _read_past(self, operation: RangeOp) -> RangeResult:
+        self._spend(self.begin - operation.revision)
+        self._require_room(operation.key, operation.range_end, 0)
+        past = Past(operation.key, operation.range_end, operation.revision)
+        # What the history has of later revisions, then what this very command has done.
+        past.catch_up(self._ctx, self.begin)
+        past.undo(self._events)
+        return past.read(self._keys, operation, self.revision)
+
+    def require_revision(self, operation: RangeOp) -> None:
+        """Raise Compacted or FutureRevision. The answer must not depend on the operations before.
+
+        As in etcd a revision below zero means the newest, but is refused once there was a
+        compaction.
+        """
+        if operation.revision != 0:
+            require_readable(self._ctx, operation.revision)
+
+    def require_present(self, key: bytes) -> KeyValue:
+        """The key, or KeyNotFound."""
+        found = self._keys.get(key)
+        if found is None:
+            raise KeyNotFound(f"{key!r} does not exist: ignore_value and ignore_lease keep nothing")
+        return found
+
+    def compared(self, compare: Compare) -> list[KeyValue]:
+        """The keys that a comparison looks at."""
+        key, range_end = compare.key, compare.range_end
+        return [kv for _, kv in self._take(scan_range(self._keys, key, range_end))]
+
+    def finish(self) -> None:
+        """Write the revision and its row, if anything was changed."""
+        if not self._events:
+            return
+        revision = self.revision
+        self._meta.put("revision", revision)
+        if self._ctx.version < FORMAT_LEASES:
+            return
+        row = record(self._ctx.table("history"), self._meta, revision, self._events)
+        if revision % TRIM_REVISIONS == 0 or row_bytes(row) > TRIM_BYTES:
+            trim(self._ctx, revision)
+
+    def _changed(self, kv: KeyValue, prev: KeyValue | None) -> None:
+        self.revision = self.begin + 1
+        self._events.append(Event(kv, prev))
+
+    def _spend(self, rows: int) -> None:
+        self._rows_left -= rows
+        if self._rows_left < 0:
+            raise LimitExceeded(
+                f"the command touches more than rows_max = {self._ctx.settings['rows_max']} "
+                f"keys: split it"
+            )
+
+    def _require_room(self, key: bytes, range_end: bytes, limit: int) -> None:
+        """Count what a read will touch before it reads anything."""
+        count = count_range(self._keys, key, range_end)
+        self._spend(min(limit, count) if limit else count)
+
+    def _take(self, rows: Iterable[tuple[bytes, KeyValue]]) -> list[tuple[bytes, KeyValue]]:
+        taken = []
+        for row in rows:
+            self._spend(1)
+            taken.append(row)
+        return taken
+
+    def _given(self, kvs: Any) -> Any:
+        """The keys, if they have room in the result."""
+        self._bytes_left -= sum(len(kv.key) + len(kv.value) for kv in kvs if kv is not None)
+        if self._bytes_left < 0:
+            limit = self._ctx.settings["result_bytes_max"]
+            raise LimitExceeded(f"the result exceeds result_bytes_max = {limit}: ask for less")
+        return kvs

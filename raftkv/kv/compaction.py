@@ -1,0 +1,77 @@
+"""Compaction: giving up history, because somebody asked for it or because there is enough of it.
+
+Two things are kept apart. What can be *read* ends at the compacted revision, one number, which
+moves at once. The *rows* below it are freed bit by bit, by the commands that follow, because one
+command may only do bounded work: the node stands still meanwhile.
+
+    by hand        `Compact` moves the number and frees up to COMPACT_ROWS_MAX rows
+    by itself      every TRIM_REVISIONS revisions, and with each change above TRIM_BYTES, up to
+                   TRIM_ROWS_MAX rows go that are too old, too many bytes, or compacted
+
+More rows go than come, so the history shrinks to its bounds however far it is above them. It may
+exceed `history_revisions` by TRIM_REVISIONS, `history_bytes_max` by TRIM_REVISIONS * TRIM_BYTES
+(4 MiB) and one command. The newest row always stays.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftkv.plugin import Context, Table
+
+from .commands import Compact, Compacted, CompactResult, FutureRevision, Revision
+from .history import lowest_revision, revision_of, row_bytes
+
+__all__ = ["TRIM_BYTES", "TRIM_REVISIONS", "compact", "trim"]
+
+# A power of two: a bit mask decides.
+TRIM_REVISIONS: Final = 64
+# Four times what came since the last time.
+TRIM_ROWS_MAX: Final = 256
+TRIM_BYTES: Final = 64 * 1024
+# Takes about 15 ms.
+COMPACT_ROWS_MAX: Final = 10_000
+
+
+def compact(command: Compact, ctx: Context) -> CompactResult:
+    """See `Compact`."""
+    newest, lowest = revision_of(ctx), lowest_revision(ctx)
+    if command.revision <= lowest:
+        raise Compacted(
+            f"revision {command.revision} has been compacted, the keyspace is at {lowest}", lowest
+        )
+    if command.revision > newest:
+        raise FutureRevision(
+            f"revision {command.revision} has not been reached, the keyspace is at {newest}", newest
+        )
+    ctx.table("meta").put("compacted", command.revision)
+    _free(ctx.table("history"), command.revision, COMPACT_ROWS_MAX)
+    return CompactResult(newest)
+
+
+def trim(ctx: Context, revision: int) -> None:
+    """Give up what is more than the settings allow. `revision` is the newest one, with its row."""
+    history: Table[int, Revision] = ctx.table("history")
+    compacted = lowest_revision(ctx)
+    last = history[revision]
+    # Rows that begin below this many bytes are too many.
+    bytes_from = last.bytes_before + row_bytes(last) - ctx.settings["history_bytes_max"]
+    keep_from = max(compacted, revision - ctx.settings["history_revisions"] + 1)
+    first = _first(history)
+    number, stop = first, min(first + TRIM_ROWS_MAX, revision)
+    while number < stop and (number < keep_from or history[number].bytes_before < bytes_from):
+        history.delete(number)
+        number += 1
+    if number > max(first, compacted):
+        ctx.table("meta").put("compacted", number)
+
+
+def _free(history: Table[int, Revision], end: int, rows_max: int) -> None:
+    if len(history) > 0:
+        first = _first(history)
+        for number in range(first, min(end, first + rows_max)):
+            history.delete(number)
+
+
+def _first(history: Table[int, Revision]) -> int:
+    return next(history.scan(limit=1))[0]

@@ -1,0 +1,245 @@
+"""The history: every change that is still known, one row per revision, and the past it gives.
+
+Rules of this file
+1. Since the first change under format 2, every revision has one row, with all its events in the
+   order of the operations. There is no gap up to the newest revision, whose row is never given up.
+2. What can be read or watched begins at the *lowest* revision, meta "compacted". Rows below it may
+   still lie there for a while (compaction.py frees them bit by bit), but nobody may look at them.
+3. `bytes_before` counts what all rows before ever held, so the size of the history is a
+   subtraction. An event counts with EVENT_BYTES besides its keys and values, or the history of
+   small keys would not be bounded at all.
+
+The past is computed backwards. Of each key changed above revision r, the oldest event above r tells
+in `prev` what the key was at r; keys without such an event are now as they were then. So a read at
+r costs what has happened since, and nothing has to be kept for it. `Past` collects these keys; what
+it has collected stays right while the keyspace goes on, it only has to be caught up before the next
+look. That makes a walk over many pages cheap, and lets a read pause in between.
+
+Whether a keyspace has a history at all: one that 0.1.0 wrote has none. Then only its present can be
+read, until the first change, which becomes the lowest revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from sortedcontainers import SortedDict
+
+from raftkv.plugin import Table, TableView
+
+from .commands import (
+    FROM_KEY,
+    Compacted,
+    Event,
+    FutureRevision,
+    KeyValue,
+    RangeOp,
+    RangeResult,
+    Revision,
+    events_of,
+)
+from .ranges import Keys, count_range, in_range, scan_range, shaped
+
+__all__ = [
+    "EVENT_BYTES",
+    "FIRST_REVISION",
+    "NEVER_COMPACTED",
+    "Past",
+    "Tables",
+    "key_at",
+    "lowest_revision",
+    "record",
+    "require_readable",
+    "revision_of",
+    "row_bytes",
+]
+
+#: Of the empty keyspace, as in etcd: the first change gets 2.
+FIRST_REVISION: Final = 1
+#: The lowest revision while nothing was compacted, as in etcd.
+NEVER_COMPACTED: Final = -1
+#: What an event counts besides its keys and values: about what Python needs for it.
+EVENT_BYTES: Final = 256
+
+
+class Tables(Protocol):
+    """A Context or a View."""
+
+    def table(self, name: str) -> TableView[Any, Any]: ...
+
+
+def revision_of(tables: Tables) -> int:
+    """The revision of the keyspace."""
+    revision: int = tables.table("meta").get("revision", FIRST_REVISION)
+    return revision
+
+
+def lowest_revision(tables: Tables) -> int:
+    """The lowest revision that can be read, and from which can be watched: the compacted one."""
+    compacted: int | None = tables.table("meta").get("compacted")
+    if compacted is not None:
+        return compacted
+    revision = revision_of(tables)
+    if revision == FIRST_REVISION or len(tables.table("history")) > 0:
+        return NEVER_COMPACTED
+    return revision  # of a keyspace that has no history yet
+
+
+def require_readable(tables: Tables, revision: int) -> None:
+    """Raise FutureRevision or Compacted unless the keyspace can be read as of `revision`."""
+    newest = revision_of(tables)
+    if revision > newest:
+        raise FutureRevision(
+            f"revision {revision} has not been reached, the keyspace is at {newest}", newest
+        )
+    lowest = lowest_revision(tables)
+    if revision < lowest:
+        raise Compacted(
+            f"revision {revision} has been compacted, the lowest that is kept is {lowest}", lowest
+        )
+
+
+def event_bytes(kv: KeyValue, prev: KeyValue | None) -> int:
+    size = EVENT_BYTES + len(kv.key) + len(kv.value)
+    return size if prev is None else size + len(prev.key) + len(prev.value)
+
+
+def row_bytes(row: Revision) -> int:
+    """What a row counts against `history_bytes_max`."""
+    size = event_bytes(row.kv, row.prev)
+    for event in row.more:
+        size += event_bytes(event.kv, event.prev)
+    return size
+
+
+def record(
+    history: Table[int, Revision],
+    meta: Table[str, int],
+    revision: int,
+    events: Sequence[Event],
+) -> Revision:
+    """Write the row of a revision."""
+    last = history.get(revision - 1)
+    if last is None:
+        before = 0
+        if revision > FIRST_REVISION + 1:
+            # The first change under format 2 of a keyspace that is older.
+            meta.put("compacted", revision)
+    else:
+        before = last.bytes_before + row_bytes(last)
+    first = events[0]
+    row = Revision(first.kv, first.prev, before, tuple(events[1:]))
+    history.put(revision, row)
+    return row
+
+
+def key_at(tables: Tables, key: bytes, revision: int) -> KeyValue | None:
+    """What a key was at `revision`, which must be readable. None: not to be told in this way.
+
+    Goes from event to event of that key alone, so it costs little. It needs a key that exists, and
+    has existed since then: who was deleted and created anew has nothing that leads back.
+    """
+    kv: KeyValue | None = tables.table("keys").get(key)
+    if kv is None or kv.create_revision > revision:
+        return None
+    history = tables.table("history")
+    while kv is not None and kv.mod_revision > revision:
+        events = events_of(history[kv.mod_revision])
+        kv = next(event.prev for event in events if event.kv.key == key)
+    return kv
+
+
+class Past:
+    """The keys of a range as they were at one revision."""
+
+    def __init__(self, key: bytes, range_end: bytes, revision: int) -> None:
+        self.revision = revision
+        self._range = (key, range_end)
+        self._next = revision + 1
+        self._was: SortedDict = SortedDict()  # key -> KeyValue, or None: there was none
+
+    def catch_up(self, tables: Tables, rows_max: int) -> bool:
+        """Look at `rows_max` further rows of the history; True when none is left.
+
+        The revision must be readable. True is worth as much as the view: ask anew after a change.
+        """
+        history = tables.table("history")
+        newest = revision_of(tables)
+        stop = min(newest + 1, self._next + rows_max)
+        for number in range(self._next, stop):
+            row = history[number]
+            self._undo(row.kv.key, row.prev)
+            for event in row.more:
+                self._undo(event.kv.key, event.prev)
+        self._next = max(self._next, stop)
+        return self._next > newest
+
+    def undo(self, events: Iterable[Event]) -> None:
+        """Events that stand in no row yet: those of the command that is being applied."""
+        for event in events:
+            self._undo(event.kv.key, event.prev)
+
+    def settle(self, was: KeyValue) -> None:
+        """What a key was is known otherwise (`key_at`)."""
+        self._was[was.key] = was
+
+    def _undo(self, key: bytes, prev: KeyValue | None) -> None:
+        # Only the oldest event tells what was at the revision.
+        if in_range(key, *self._range) and key not in self._was:
+            self._was[key] = prev
+
+    def read(self, keys: Keys, operation: RangeOp, revision: int) -> RangeResult:
+        """Answer a read of the range, or of its rest. `revision`: what the result is to carry."""
+        key, range_end = operation.key, operation.range_end
+
+        def scan(limit: int) -> Iterator[KeyValue]:
+            return self.scan(keys, key, range_end, limit)
+
+        return shaped(operation, revision, self.count(keys, key, range_end), scan)
+
+    def count(self, keys: Keys, key: bytes, range_end: bytes) -> int:
+        """How many keys lay in the range."""
+        count = count_range(keys, key, range_end)
+        for name, was in self._changed(key, range_end):
+            count += (was is not None) - (name in keys)
+        return count
+
+    def scan(self, keys: Keys, key: bytes, range_end: bytes, limit: int = 0) -> Iterator[KeyValue]:
+        """The keys of the range in order; at most `limit`, 0 for all."""
+        left = limit if limit > 0 else -1
+        for kv in self._merged(keys, key, range_end):
+            yield kv
+            left -= 1
+            if left == 0:
+                return
+
+    def _merged(self, keys: Keys, key: bytes, range_end: bytes) -> Iterator[KeyValue]:
+        changed = self._changed(key, range_end)
+        other = next(changed, None)
+        for name, kv in scan_range(keys, key, range_end):
+            while other is not None and other[0] < name:
+                if other[1] is not None:
+                    yield other[1]
+                other = next(changed, None)
+            if other is None or other[0] != name:
+                yield kv
+            else:
+                if other[1] is not None:
+                    yield other[1]
+                other = next(changed, None)
+        while other is not None:
+            if other[1] is not None:
+                yield other[1]
+            other = next(changed, None)
+
+    def _changed(self, key: bytes, range_end: bytes) -> Iterator[tuple[bytes, KeyValue | None]]:
+        """What was, of the keys of the range that have changed since, in key order."""
+        was = self._was
+        if not range_end:
+            if key in was:
+                yield key, was[key]
+            return
+        last = None if range_end == FROM_KEY else range_end
+        for name in was.irange(key, last, (True, False)):
+            yield name, was[name]

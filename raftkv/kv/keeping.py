@@ -1,0 +1,150 @@
+"""A lease that is kept alive in the background: for a node and for a network client alike.
+
+    async with node.leases.keeping(10) as lease:
+        await node.kv.put(b"/services/a", b"here", lease=lease.id)
+        await lease.lost                      # done when it is gone
+
+What the holder may believe. The cluster promises that the lease lives for its time to live from the
+moment at which the last answered keep-alive was *sent*. So `valid_until` counts from there, on this
+process's own clock, and when it has passed without a new answer the lease counts as lost here,
+whether or not it still stands in the cluster. A process that stood still for longer finds that out
+when it runs again, and not sooner: what it writes must be guarded by the lease or by a fencing
+token, which the cluster compares (docs/recipes.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Protocol, Self
+
+from raftkv.errors import RaftkvError
+
+from .commands import GrantResult, LeaseNotFound, RevokeResult
+
+__all__ = ["Keepable", "Keeping"]
+
+# A keep-alive is sent when this share of the time to live has passed, so that two may be lost.
+SHARE = 1 / 3
+# After a failure the next attempt comes this soon; a leader is elected within a second or so.
+RETRY_S = 0.2
+# At the end the lease is revoked; if that takes longer, it ends by itself.
+REVOKE_S = 2.0
+
+
+class Keepable(Protocol):
+    """What is needed of `node.leases` or `client.leases`."""
+
+    async def grant(
+        self, ttl_s: int, *, id: int = 0, timeout_s: float | None = None
+    ) -> GrantResult: ...
+
+    async def revoke(self, id: int, *, timeout_s: float | None = None) -> RevokeResult: ...
+
+    async def keep_alive(self, id: int, *, timeout_s: float | None = None) -> int: ...
+
+
+class Keeping:
+    """One lease: granted on entering, kept alive, revoked on leaving, with the keys attached to it.
+
+    `id` is the lease's. `lost` is done, with None, once the lease is gone or must be taken for
+    gone; waiting for it does no harm to others who wait. Leaving does not raise if the cluster
+    cannot be reached: the lease then ends by itself, within its time to live.
+    """
+
+    def __init__(self, leases: Keepable, ttl_s: int, *, id: int = 0) -> None:
+        self._leases = leases
+        self._wanted_ttl_s = ttl_s
+        self.id = id
+        self.ttl_s = ttl_s
+        #: Until when, by this loop's clock, the lease certainly lives; 0 before it was granted.
+        self.valid_until = 0.0
+        self._lost: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def lost(self) -> asyncio.Future[None]:
+        """Done once the lease is gone. Each look gives a future of its own, safe to cancel."""
+        return asyncio.shield(self._future())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is gone, or its time has passed unanswered."""
+        now = asyncio.get_running_loop().time()
+        return self._lost is None or self._lost.done() or now >= self.valid_until
+
+    def _future(self) -> asyncio.Future[None]:
+        if self._lost is None:
+            raise RuntimeError("the lease has not been granted yet: use `async with`")
+        return self._lost
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self, timeout_s: float | None = None) -> None:
+        """Grant the lease and begin to keep it alive. Raises what `grant` raises."""
+        if self._lost is not None:
+            raise RuntimeError("a lease is kept once: make another object")
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        granted = await self._leases.grant(self._wanted_ttl_s, id=self.id, timeout_s=timeout_s)
+        self.id, self.ttl_s = granted.id, granted.ttl_s
+        self.valid_until = sent_at + granted.ttl_s
+        self._lost = loop.create_future()
+        self._task = loop.create_task(self._keep(), name=f"keep lease {self.id} alive")
+
+    async def close(self, *, revoke: bool = True) -> None:
+        """Stop keeping it alive, and `revoke` it. Without, it ends within its time to live."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        known_lost = self._future().done()
+        self._set_lost()
+        if revoke and not known_lost:
+            with contextlib.suppress(RaftkvError):
+                await self._leases.revoke(self.id, timeout_s=REVOKE_S)
+
+    def _set_lost(self) -> None:
+        if not self._future().done():
+            self._future().set_result(None)
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self.is_lost:
+            left_s = self.valid_until - loop.time()
+            pause_s = max(0.0, left_s - self.ttl_s * (1 - SHARE))
+            await asyncio.sleep(pause_s)
+            if not await self._once():
+                break
+        self._set_lost()
+
+    async def _once(self) -> bool:
+        """One keep-alive. Whether the lease may still be alive."""
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        left_s = self.valid_until - sent_at
+        if left_s <= 0:
+            return False
+        try:
+            # An attempt that hangs leaves time for another one.
+            async with asyncio.timeout(left_s):
+                ttl_s = await self._leases.keep_alive(self.id, timeout_s=max(0.05, left_s / 2))
+        except LeaseNotFound:
+            return False
+        except (RaftkvError, TimeoutError):
+            await asyncio.sleep(min(RETRY_S, max(0.0, self.valid_until - loop.time())))
+        else:
+            self.valid_until = max(self.valid_until, sent_at + ttl_s)
+        return True

@@ -1,0 +1,203 @@
+"""Leases on one node: `node.leases`.
+
+Granting and revoking are commands in the log. Keep-alives are not: they go by a call to the lessor,
+the leader's part that counts them (lessor.py says why that is safe). What one node's users keep
+alive within a turn of the loop goes in one call.
+
+A call that finds no lessor is made again until its deadline, because the next leader is the lessor
+as soon as it has claimed the leases; a keep-alive may be repeated at will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from raftkv.errors import NoLeader, PeerUnreachable, RaftkvError, RemoteFailed, Timeout
+from raftkv.plugin import Host
+
+from .commands import Grant, GrantResult, LeaseNotFound, LeaseRow, Revoke, RevokeResult
+from .keeping import Keeping
+from .leasing import keys_of
+from .lessor import CALL_IDS_MAX, LEFT, RENEW, Left, Renewed
+
+__all__ = ["LeaseApi", "LeaseStatus"]
+
+T = TypeVar("T")
+
+# Those who keep one lease alive in one turn of the loop.
+_Waiters = list[asyncio.Future[int]]
+
+# How long a call looks for the lessor if its caller has not said: several elections.
+TIMEOUT_S = 5.0
+# One attempt: a lessor that is cut off answers nothing, and another one may exist by then.
+ATTEMPT_S = 1.5
+# Before the next attempt.
+RETRY_S = 0.05
+
+_decode_renewed = msgspec.msgpack.Decoder(Renewed).decode
+_decode_left = msgspec.msgpack.Decoder(Left).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class LeaseStatus(msgspec.Struct, frozen=True):
+    """A lease as it stands: `ttl_s` whole seconds are left of `granted_s`, -1 if there is none."""
+
+    id: int
+    granted_s: int
+    ttl_s: int
+    keys: tuple[bytes, ...] = ()
+
+
+class LeaseApi:
+    """Grant leases, keep them alive, end them; keys attached to a lease end with it.
+
+    Works on every node, replicants too. `grant` and `revoke` raise a `NotApplied` when nothing
+    happened, a `Refused` when the keyspace refused, `Timeout` when the outcome is unknown. The
+    others raise `LeaseNotFound` for a lease that is gone (never for one that merely could not be
+    asked about), `NoLeader` when no lessor was found in time, and `Timeout` when the last attempt
+    was not answered: both may be called again.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        # Keep-alives of this turn of the loop, by lease.
+        self._waiting: dict[int, _Waiters] = {}
+
+    async def grant(
+        self, ttl_s: int, *, id: int = 0, timeout_s: float | None = None
+    ) -> GrantResult:
+        """Make a lease that lives for `ttl_s` seconds after the last keep-alive.
+
+        The result says what was granted, at least `lease_ttl_min_s`. With `id` 0 the cluster
+        chooses one. Raises `LeaseExists`, or `LeaseTtlTooLarge` beyond `lease_ttl_max_s`. A grant
+        that ended in `Timeout` may have left a lease, which ends by itself.
+        """
+        _check("ttl_s", ttl_s)
+        _check("id", id)
+        result: GrantResult = await self._host.propose(Grant(ttl_s, id), timeout_s=timeout_s)
+        return result
+
+    async def revoke(self, id: int, *, timeout_s: float | None = None) -> RevokeResult:
+        """End the lease and delete the keys attached to it, in one revision.
+
+        Raises `LeaseNotFound`.
+        """
+        _check("id", id)
+        result: RevokeResult = await self._host.propose(Revoke(id), timeout_s=timeout_s)
+        return result
+
+    async def keep_alive(self, id: int, *, timeout_s: float | None = None) -> int:
+        """Let the lease live for its whole time to live again; the seconds it now has.
+
+        They count from the moment of this call, not from its answer. Raises `LeaseNotFound`.
+        """
+        _check("id", id)
+        ttl_s = await self._insist(lambda: self._join(id), timeout_s)
+        if ttl_s == 0:
+            raise LeaseNotFound(f"there is no lease {id}: it was revoked, or has expired")
+        return ttl_s
+
+    async def time_to_live(
+        self, id: int, *, keys: bool = False, timeout_s: float | None = None
+    ) -> LeaseStatus:
+        """What is left of the lease, asked of the lessor, and with `keys` what is attached to it.
+
+        A lease that does not exist has `ttl_s` -1 and no keys, as in etcd.
+        """
+        _check("id", id)
+        left = await self._insist(lambda: self._left(id), timeout_s)
+        if left.granted_s and keys:
+            await self._host.barrier(timeout_s=timeout_s)
+        row: LeaseRow | None = self._host.view().table("leases").get(id)
+        if not left.granted_s or (keys and row is None):
+            return LeaseStatus(id, 0, -1)
+        attached = keys_of(self._host.view(), id) if keys else ()
+        return LeaseStatus(id, left.granted_s, left.left_ms // 1000, attached)
+
+    async def list(self, *, timeout_s: float | None = None) -> tuple[int, ...]:
+        """The ids of all leases, in order; the read is linearizable."""
+        await self._host.barrier(timeout_s=timeout_s)
+        return tuple(lease for lease, _ in self._host.view().table("leases").scan())
+
+    def keeping(self, ttl_s: int, *, id: int = 0) -> Keeping:
+        """`async with`: a lease that is kept alive in the background and revoked at the end."""
+        return Keeping(self, ttl_s, id=id)
+
+    # -- calls to the lessor
+
+    async def _insist(self, attempt: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
+        """Attempts until one is answered. Raises NoLeader or Timeout when the time is up."""
+        limit_s = TIMEOUT_S if timeout_s is None else timeout_s
+        reason: RaftkvError = Timeout("it was not asked")
+        scope = asyncio.timeout(limit_s)
+        try:
+            async with scope:
+                while True:
+                    reason = Timeout("it has not answered yet")
+                    try:
+                        return await attempt()
+                    except (NoLeader, PeerUnreachable, RemoteFailed, Timeout) as error:
+                        reason = error
+                    await self._host.runtime.sleep(RETRY_S)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        if isinstance(reason, Timeout):
+            raise Timeout(f"the lessor did not answer in {limit_s:g} s ({reason}); ask again")
+        raise NoLeader(
+            f"no lessor in {limit_s:g} s ({reason}). If it lasts, the cluster has lost its quorum"
+        )
+
+    async def _call(self, method: str, leases: tuple[int, ...]) -> bytes:
+        leader = self._host.leader
+        if leader is None:
+            raise NoLeader("no leader is known")
+        payload = _encode(leases)
+        return await self._host.rpc.call(leader, method, payload, ATTEMPT_S)
+
+    async def _left(self, lease: int) -> Left:
+        left = _decode_left(await self._call(LEFT, (lease,)))
+        if not left.lessor:
+            raise NoLeader("the leader has not claimed the leases yet")
+        return left
+
+    def _join(self, lease: int) -> asyncio.Future[int]:
+        """This turn's call, for one lease: done with its seconds, or with why there is none."""
+        future: asyncio.Future[int] = self._host.runtime.future()
+        if not self._waiting:
+            self._host.runtime.call_soon(self._flush)
+        self._waiting.setdefault(lease, []).append(future)
+        return future
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        leases = tuple(waiting)
+        for start in range(0, len(leases), CALL_IDS_MAX):
+            chosen = leases[start : start + CALL_IDS_MAX]
+            futures = [waiting[lease] for lease in chosen]
+            self._host.spawn(self._renew(chosen, futures), "keep leases alive")
+
+    async def _renew(self, leases: tuple[int, ...], waiting: Sequence[_Waiters]) -> None:
+        try:
+            renewed = _decode_renewed(await self._call(RENEW, leases))
+            if not renewed.lessor:
+                raise NoLeader("the leader has not claimed the leases yet")
+        except RaftkvError as error:
+            for futures in waiting:
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(type(error)(*error.args))
+            return
+        for ttl_s, futures in zip(renewed.ttls_s, waiting, strict=True):
+            for future in futures:
+                if not future.done():
+                    future.set_result(ttl_s)
+
+
+def _check(name: str, value: object) -> None:
+    if type(value) is not int:
+        raise TypeError(f"{name} is a whole number, not {value!r}")

@@ -1,0 +1,59 @@
+"""The keyspace's work on one node: what serves watches, and what keeps leases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raftkv.plugin import Host, Metric, Service
+
+from .lessor import Lessor
+from .watch_hub import WatchHub
+
+if TYPE_CHECKING:
+    from .api import KVApi
+
+__all__ = ["KVService"]
+
+
+class KVService(Service):
+    """Passes the hooks on. Each part knows nothing of the others."""
+
+    def __init__(self, host: Host, api: KVApi) -> None:
+        self.hub = WatchHub(host)
+        api.hub = self.hub
+        self.lessor = Lessor(host)
+
+    async def start(self) -> None:
+        self.hub.start()
+        self.lessor.start()
+
+    async def stop(self) -> None:
+        self.lessor.stop()
+        self.hub.stop()
+
+    def on_leader(self) -> None:
+        self.lessor.on_leader()
+
+    def on_follower(self) -> None:
+        self.lessor.on_follower()
+
+    def on_incarnation(self, incarnation: int) -> None:
+        self.hub.node_ready()
+
+    def on_progress(self, index: int) -> None:
+        self.hub.progressed()
+        self.lessor.progressed()
+
+    def on_restored(self, index: int) -> None:
+        self.hub.restored()
+
+    def on_fault(self) -> None:
+        self.hub.stop()
+
+    def metrics(self) -> Sequence[Metric]:
+        return (*self.hub.metrics(), *self.lessor.metrics())
+
+    def status(self) -> Mapping[str, Any]:
+        watches = {"watches": self.hub.count, "watches_behind": self.hub.behind_count}
+        return {**watches, **self.lessor.status()}

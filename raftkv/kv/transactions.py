@@ -1,0 +1,349 @@
+"""Transactions: trees for callers, flat rows in the log, and etcd's rules for both.
+
+Rules of this file
+1. In the log every inner transaction has a number greater than that of the one it stands in, is
+   named exactly once, and lies at most TXN_DEPTH_MAX deep. What is not so is refused: what follows
+   goes down into inner transactions by recursion, and must not depend on the stack of this node.
+2. All comparisons, those of inner transactions too, see the keyspace as it was before. The branches
+   are chosen first (`_choose`), as etcd does.
+3. Then, along the chosen branches only, what could refuse is looked for before anything is done:
+   keys for ignore_value and ignore_lease and leases must exist before the transaction, revisions to
+   be read must be readable. The order decides which refusal is given, and is etcd's.
+4. One key is put once. etcd refuses by the *shape* of the transaction, whichever branches will be
+   taken (`_intervals`), with one exception: the two branches of an inner transaction exclude each
+   other, so both may put a key. What the shape lets pass is a key that one inner transaction puts
+   and a later one deletes; then one revision has two events of that key, in order. raftkv is
+   stricter in one thing: a deletion of all keys from one on counts too; etcd 3.4 overlooks it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from operator import eq, gt, lt, ne
+from typing import Any, Final
+
+from raftkv.errors import Refused
+from raftkv.plugin import Context
+
+from .changing import Changing, check_ignored, require_key
+from .commands import (
+    FROM_KEY,
+    Compare,
+    DeleteRangeOp,
+    DuplicateKey,
+    FlatTxn,
+    FlatTxnResult,
+    KeyValue,
+    LimitExceeded,
+    LogOperation,
+    LogResult,
+    NestedResult,
+    NestedTxn,
+    Operation,
+    OperationResult,
+    PutOp,
+    RangeOp,
+    Txn,
+    TxnOp,
+    TxnOutcome,
+    TxnResult,
+)
+from .leasing import require_lease
+
+__all__ = ["TXN_DEPTH_MAX", "apply_txn", "flatten", "too_many", "unflatten"]
+
+# etcd's is its limit of operations. Nobody writes one by hand that is this deep, and decoding,
+# checking and applying one takes a small part of Python's stack.
+TXN_DEPTH_MAX: Final = 32
+
+Part = Txn | FlatTxn
+
+
+# Trees ------------------------------------------------------------------------------------------
+
+
+def flatten(
+    compare: Iterable[Compare], success: Iterable[Operation], failure: Iterable[Operation]
+) -> Txn:
+    """The transaction as the log keeps it."""
+    nested: list[FlatTxn] = []
+    todo: list[TxnOp] = []
+
+    def flat(operations: Iterable[Operation]) -> tuple[LogOperation, ...]:
+        found: list[LogOperation] = []
+        for operation in operations:
+            if isinstance(operation, TxnOp):
+                todo.append(operation)
+                found.append(NestedTxn(len(todo) - 1))
+            else:
+                found.append(operation)
+        return tuple(found)
+
+    outer = Txn(tuple(compare), flat(success), flat(failure))
+    for inner in todo:  # grows meanwhile
+        nested.append(FlatTxn(tuple(inner.compare), flat(inner.success), flat(inner.failure)))
+    return Txn(outer.compare, outer.success, outer.failure, tuple(nested)) if nested else outer
+
+
+def unflatten(outcome: TxnOutcome) -> TxnResult:
+    """The result as callers see it."""
+    inner: dict[int, TxnResult] = {}
+
+    def tree(results: Sequence[LogResult]) -> tuple[OperationResult, ...]:
+        return tuple(
+            inner[result.number] if isinstance(result, NestedResult) else result
+            for result in results
+        )
+
+    for number in reversed(range(len(outcome.nested))):
+        part = outcome.nested[number]
+        inner[number] = TxnResult(outcome.revision, part.succeeded, tree(part.results))
+    return TxnResult(outcome.revision, outcome.succeeded, tree(outcome.results))
+
+
+# Limits, before anything is looked at -----------------------------------------------------------
+
+
+def too_many(txn: Txn, ops_max: int) -> str | None:
+    """Why the transaction has too many operations, or None. Malformed ones are Refused.
+
+    Each level counts its longest part, comparisons or a branch, and what is left is for the levels
+    inside of it.
+    """
+    lefts: list[int | None] = [None] * len(txn.nested)
+    depths = [0] * len(txn.nested)
+    for number in range(-1, len(txn.nested)):
+        part, left = _part(txn, number), ops_max if number < 0 else lefts[number]
+        if left is None:
+            raise Refused("the transaction is malformed: an inner one has no place")
+        longest = max(len(part.compare), len(part.success), len(part.failure))
+        if longest > left:
+            where = "a transaction" if number < 0 else "an inner transaction"
+            return f"{where} with {longest} operations exceeds txn_ops_max = {ops_max}"
+        for operation in (*part.success, *part.failure):
+            if type(operation) is NestedTxn:
+                inner = operation.number
+                if not number < inner < len(txn.nested) or lefts[inner] is not None:
+                    raise Refused("the transaction is malformed: bad numbers of inner ones")
+                lefts[inner] = left - longest
+                depths[inner] = 1 if number < 0 else depths[number] + 1
+                if depths[inner] > TXN_DEPTH_MAX:
+                    return f"inner transactions may be at most {TXN_DEPTH_MAX} deep"
+    return None
+
+
+def _part(txn: Txn, number: int) -> Part:
+    return txn if number < 0 else txn.nested[number]
+
+
+# Applying ---------------------------------------------------------------------------------------
+
+
+def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome:
+    """See `Txn`."""
+    reason = too_many(txn, ctx.settings["txn_ops_max"])
+    if reason is not None:
+        raise LimitExceeded(reason)
+    _check_words(txn, txn)
+    for branch in (txn.success, txn.failure):
+        if len(branch) > 1 or txn.nested:
+            _intervals(txn, branch)
+    change = Changing(ctx)
+    chosen: dict[int, bool] = {}
+    _choose(txn, -1, change, chosen)
+    _check_puts(txn, -1, chosen, change, ctx)
+    _check_ranges(txn, -1, chosen, change)
+    nested: list[FlatTxnResult] = []
+    results = _perform(txn, -1, chosen, change, nested)
+    change.finish()
+    return TxnOutcome(change.revision, chosen[-1], results, tuple(nested))
+
+
+def _check_words(txn: Txn, part: Part) -> None:
+    """What can be said of each operation by itself, in the order of the request."""
+    for compare in part.compare:
+        _check_compare(compare)
+    for operation in (*part.success, *part.failure):
+        if type(operation) is NestedTxn:
+            _check_words(txn, txn.nested[operation.number])
+            continue
+        assert not isinstance(operation, NestedTxn)
+        require_key(operation.key)
+        if type(operation) is PutOp:
+            check_ignored(operation)
+
+
+def _check_compare(compare: Compare) -> None:
+    require_key(compare.key)
+    wanted = bytes if compare.target == "value" else int
+    if type(compare.operand) is not wanted:
+        raise Refused(
+            f"a comparison of {compare.target} needs an operand of type {wanted.__name__}"
+        )
+
+
+class _Deletions:
+    """A union of key ranges, kept as intervals that do not touch, in order."""
+
+    def __init__(self) -> None:
+        self._starts: list[bytes] = []
+        self._ends: list[bytes | None] = []  # None: no end
+
+    def add(self, start: bytes, end: bytes | None) -> None:
+        """Add start <= k < end."""
+        if end is not None and end <= start:
+            return
+        starts, ends = self._starts, self._ends
+        low = bisect_right(starts, start)
+        if low > 0:
+            before = ends[low - 1]
+            if before is None or before >= start:
+                low -= 1
+                start = starts[low]
+                end = before if _later(before, end) else end
+        high = len(starts) if end is None else bisect_right(starts, end)
+        if high > low and _later(ends[high - 1], end):
+            end = ends[high - 1]
+        starts[low:high] = [start]
+        ends[low:high] = [end]
+
+    def add_all(self, other: _Deletions) -> None:
+        for start, end in zip(other._starts, other._ends, strict=True):
+            self.add(start, end)
+
+    def __contains__(self, key: bytes) -> bool:
+        place = bisect_right(self._starts, key) - 1
+        if place < 0:
+            return False
+        end = self._ends[place]
+        return end is None or key < end
+
+
+def _later(one: bytes | None, other: bytes | None) -> bool:
+    return other is not None and (one is None or one > other)
+
+
+def _intervals(
+    txn: Txn, operations: Sequence[LogOperation]
+) -> tuple[dict[bytes, None], _Deletions]:
+    """The keys that a branch puts and those that it deletes, or DuplicateKey."""
+    deletions = _Deletions()
+    for operation in operations:
+        if type(operation) is DeleteRangeOp:
+            key, end = operation.key, operation.range_end
+            if not end:
+                deletions.add(key, key + b"\0")
+            else:
+                deletions.add(key, None if end == FROM_KEY else end)
+    puts: dict[bytes, None] = {}
+    for operation in operations:
+        if type(operation) is NestedTxn:
+            _inner_intervals(txn, txn.nested[operation.number], puts, deletions)
+    for operation in operations:
+        if type(operation) is PutOp:
+            _put_once(operation.key, puts, deletions)
+    return puts, deletions
+
+
+def _inner_intervals(
+    txn: Txn, inner: FlatTxn, puts: dict[bytes, None], deletions: _Deletions
+) -> None:
+    """Join what an inner transaction may do to what stands beside it."""
+    puts_then, deletions_then = _intervals(txn, inner.success)
+    puts_else, deletions_else = _intervals(txn, inner.failure)
+    for key in puts_then:
+        _put_once(key, puts, deletions)
+    for key in puts_else:
+        if key not in puts_then:
+            _put_once(key, puts, deletions)
+    deletions.add_all(deletions_then)
+    deletions.add_all(deletions_else)
+
+
+def _put_once(key: bytes, puts: dict[bytes, None], deletions: _Deletions) -> None:
+    if key in puts:
+        raise DuplicateKey(f"the transaction puts {key!r} twice, in one revision")
+    if key in deletions:
+        raise DuplicateKey(f"the transaction both puts and deletes {key!r}, in one revision")
+    puts[key] = None
+
+
+def _choose(txn: Txn, number: int, change: Changing, chosen: dict[int, bool]) -> None:
+    """Compare, and choose the branches: of this one and of those inside of the chosen branch."""
+    part = _part(txn, number)
+    chosen[number] = all(_holds(compare, change) for compare in part.compare)
+    for operation in _branch(part, chosen[number]):
+        if type(operation) is NestedTxn:
+            _choose(txn, operation.number, change, chosen)
+
+
+def _branch(part: Part, succeeded: bool) -> tuple[LogOperation, ...]:
+    return part.success if succeeded else part.failure
+
+
+def _check_puts(
+    txn: Txn, number: int, chosen: dict[int, bool], change: Changing, ctx: Context
+) -> None:
+    for operation in _branch(_part(txn, number), chosen[number]):
+        if type(operation) is NestedTxn:
+            _check_puts(txn, operation.number, chosen, change, ctx)
+        elif type(operation) is PutOp:
+            if operation.ignore_value or operation.ignore_lease:
+                change.require_present(operation.key)
+            if operation.lease:
+                require_lease(ctx, operation.lease)
+
+
+def _check_ranges(txn: Txn, number: int, chosen: dict[int, bool], change: Changing) -> None:
+    for operation in _branch(_part(txn, number), chosen[number]):
+        if type(operation) is NestedTxn:
+            _check_ranges(txn, operation.number, chosen, change)
+        elif type(operation) is RangeOp:
+            change.require_revision(operation)
+
+
+def _perform(
+    txn: Txn,
+    number: int,
+    chosen: dict[int, bool],
+    change: Changing,
+    nested: list[FlatTxnResult],
+) -> tuple[LogResult, ...]:
+    results: list[LogResult] = []
+    for operation in _branch(_part(txn, number), chosen[number]):
+        if type(operation) is PutOp:
+            results.append(change.put(operation))
+        elif type(operation) is RangeOp:
+            results.append(change.read(operation))
+        elif type(operation) is DeleteRangeOp:
+            results.append(change.delete(operation))
+        else:
+            assert isinstance(operation, NestedTxn)
+            place = len(nested)
+            succeeded = chosen[operation.number]
+            nested.append(FlatTxnResult(succeeded, ()))
+            inner = _perform(txn, operation.number, chosen, change, nested)
+            nested[place] = FlatTxnResult(succeeded, inner)
+            results.append(NestedResult(place))
+    return tuple(results)
+
+
+_TARGETS: Final[dict[str, Callable[[KeyValue], Any]]] = {
+    "value": lambda kv: kv.value,
+    "version": lambda kv: kv.version,
+    "create": lambda kv: kv.create_revision,
+    "mod": lambda kv: kv.mod_revision,
+    "lease": lambda kv: kv.lease,
+}
+_OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {"=": eq, "!=": ne, ">": gt, "<": lt}
+
+
+def _holds(compare: Compare, change: Changing) -> bool:
+    """Whether a comparison holds now."""
+    holds, operand = _OPERATORS[compare.op], compare.operand
+    found = change.compared(compare)
+    if not found:
+        return compare.target != "value" and holds(0, operand)
+    target = _TARGETS[compare.target]
+    return all(holds(target(kv), operand) for kv in found)
