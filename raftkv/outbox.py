@@ -31,9 +31,11 @@ import msgspec
 
 from .config import Limits, RaftTimes
 from .errors import NoLeader, Overloaded, Refused, SessionExpired, Stopped, Timeout, TooLarge
+from .fates import Fates
+from .histogram import Histogram
 from .runtime import Runtime, Timer
 
-__all__ = ["Outbox"]
+__all__ = ["Fates", "Outbox"]
 
 ABANDONED_KEPT_S = 30.0
 # How often deadlines and unanswered commands are looked at.
@@ -103,6 +105,14 @@ class Outbox:
         self._timer: Timer | None = None
         self._stopped = False
         self.resends = 0
+        self.submitted = 0
+        # Commands whose callers were told that time is up, and that still hold the floor.
+        self._abandoned = 0
+        self.fates = Fates()
+        # From leaving this outbox to the answer, by the messages under way: (last number, when it
+        # left, commands). So no command costs a look at the clock.
+        self.latency_s = Histogram()
+        self._flights: deque[tuple[int, float, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._unsent)
@@ -111,12 +121,18 @@ class Outbox:
     def size_bytes(self) -> int:
         return self._bytes
 
+    @property
+    def applied(self) -> int:
+        """Commands that ended with a result: all that have no other fate, so none is counted."""
+        return self.submitted - self.fates.failures - (len(self) - self._abandoned)
+
     def submit(self, plugin: str, command: msgspec.Struct, timeout_s: float) -> asyncio.Future[Any]:
         """The future of the command's outcome. Raises Overloaded, TooLarge or Stopped at once."""
         if self._stopped:
             raise Stopped("this node has stopped")
         body = _encode(command)
         if len(body) + ENVELOPE_BYTES > self._limits.command_bytes_max:
+            self.fates.too_large += 1
             raise TooLarge(
                 f"the command has {len(body)} bytes; limits.command_bytes_max is "
                 f"{self._limits.command_bytes_max}"
@@ -127,10 +143,15 @@ class Outbox:
             or self._bytes > self._limits.outbox_bytes_max
         ):
             self._bytes -= len(body)
+            if len(self) >= self._limits.outbox_commands_max:
+                self.fates.over_commands_max += 1
+            else:
+                self.fates.over_bytes_max += 1
             raise Overloaded(
                 f"{len(self)} commands of {self._bytes} bytes already wait in this node "
                 f"(limits.outbox_commands_max, limits.outbox_bytes_max): wait for some to finish"
             )
+        self.submitted += 1
         future = self._runtime.future()
         deadline = self._runtime.monotonic() + timeout_s
         self._unsent.append(_Waiter(plugin, type(command), body, future, deadline))
@@ -149,13 +170,14 @@ class Outbox:
             ended, orphans, self._sent = self.session, self._sent, {}
             self.session = session
             self._next_seq = 1
+            self._flights.clear()
             for seq, waiter in orphans.items():
                 self._orphaned(waiter, ended, seq)
         self._flush()
 
     def _orphaned(self, waiter: _Waiter, session: int, seq: int) -> None:
         if waiter.future.done():
-            self._bytes -= waiter.size
+            self._gone(waiter)
         elif waiter.sends == 0:
             self._unsent.append(waiter)
         else:
@@ -174,13 +196,15 @@ class Outbox:
         while unsent:
             waiter = unsent.popleft()
             if waiter.future.done():
-                self._bytes -= waiter.size
+                self._gone(waiter)
                 continue
             waiter.encoded = _encode((session, seq, floor, waiter.plugin, waiter.command))
             sent[seq] = waiter
             seq += 1
             waiters.append(waiter)
         self._next_seq = seq
+        if waiters:
+            self._flights.append((seq - 1, self._runtime.monotonic(), len(waiters)))
         self._transmit(waiters)
 
     def _transmit(self, waiters: list[_Waiter]) -> None:
@@ -245,12 +269,36 @@ class Outbox:
         future = waiter.future
         if not future.done():
             if isinstance(outcome, Timeout):
+                self.fates.unknown += 1
                 future.set_exception(outcome)
             elif isinstance(outcome, Refused):
+                self.fates.refused += 1
                 # One refusal may be kept and raised more than once; each raise gets its own.
                 future.set_exception(type(outcome)(*outcome.args))
             else:
                 future.set_result(outcome)
+        else:
+            self.fates.cancelled += 1
+
+    def landed(self) -> None:
+        """An entry was applied here: note how long what it has answered was on its way."""
+        flights, sent = self._flights, self._sent
+        while flights:
+            last, left_at, count = flights[0]
+            waiter = sent.get(last)
+            if waiter is None:
+                self.latency_s.observe(self._runtime.monotonic() - left_at, count)
+            elif not waiter.abandoned:
+                return
+            flights.popleft()
+
+    def _gone(self, waiter: _Waiter) -> None:
+        """Forget a command whose caller has left, or has been told that time is up."""
+        self._bytes -= waiter.size
+        if waiter.abandoned:
+            self._abandoned -= 1
+        else:
+            self.fates.cancelled += 1
 
     def waiting(self) -> list[int]:
         """The unanswered numbers of the current session."""
@@ -262,9 +310,12 @@ class Outbox:
         return None if waiter is None else waiter.kind
 
     def _finish(self, waiter: _Waiter, error: Exception) -> None:
+        if waiter.future.done():
+            self._gone(waiter)
+            return
         self._bytes -= waiter.size
-        if not waiter.future.done():
-            waiter.future.set_exception(error)
+        self.fates.failed(error)
+        waiter.future.set_exception(error)
 
     def _sweep(self) -> None:
         self._timer = None
@@ -292,6 +343,8 @@ class Outbox:
             return
         if not waiter.future.done():
             waiter.abandoned = True
+            self._abandoned += 1
+            self.fates.unknown += 1
             waiter.future.set_exception(
                 Timeout(
                     "the deadline passed while the command was on its way; it may still be "
@@ -302,7 +355,7 @@ class Outbox:
             )
         if now >= waiter.deadline + ABANDONED_KEPT_S:
             del self._sent[seq]
-            self._bytes -= waiter.size
+            self._gone(waiter)
 
     def stop(self) -> None:
         """Nothing more is sent. What was sent is unknown, the rest was not applied."""

@@ -36,6 +36,7 @@ from .raft.epoch import FOUNDED, Epoch, Standing, standing
 from .raft.identity import DataDirectory
 from .raft.membership import Configuration, name_of
 from .raft.transport import Hub, Link
+from .repeats import Repeats
 from .runtime import Runtime
 from .security.channel import Security
 
@@ -66,6 +67,7 @@ class Peering:
         self._config = config
         self._directory = directory
         self._faulted = faulted
+        self._repeats = Repeats(runtime.monotonic)
         self.hub = Hub(runtime, self, config.limits.frame_bytes_max, security)
         self.engine: Engine | None = None
         # Set once this node takes part: a later refusal is the peer's trouble, not this node's.
@@ -266,7 +268,9 @@ class Peering:
         if refusal.code == _UNFOUNDED:
             return  # it dials again
         text = f"the node at {address} refuses this one: {refusal.reason}"
-        log.warning("%s", text)
+        # It is dialled again and again.
+        if self._repeats.left_out(address, refusal.reason) is not None:
+            log.warning("%s", text)
         if refusal.code == RemovedNode.code:
             self._faulted(
                 RemovedNode(

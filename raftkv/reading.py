@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from .config import RaftTimes
 from .errors import ReadTimeout, Stopped
+from .histogram import Histogram
 from .runtime import Runtime, Timer
 
 __all__ = ["Reader"]
@@ -49,6 +50,18 @@ class Reader:
         self._alarm_at = math.inf
         self._scheduled = False
         self._stopped = False
+        self._asked_at = 0.0
+        # Readers whose question was sent, questions (the repeated ones too), readers given up, and
+        # how long a question took until the leader confirmed it.
+        self.reads = 0
+        self.questions = 0
+        self.timeouts = 0
+        self.latency_s = Histogram()
+
+    def __len__(self) -> int:
+        """Readers that wait."""
+        behind = sum(len(readers) for _, readers in self._behind)
+        return len(self._asking) + len(self._waiting) + behind
 
     def barrier(self, timeout_s: float) -> asyncio.Future[None]:
         """Done once this node's state holds everything committed before the call.
@@ -85,6 +98,8 @@ class Reader:
         if self._asking or not self._waiting or self._stopped:
             return
         self._asking, self._waiting = self._waiting, []
+        self.reads += len(self._asking)
+        self._asked_at = self._runtime.monotonic()
         self._number += 1
         self._first_number = self._number
         self._send()
@@ -93,6 +108,7 @@ class Reader:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._runtime.call_later(ASK_AGAIN_S, self._again)
+        self.questions += 1
         self._ask(self._number)
 
     def _again(self) -> None:
@@ -123,6 +139,7 @@ class Reader:
             self._timer.cancel()
             self._timer = None
         readers, self._asking = self._asking, []
+        self.latency_s.observe(self._runtime.monotonic() - self._asked_at, len(readers))
         if index <= self._applied:
             _resolve(readers)
         else:
@@ -158,6 +175,7 @@ class Reader:
             if future.done():
                 continue
             if deadline <= now + ALARM_GRAIN_S:
+                self.timeouts += 1
                 future.set_exception(_timed_out())
             else:
                 earliest = min(earliest, deadline)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .config import NodeConfig
 from .parts import CorePart, ReplicantPart
 from .security.report import TlsStatus
 
@@ -99,7 +100,7 @@ def status_of(node: Node) -> Status:
         ready=node.session != 0,
         fsync=config.fsync,
         tls=None if node._keeper is None else node._keeper.status(),
-        endpoint=None if config.http_address is None else f"http://{config.http_address}",
+        endpoint=_endpoint(config),
         upstream=part.follower.upstream if isinstance(part, ReplicantPart) else None,
         replicants=part.feeds.names if isinstance(part, CorePart) else [],
         members=members,
@@ -111,3 +112,10 @@ def status_of(node: Node) -> Status:
         faults=node.hosting.hook_faults + machine.fault_count,
         fault=str(node._fault.result()) if failed else None,
     )
+
+
+def _endpoint(config: NodeConfig) -> str | None:
+    if config.http_address is None:
+        return None
+    scheme = "http" if config.http_tls is None else "https"
+    return f"{scheme}://{config.http_address}"

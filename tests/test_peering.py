@@ -140,3 +140,17 @@ def test_the_own_address_and_other_clusters_are_refused(purpose: str) -> None:
     assert met.code(raft_id=mine, purpose=purpose) == "own_address"
     assert met.code(cluster="other", purpose=purpose) == WrongCluster.code
     assert met.code(cluster_id="c2", purpose=purpose) == WrongCluster.code
+
+
+def test_a_refusal_that_comes_again_and_again_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its node dials twice a second, for as long as the refusal lasts."""
+    met = Met()
+    met.peering.settled = True
+    for address in ("core2:1", "core2:1", "core3:1", "core2:1"):
+        met.peering.refused(wire.Refusal("wrong_cluster", "another cluster"), address)
+    met.peering.refused(wire.Refusal("wrong_cluster", "yet another"), "core2:1")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.count("core2:1") for line in lines] == [1, 0, 1]
+    assert met.faults == []

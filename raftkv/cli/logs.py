@@ -1,7 +1,20 @@
 """Logging of the `raftkv` command: one JSON object per line on stderr.
 
-A library never configures logging; the command does. One line is one record, also with an
-exception in it, so that a log can be cut, counted and read by programs.
+A library never configures logging; the command does. raftkv itself logs to the standard `logging`
+(loggers below "raftkv") with a NullHandler, so a program that embeds a node decides itself what
+becomes of the lines. docs/logs.md lists the fields.
+
+One line is one record, also with an exception in it, so that a log can be cut, counted and read by
+programs. Every line says where the node stood when it was written: its role, its term and the last
+entry that it had applied. These are read at that moment, by whichever thread logs.
+
+structlog was looked at and left out: what it would do here is this formatter, and it would be one
+more package that every installation pulls in.
+
+`Flood` bounds what one place in the code may write. Writing to stderr holds the loop up, and a log
+that somebody else can fill costs the disk. The lines of which there could be most are bounded where
+they are written, too (raftkv/repeats.py, raftkv/raft/complaints.py): that also serves programs that
+embed a node.
 """
 
 from __future__ import annotations
@@ -9,41 +22,110 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = ["JsonLines", "configure"]
+__all__ = ["BURST_LINES", "LINES_PER_S", "Flood", "JsonLines", "Place", "configure"]
 
 _encode = msgspec.json.Encoder().encode
 _OUR_LEVELS: Final = {"uvicorn.error": logging.WARNING, "asyncio": logging.WARNING}
 
+# From one place in the code at once, and steadily: a start or an election is told in full.
+BURST_LINES: Final = 100
+LINES_PER_S: Final = 1.0
+
+
+class Standing(Protocol):
+    """The part of a node that the log needs."""
+
+    @property
+    def standing(self) -> tuple[str, int, int]:
+        """Role, term, applied index."""
+
+
+class Place:
+    """Which node writes the lines. It has no standing until it is made."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.node: Standing | None = None
+
+    def fields(self) -> dict[str, Any]:
+        role, term, index = ("starting", 0, 0) if self.node is None else self.node.standing
+        return {"node": self.name, "role": role, "term": term, "index": index}
+
 
 class JsonLines(logging.Formatter):
-    """ts (UTC), level, node, logger, msg, and `error` with the traceback if there is one."""
+    """time (UTC), level, node, role, term, index, logger, message, and where there is one: error
+    (the traceback) and left_out (lines like this one that were not written)."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__()
-        self._node = node
+        self._place = place
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, str] = {
-            "ts": f"{moment}.{int(record.msecs):03d}Z",
+        line: dict[str, Any] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "node": self._node,
+            **self._place.fields(),
             "logger": record.name,
-            "msg": record.getMessage(),
+            "message": _writable(record.getMessage()),
         }
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return _encode(line).decode("utf-8", "replace")
+            line["error"] = _writable(self.formatException(record.exc_info))
+        left_out = getattr(record, "left_out", 0)
+        if left_out:
+            line["left_out"] = left_out
+        return _encode(line).decode()
 
 
-def configure(node: str, level: int = logging.INFO) -> None:
-    """Send all log records to stderr as JSON lines. Called once, by the command."""
+def _writable(text: str) -> str:
+    """Without what UTF-8 cannot say: the name of a file may hold any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Flood(logging.Filter):
+    """Lets each place in the code write BURST_LINES at once, then LINES_PER_S.
+
+    The first line after a gap says with `left_out` how many there would have been. Debugging lines
+    are not bounded.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        # By file and line: what it may still write, as of when, and what was left out since.
+        self._places: dict[tuple[str, int], tuple[float, float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            return True  # whoever asks for them wants all of them
+        now = self._monotonic()
+        place = (record.pathname, record.lineno)
+        allowance, at, left_out = self._places.pop(place, (float(BURST_LINES), now, 0))
+        allowance = min(float(BURST_LINES), allowance + (now - at) * LINES_PER_S)
+        said = allowance >= 1
+        if said:
+            record.left_out = left_out
+            self._places[place] = allowance - 1, now, 0
+        else:
+            self._places[place] = allowance, now, left_out + 1
+        return said
+
+
+def configure(node: str, level: int = logging.INFO) -> Place:
+    """Send all log records to stderr as JSON lines. Called once, by the command.
+
+    The caller sets `node` of what is returned once there is a Node.
+    """
+    place = Place(node)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(node))
+    handler.setFormatter(JsonLines(place))
+    handler.addFilter(Flood())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name, quieter in _OUR_LEVELS.items():
         logging.getLogger(name).setLevel(quieter)
+    return place

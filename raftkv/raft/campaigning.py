@@ -87,9 +87,11 @@ class Campaigning:
         self.deadline.redraw(now)
         self._attempt += 1
         if stage is Stage.VOTE:
+            engine.counts.elections += 1
             engine.become_candidate()
             term = engine.term
         else:
+            engine.counts.pre_votes += 1
             term = engine.term + 1
             if engine.leader is not None:
                 engine.become_follower(engine.term, None)

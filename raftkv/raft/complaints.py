@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from raftkv.repeats import Repeats
+
 __all__ = ["Complaints"]
 
 # A cluster that was configured wrongly is told in full; a flood is not.
 BURST_LINES: Final = 100
 LINES_PER_S: Final = 1.0
-# The same trouble with a dialled node, which is tried up to twice a second.
-REPEAT_S: Final = 60.0
 
 
 class Complaints:
@@ -29,17 +29,15 @@ class Complaints:
         self._allowance = float(BURST_LINES)
         self._as_of = monotonic()
         self._left_out = 0
-        # name of a dialled node -> what was said last, and when
-        self._said: dict[str, tuple[str, float]] = {}
+        # By the name of a dialled node, which is tried up to twice a second.
+        self._dialled = Repeats(monotonic)
 
     def line(self, address: str, dialled: str, reason: str) -> str | None:
         """The line to log about the peer at `address`, or None when enough has been said."""
         now = self._monotonic()
         if dialled:
-            last, at = self._said.get(dialled, ("", 0.0))
-            if last == reason and now - at < REPEAT_S:
+            if self._dialled.left_out(dialled, reason) is None:
                 return None
-            self._said[dialled] = reason, now
             return f"closing the connection to {dialled} at {address}: {reason}"
         self._allowance = min(
             float(BURST_LINES), self._allowance + (now - self._as_of) * LINES_PER_S

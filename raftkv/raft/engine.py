@@ -56,6 +56,7 @@ from . import wire
 from .application import Application, Frozen, Loading
 from .campaigning import Campaigning
 from .changing import check_change
+from .counts import Counts
 from .following import Following
 from .installing import Installing
 from .leading import Leading
@@ -118,6 +119,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.times = times
         self.limits = limits
         self.application = application
+        self.counts = Counts()
         self.wal = wal
         self.configurations = configurations
         self.fault: NodeFault | None = None
@@ -196,6 +198,11 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         return self._SyncObj__raftLastApplied
 
     @property
+    def inbox_messages(self) -> int:
+        """What has arrived and waits for a tick."""
+        return len(self._inbox)
+
+    @property
     def links(self) -> dict[str, Link]:
         """Raft links that are up, by raft id."""
         links: dict[str, Link] = self._SyncObj__transport.links
@@ -228,6 +235,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.leading = Leading(self)
         self._SyncObj__onBecomeLeader()
         self.leading.first_index = self.wal.last_index
+        self.counts.elections_won += 1
+        self.counts.led_by(self.term, self.me)
         log.info("%s leads term %d from index %d", self.me, self.term, self.wal.last_index)
         self.application.office_changed()
 
@@ -235,6 +244,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         """Step down, adopt a term or recognise a leader: the only way back to follower."""
         leading, self.leading = self.leading, None
         changed = (term, leader, FOLLOWER) != (self.term, self.leader, self.role)
+        if leader is not None:
+            self.counts.led_by(term, leader)
         if term > self.term:
             self.set_term(term, None)
         self.set_role(FOLLOWER)
@@ -242,6 +253,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.campaigning.ended(self.runtime.monotonic())
         if leading is not None:
             log.info("%s steps down in term %d", self.me, self.term)
+            self.counts.step_downs += 1
             leading.stop()
         if changed:
             self.application.office_changed()
@@ -464,10 +476,16 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         pending = self.wal.take()
         if pending is not None:
             term = self.term
-            future = self.runtime.offload(self.wal.write, pending)
+            future = self.runtime.offload(self._write, pending)
             self._freeze(future, lambda _: self._synced(pending, term))
             return
         self._release()
+
+    def _write(self, pending: Pending) -> None:
+        """In the disk's thread."""
+        began = self.runtime.monotonic()
+        self.wal.write(pending)
+        self.counts.fsync_s.observe(self.runtime.monotonic() - began)
 
     def _freeze(self, future: asyncio.Future[Any], done: Callable[[Any], None]) -> None:
         """Messages and ticks wait until this work of a disk thread is done."""
@@ -515,12 +533,15 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         last = min(self.commit, self.applied + APPLY_ENTRIES_PER_TICK)
         if last < first:
             return False
-        until = self.runtime.monotonic() + APPLY_S_PER_TICK
+        now = self.runtime.monotonic()
+        until = now + APPLY_S_PER_TICK
         for entry in self.wal.entries(first, last):
             assert entry.index == self.applied + 1, (entry.index, self.applied)
             self._SyncObj__doApplyCommand(entry)
             self._SyncObj__raftLastApplied = entry.index
-            if self.runtime.monotonic() >= until:
+            began, now = now, self.runtime.monotonic()
+            self.counts.apply_s.observe(now - began)
+            if now >= until:
                 break
         if self.applied < self.commit:
             self.kick()
@@ -550,7 +571,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
 
         False elsewhere, and when too much waits already: their origin sends them again.
         """
-        if self.leading is None or self.stopped or not self.leading.propose(commands):
+        if self.leading is None or self.stopped:
+            return False
+        if not self.leading.propose(commands):
+            self.counts.commands_refused += len(commands)
             return False
         self.kick()
         return True

@@ -111,11 +111,13 @@ class Installing:
         except DamagedSnapshot as error:
             # That says nothing against this node's disk: the sender begins anew.
             log.warning("a received snapshot is dropped: %s", error.reason)
+            self._engine.counts.snapshots_damaged += 1
             return 0
 
     def _written(self, asked: _Asked, future: asyncio.Future[Any]) -> None:
         self._writing = False
         engine = self._engine
+        engine.counts.snapshot_received_bytes += len(asked.message.data)
         if engine.stopped or future.cancelled():
             return
         error = future.exception()
@@ -205,6 +207,7 @@ class Installing:
             wal.rebase(meta.index, meta.term)
         engine.configurations.rebase(meta.index, decode(meta.configuration), keep_behind=keeps)
         engine.installed(meta.index)
+        engine.counts.snapshots_installed += 1
         engine.configuration_changed()
         engine.snapshotting.installed(snapshot)
         engine.application.progressed()

@@ -48,14 +48,14 @@ class Leading:
         self._engine = engine
         self._commands: deque[bytes] = deque()
         self._commands_bytes = 0
-        # (index, bytes) of the batches appended here that are not committed (rule 31).
-        self._uncommitted: deque[tuple[int, int]] = deque()
+        # (index, bytes, when) of the batches appended here that are not committed (rule 31).
+        self._uncommitted: deque[tuple[int, int, float]] = deque()
         self._uncommitted_bytes = 0
         self._progress: dict[str, Progress] = {}
         # Who was found to lack what it had acknowledged: said once in a term.
         self._forgetful: set[str] = set()
         self._frames: dict[tuple[int, int], bytes] = {}
-        now = engine.runtime.monotonic()
+        now = self._now = engine.runtime.monotonic()
         self._heartbeat_at = now
         self._heartbeat_s = engine.times.heartbeat_ms / 1000
         self._window_s = engine.times.election_timeout_max_ms / 1000
@@ -122,6 +122,31 @@ class Leading:
         last = self._engine.wal.last_index
         return {peer: last - progress.match for peer, progress in self._progress.items()}
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Commands that wait for an entry, and their bytes."""
+        return len(self._commands), self._commands_bytes
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        return self._uncommitted_bytes
+
+    def round_trips(self) -> dict[str, float]:
+        """Seconds from sending to each follower to its latest answer, its fsync included."""
+        return {
+            peer: max(0.0, progress.heard_at - self._confirmed[peer])
+            for peer, progress in self._progress.items()
+            if peer in self._confirmed
+        }
+
+    def inflight_bytes(self) -> dict[str, int]:
+        """Entries on their way to each follower that it has not acknowledged."""
+        return {peer: progress.inflight_bytes for peer, progress in self._progress.items()}
+
+    def snapshots_on_their_way(self) -> list[str]:
+        """The members that are being sent a snapshot."""
+        return sorted(self._sending.indexes())
+
     def alive(self, now: float) -> list[str]:
         """The members heard within an election time-out, this one included."""
         heard = [
@@ -153,12 +178,14 @@ class Leading:
         may_read = engine.commit >= self.first_index
         if may_read and self.reads.start(engine.commit, self._round):
             self._announce = True
+            engine.counts.read_rounds += 1
             self._finish_reads()
         self.replicate(now)
         self._sending.tick(now)
         self._offer_office(now)
 
     def _next_round(self, now: float) -> None:
+        self._now = now
         self._round += 1
         self._rounds.append((self._round, now))
 
@@ -174,7 +201,9 @@ class Leading:
             self._announce = True
             uncommitted = self._uncommitted
             while uncommitted and uncommitted[0][0] <= index:
-                self._uncommitted_bytes -= uncommitted.popleft()[1]
+                _, size, began = uncommitted.popleft()
+                self._uncommitted_bytes -= size
+                engine.counts.commit_s.observe(self._now - began)
 
     def _append_batches(self) -> None:
         """All waiting commands become entries, none larger than the limit (rule 31)."""
@@ -190,8 +219,9 @@ class Leading:
             payload = b"\x00" + engine.application.seal(batch)
             index = engine.wal.last_index + 1
             engine.wal.append(payload, index, engine.term)
-            self._uncommitted.append((index, len(payload)))
+            self._uncommitted.append((index, len(payload), self._now))
             self._uncommitted_bytes += len(payload)
+            engine.counts.batch_commands.observe(len(batch))
 
     # -- replication
 
@@ -199,7 +229,7 @@ class Leading:
         """Send every follower what it lacks; a heartbeat, commit or read round if nothing."""
         beat = now >= self._heartbeat_at
         if beat:
-            self._heartbeat_at = now + self._heartbeat_s
+            self._beat(now)
         self._frames.clear()
         engine = self._engine
         for peer, progress in self._progress.items():
@@ -212,9 +242,14 @@ class Leading:
                 self._send_heartbeat(peer, progress)
         self._announce = False
 
+    def _beat(self, now: float) -> None:
+        if now - self._heartbeat_at > self._heartbeat_s:
+            self._engine.counts.heartbeats_late += 1
+        self._heartbeat_at = now + self._heartbeat_s
+
     def heartbeat(self, now: float) -> None:
         """While the disk works: keep the office, carry nothing that is new."""
-        self._heartbeat_at = now + self._heartbeat_s
+        self._beat(now)
         self._next_round(now)
         self._frames.clear()
         for peer, progress in self._progress.items():

@@ -125,6 +125,7 @@ class Link(asyncio.Protocol):
             self.send(self._hub.owner.hello(self.purpose, self.wanted))
 
     def data_received(self, data: bytes) -> None:
+        self._hub.received_bytes += len(data)
         self._give_way(len(data))
         try:
             if self._channel is not None:
@@ -279,6 +280,7 @@ class Link(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        self._hub.sent_bytes += len(frame)
         channel = self._channel
         if channel is None:
             transport.write(frame)

@@ -65,6 +65,10 @@ class Progress:
         self._inflight: deque[tuple[int, int]] = deque()
         self._inflight_bytes = 0
 
+    @property
+    def inflight_bytes(self) -> int:
+        return self._inflight_bytes
+
     def may_send(self, inflight_bytes_max: int) -> bool:
         """Whether entries may be sent now."""
         if self.flow is Flow.REPLICATE:

@@ -201,6 +201,7 @@ class Sending:
             data,
         )
         engine.send_now(peer, wire.encode(chunk))
+        engine.counts.snapshot_sent_bytes += len(data)
         now = engine.runtime.monotonic()
         transfer.send_at = (
             max(now, transfer.send_at) + len(data) / engine.limits.snapshot_send_bytes_per_s
@@ -218,6 +219,7 @@ class Sending:
             return False
         if message.done:
             del self._transfers[peer]
+            self._engine.counts.snapshots_sent += 1
             return True
         snapshot = transfer.snapshot
         if snapshot is None or message.offset > snapshot.size_bytes:

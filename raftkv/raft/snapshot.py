@@ -54,6 +54,11 @@ class SnapshotStore:
             if name.endswith(_TEMPORARY):
                 files.remove(os.path.join(directory, name))
 
+    @property
+    def known(self) -> Snapshot | None:
+        """The newest snapshot that was looked at, without looking at the disk."""
+        return self._latest
+
     def latest(self) -> Snapshot | None:
         """The newest snapshot, None if there is none.
 

@@ -87,6 +87,7 @@ class Snapshotting:
 
     async def _write(self, meta: SnapshotMeta, frozen: Frozen) -> None:
         engine, runtime = self._engine, self._engine.runtime
+        began = runtime.monotonic()
         try:
             writer = await runtime.offload_bulk(self.store.writer, meta)
             try:
@@ -109,6 +110,9 @@ class Snapshotting:
         finally:
             frozen.close()
             self._running = False
+        engine.counts.snapshots_written += 1
+        engine.counts.snapshot_written_bytes += snapshot.size_bytes
+        engine.counts.snapshot_write_s.observe(runtime.monotonic() - began)
         if not engine.stopped and snapshot.meta.index > self.last_index:
             self.installed(snapshot)
 
@@ -139,6 +143,7 @@ class Snapshotting:
     def damaged(self) -> int:
         """Note a damaged file; how many there were since the last one that was whole."""
         self._damaged_in_a_row += 1
+        self._engine.counts.snapshots_damaged += 1
         return self._damaged_in_a_row
 
     def _tail_begins(self, index: int) -> int:

@@ -58,6 +58,11 @@ class Hub:
         self.frame_bytes_max = frame_bytes_max
         self.security = security
         self._complaints = Complaints(runtime.monotonic)
+        # For the node's metrics. What links move is added up here: links come and go.
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.closed_for_cause = 0
+        self.over_pending_max = 0
         # Accepted, but not greeted yet; the oldest first.
         self._pending: dict[Link, None] = {}
         self._listener: Listener | None = None
@@ -149,11 +154,16 @@ class Hub:
             if len(self._pending) > PENDING_LINKS_MAX:
                 oldest = next(iter(self._pending))
                 del self._pending[oldest]
+                self.over_pending_max += 1
                 self.complain(oldest, f"more than {PENDING_LINKS_MAX} connections have not greeted")
                 oldest.abort()
 
     def greeted(self, link: Link) -> None:
         self._pending.pop(link, None)
+
+    @property
+    def link_count(self) -> int:
+        return len(self._links)
 
     def gone(self, link: Link) -> None:
         self._links.pop(link, None)
@@ -161,6 +171,7 @@ class Hub:
 
     def complain(self, link: Link, reason: str) -> None:
         """One line about a connection that is closed for what its peer did, within bounds."""
+        self.closed_for_cause += 1
         line = self._complaints.line(link.peer_address, link.wanted, reason)
         if line is not None:
             log.warning("%s", line)

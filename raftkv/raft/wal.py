@@ -115,6 +115,8 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         self._commit = state.base_index
         self.durable_index = 0
         self.created = False
+        #: Bytes handed to the disk since the log was opened.
+        self.written_bytes = 0
         #: Entries that were dropped, 10^5 of them at once perhaps: whoever drives the log sweeps
         #: it.
         self.waste = Waste()
@@ -199,6 +201,11 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
     def bytes_total(self) -> int:
         """The size of the log on disk, the batch in flight included."""
         return sum(segment.size for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        """Files that the log consists of."""
+        return len(self._segments)
 
     def term_at(self, index: int) -> int | None:
         """The term of an entry or of the base; None below the base and above the last entry."""
@@ -352,7 +359,9 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
                 if before is not None:
                     before.close()
             assert self._file is not None, "a log is opened with a new segment"
-            self._file.write(pending.header + pending.sealed())
+            data = pending.header + pending.sealed()
+            self._file.write(data)
+            self.written_bytes += len(data)
             if self._fsync:
                 self._file.datasync()
                 if pending.creates:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from raftkv import collector
 from raftkv.config import NodeConfig
 from raftkv.errors import DamagedSnapshot, Diverged, NodeFault
+from raftkv.histogram import Histogram
 from raftkv.raft import wire
 from raftkv.raft.engine import APPLY_S_PER_TICK, Loading
 from raftkv.raft.transport import Hub, Link
@@ -97,6 +98,11 @@ class Follower:
         self._loading: Loading | None = None
         self._snapshot_chunks = 0
         self._heard_at = 0.0
+        # For the node's metrics.
+        self.apply_s = Histogram()
+        self.upstream_changes = 0
+        self.snapshots_installed = 0
+        self.snapshot_received_bytes = 0
         self._ready: asyncio.Future[Link] | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -145,6 +151,7 @@ class Follower:
             return
         self.link = link
         self.upstream = link.peer_name
+        self.upstream_changes += 1
         self._drop_snapshot()
         link.send(wire.Follow(self._queued, self._queued_term))
         self._application.office_changed()
@@ -155,6 +162,23 @@ class Follower:
             self.upstream = None
             self.leader = None
             self._application.office_changed()
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the upstream was heard; 0 before it ever was."""
+        return self._runtime.monotonic() - self._heard_at if self._heard_at else 0.0
+
+    @property
+    def lag(self) -> tuple[int, float]:
+        """Committed entries that are not applied here, and seconds since the oldest one came.
+
+        The seconds are 0 while entries are known of and none has arrived.
+        """
+        entries = max(0, self.upstream_commit - self.applied)
+        if not self._queue:
+            return entries, 0.0
+        came_at = self._queue[0][0] - self.lag_s
+        return entries, max(0.0, self._runtime.monotonic() - came_at)
 
     def leave(self) -> None:
         """This node follows nobody any more: it has become a core."""
@@ -224,6 +248,7 @@ class Follower:
             link.close()
             return
         self._snapshot_chunks += 1
+        self.snapshot_received_bytes += len(message.data)
         try:
             self._guard(lambda: self._take_chunk(message))
         except DamagedSnapshot as damage:
@@ -237,6 +262,7 @@ class Follower:
         if not message.last or self.stopped:
             return
         self._loading, self._snapshot_chunks = None, 0
+        self.snapshots_installed += 1
         self.kept = None
         self.applied = self._queued = message.index
         self.applied_term = self._queued_term = message.term
@@ -290,11 +316,11 @@ class Follower:
         self._schedule()
 
     def _apply_due(self) -> None:
-        now = self._runtime.monotonic()
+        began = now = self._runtime.monotonic()
         for _ in range(APPLY_ENTRIES_PER_TURN):
-            if self.stopped or not self._queue or self._queue[0][0] > now:
+            if self.stopped or not self._queue or self._queue[0][0] > began:
                 return
-            if self._runtime.monotonic() - now >= APPLY_S_PER_TICK:
+            if now - began >= APPLY_S_PER_TICK:
                 return
             _, index, term, payload = self._queue.popleft()
             assert index == self.applied + 1, (index, self.applied)
@@ -305,6 +331,8 @@ class Follower:
             self.applied, self.applied_term = index, term
             if self.kept is not None:
                 self.kept.append((index, term, payload))
+            before, now = now, self._runtime.monotonic()
+            self.apply_s.observe(now - before)
 
     def _guard(self, action: Callable[[], None]) -> None:
         if self.stopped:

@@ -72,11 +72,21 @@ class Feeds:
         self._frames: dict[tuple[int, int], bytes] = {}
         self._timer: Timer | None = None
         self._leader_at = engine.runtime.monotonic()
+        self.snapshots_sent = 0
+        self.snapshot_sent_bytes = 0
 
     @property
     def names(self) -> list[str]:
         """The replicants that follow this core now."""
         return sorted(name_of(raft_id) for raft_id in self._feeds)
+
+    @property
+    def standings(self) -> dict[str, tuple[int, int]]:
+        """Of each replicant: the entry that it has applied, and bytes on their way to it."""
+        return {
+            name_of(raft_id): (feed.applied, feed.inflight_bytes)
+            for raft_id, feed in self._feeds.items()
+        }
 
     def link_up(self, link: Link) -> None:
         older = self._feeds.get(link.peer_id)
@@ -176,6 +186,7 @@ class Feeds:
             for chunk in frozen.slices(SLICE_ROWS):
                 link.send(wire.FeedSnapshot(index, term, number, False, chunk))
                 number += 1
+                self.snapshot_sent_bytes += len(chunk)
                 await engine.runtime.sleep(SLICE_PAUSE_S)
                 while link.unsent_bytes > engine.limits.snapshot_inflight_bytes_max and link.up:
                     await engine.runtime.sleep(0.01)
@@ -183,6 +194,7 @@ class Feeds:
                     return
             link.send(wire.FeedSnapshot(index, term, number, True, b""))
             feed.next = index + 1
+            self.snapshots_sent += 1
         finally:
             frozen.close()
             feed.snapshotting = False

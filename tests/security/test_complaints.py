@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from raftkv.raft.complaints import BURST_LINES, REPEAT_S, Complaints
+from raftkv.raft.complaints import BURST_LINES, Complaints
+from raftkv.repeats import REPEAT_S
 
 
 class Clock:
