@@ -2,23 +2,35 @@
 
 async with raftkv.Node(config) as node:
     await node.kv.put(b"k", b"v")
+
+The names are imported when they are first used: a command of the command line, or a client, starts
+without the engine of a node.
 """
 
-from .collector import tune_gc
-from .config import Limits, NodeConfig, RaftTimes, TlsFiles, load_config
-from .errors import (
-    ConfigError,
-    NodeFault,
-    NotApplied,
-    OutcomeUnknown,
-    RaftkvError,
-    Refused,
-)
-from .kv import KeyValue, KVApi
-from .node import Node
-from .status import Status
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import blocking
+    from .client import Client
+    from .collector import tune_gc
+    from .config import Limits, NodeConfig, RaftTimes, TlsFiles, load_config
+    from .errors import (
+        ConfigError,
+        NodeFault,
+        NotApplied,
+        OutcomeUnknown,
+        RaftkvError,
+        Refused,
+    )
+    from .kv import KeyValue, KVApi
+    from .node import Node
+    from .status import Status
 
 __all__ = [
+    "Client",
     "ConfigError",
     "KVApi",
     "KeyValue",
@@ -33,6 +45,43 @@ __all__ = [
     "Refused",
     "Status",
     "TlsFiles",
+    "blocking",
     "load_config",
     "tune_gc",
 ]
+
+# Which module has the name; the modules themselves are attributes, too. tests/test_imports.py holds
+# this against the imports above.
+_HOMES: dict[str, tuple[str, ...]] = {
+    "blocking": (),
+    "client": ("Client",),
+    "collector": ("tune_gc",),
+    "config": ("Limits", "NodeConfig", "RaftTimes", "TlsFiles", "load_config"),
+    "errors": (
+        "ConfigError",
+        "NodeFault",
+        "NotApplied",
+        "OutcomeUnknown",
+        "RaftkvError",
+        "Refused",
+    ),
+    "kv": ("KVApi", "KeyValue"),
+    "node": ("Node",),
+    "status": ("Status",),
+}
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module
+
+    def __getattr__(name: str) -> Any:
+        for home, names in _HOMES.items():
+            if name == home:
+                return import_module(f".{home}", __name__)
+            if name in names:
+                found = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_HOMES})

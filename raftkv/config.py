@@ -12,13 +12,15 @@ import math
 import os
 import re
 import tomllib
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from .errors import ConfigError
 
 __all__ = [
+    "HttpLimits",
+    "HttpTls",
     "Limits",
     "NodeConfig",
     "RaftTimes",
@@ -113,6 +115,44 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key: str
 
 
+class HttpTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP door's certificate: PEM files, read again when they change.
+
+    `ca` holds the authorities of the clients: with it every client must show a certificate of
+    theirs. Without it anybody may come, so the door then needs `insecure` like one without TLS.
+    """
+
+    certificate: str
+    key: str
+    ca: str | None = None
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the HTTP door of one node takes at once. Beyond it: 429 or 503, and Retry-After.
+
+    The largest body is no limit of its own: it follows from `limits.command_bytes_max`.
+    """
+
+    # Connections at once. A fifth of the file descriptors that a process usually may open.
+    connections_max: int = 4096
+    # Requests under way at once. At 10,000 a second these are answered in a fifth of a second;
+    # a client that had to wait longer is better told so.
+    requests_max: int = 2048
+    # Streams at once, watches and keep-alives: they hold their connections for good, and half of
+    # the connections is left for requests.
+    streams_max: int = 2048
+    # Watches on one stream, about a kilobyte each, without what waits in their buffers.
+    stream_watches_max: int = 1000
+    # Request line and headers of one request. Apache and nginx allow 8 KiB a line, Node.js 16 KiB
+    # in all; this leaves room for a proxy's additions. One read of the loop may exceed it once.
+    head_bytes_max: int = 64 * KIB
+    # From the first byte of a request to its last one, and from connecting to the first request:
+    # 3 MiB in that time are 100 KiB/s. A stream's requests may come whenever they like.
+    request_timeout_s: float = 30.0
+    # An idle connection is kept so long: clients pool connections and expect them to last.
+    idle_timeout_s: float = 120.0
+
+
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node. `cores` names the cores that found the cluster, with their peer addresses.
 
@@ -132,11 +172,12 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     http_address: str | None = None
     # "off" loses acknowledged writes at a power cut; it is named in the status output.
     fsync: Literal["on", "off"] = "on"
-    # With certificates, streams between nodes are mutual TLS 1.3 and nothing else. The HTTP door
-    # has no TLS.
+    # With certificates, streams between nodes are mutual TLS 1.3 and nothing else.
     tls: TlsFiles | None = None
-    # Without certificates only loopback addresses are allowed unless this is set; for the HTTP
-    # door, with them too.
+    # The same for the HTTP door, with certificates of its own: clients are no nodes.
+    http_tls: HttpTls | None = None
+    # Without certificates only loopback addresses are allowed unless this is set: for streams
+    # between nodes without [tls], for the HTTP door without the clients' certificates.
     insecure: bool = False
     plugins: tuple[str, ...] = ("lcr",)
     # What a plugin needs to know locally, by plugin name; the plugin checks it at start.
@@ -145,6 +186,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout_s: float = 5.0
     raft: RaftTimes = RaftTimes()
     limits: Limits = Limits()
+    http: HttpLimits = HttpLimits()
 
     def validated(self) -> NodeConfig:
         """Return self if it is consistent, else raise `ConfigError` saying what to change."""
@@ -162,10 +204,14 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if self.insecure or _is_loopback(host):
                 continue
             if label == "http_address":
+                if self.http_tls is not None and self.http_tls.ca is not None:
+                    continue
+                lacks = "has no TLS" if self.http_tls is None else "asks for no client certificates"
                 raise ConfigError(
-                    f"{label} = {address!r} is not a loopback address, and the HTTP door has no "
-                    f"TLS: everybody who reaches it could read and write. Set insecure = true if "
-                    f"the network is trusted, or put a proxy with TLS in front of a loopback door"
+                    f"{label} = {address!r} is not a loopback address, and the HTTP door {lacks}: "
+                    f"everybody who reaches it could read and write. Name a certificate, its key "
+                    f"and the clients' ca under [http_tls], or set insecure = true if the network "
+                    f"is trusted"
                 )
             if self.tls is None:
                 raise ConfigError(
@@ -200,7 +246,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _check_numbers(self) -> None:
         times, limits = self.raft, self.limits
-        for group, struct in (("raft", times), ("limits", limits)):
+        for group, struct in (("raft", times), ("limits", limits), ("http", self.http)):
             for field in msgspec.structs.fields(type(struct)):
                 least = 0 if field.name in _MAY_BE_ZERO else 1
                 if getattr(struct, field.name) < least:
@@ -261,7 +307,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def load_config(path: str | os.PathLike[str]) -> NodeConfig:
-    """Read a TOML file. `dir` and the files under [tls] are relative to the file's own folder.
+    """Read a TOML file. `dir` and the files of certificates are relative to the file's own folder.
 
     Raises `ConfigError` naming the file and the key, for an unreadable file, bad TOML, an unknown
     key, a value of the wrong type or an inconsistent whole.
@@ -279,9 +325,18 @@ def load_config(path: str | os.PathLike[str]) -> NodeConfig:
         raise ConfigError(f"{os.fspath(path)}: {error}") from None
     base = os.path.dirname(os.path.abspath(path))
     config = msgspec.structs.replace(config, dir=os.path.join(base, config.dir))
+    # join() leaves an absolute path as it is.
     if config.tls is not None:
-        # join() leaves an absolute path as it is.
-        files = msgspec.structs.asdict(config.tls)
-        absolute = {key: os.path.join(base, file) for key, file in files.items()}
-        config = msgspec.structs.replace(config, tls=TlsFiles(**absolute))
+        config = msgspec.structs.replace(config, tls=_below(base, config.tls))
+    if config.http_tls is not None:
+        config = msgspec.structs.replace(config, http_tls=_below(base, config.http_tls))
     return config.validated()
+
+
+_Files = TypeVar("_Files", TlsFiles, HttpTls)
+
+
+def _below(base: str, files: _Files) -> _Files:
+    given = msgspec.structs.asdict(files)
+    absolute = {key: os.path.join(base, file) for key, file in given.items() if file is not None}
+    return msgspec.structs.replace(files, **absolute)

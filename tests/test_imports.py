@@ -8,11 +8,16 @@ Imports inside functions and under TYPE_CHECKING count too: a type that is neede
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import raftkv
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (ROOT / "raftkv", *(p for p in sorted((ROOT / "plugins").iterdir()) if p.is_dir()))
@@ -135,6 +140,31 @@ def test_the_pure_modules_of_raft_know_no_engine_loop_or_file() -> None:
     assert chosen, "no pure module of raft/ was found"
     found = crossing(chosen, "pysyncobj", "asyncio", "raftkv.runtime", "raftkv.raft.engine", "os")
     assert not found, "\n".join(found)
+
+
+# The package imports late ------------------------------------------------------------------------
+
+
+def test_the_lazy_names_of_the_package_are_those_that_a_type_checker_sees() -> None:
+    source = MODULES["raftkv"].read_text(encoding="utf-8")
+    seen = {
+        name: found.module
+        for found in imports(source, "raftkv", is_package=True)
+        for name in found.names
+        if within(found.module, "raftkv")
+    }
+    assert set(raftkv.__all__) == set(seen)
+    for name, module in seen.items():
+        assert getattr(raftkv, name) is getattr(importlib.import_module(module), name)
+        assert name in dir(raftkv)
+    with pytest.raises(AttributeError, match="has no attribute 'colour'"):
+        _ = raftkv.colour  # type: ignore[attr-defined]
+
+
+def test_the_package_alone_imports_no_engine() -> None:
+    check = "import sys, raftkv.errors; print([m for m in sys.modules if 'raftkv' in m])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout == "['raftkv', 'raftkv.errors']\n"
 
 
 # Plugins see public names only -------------------------------------------------------------------

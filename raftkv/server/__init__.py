@@ -2,5 +2,7 @@
 
 from .app import App
 from .door import Door
+from .serving import door_of
+from .tls import DoorTls
 
-__all__ = ["App", "Door"]
+__all__ = ["App", "Door", "DoorTls", "door_of"]

@@ -3,7 +3,14 @@
 Rules of this file. It is a measured path: one dict look-up finds the handler of an etcd word, the
 handler takes the body and returns the finished JSON, and nothing is allocated for a request that
 the request does not need. Bodies are counted while they arrive, so that none larger than the limit
-is ever held. It knows nothing about the keyspace (`gateway.py`) or the server (`door.py`).
+is ever held. It knows nothing about the keyspace (`gateway.py` and the other words) or the server
+(`door.py`).
+
+A word that writes runs on the node, or, if the request has a header that begins with `raftkv-`, on
+the writer that the client sessions give for these headers (`ports.SessionBinder`).
+
+`hot_words` are the words that `hot.py` may run without this application: the same coroutines, for
+requests that have arrived whole and have no such header.
 """
 
 from __future__ import annotations
@@ -11,26 +18,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, Final
 
 import msgspec
 
-from raftkv.config import Limits
+from raftkv.config import HttpLimits, Limits
+from raftkv.errors import TooLarge
 
 from .answers import (
-    INTERNAL,
     INVALID_ARGUMENT,
     JSON_TYPE,
     NOT_FOUND,
+    RETRY_AFTER,
     TOO_LARGE_TEXT,
     UNIMPLEMENTED,
+    BadRequest,
+    Busy,
+    Failure,
     failure_body,
     failure_of,
+    internal_failure,
 )
+from .cluster_words import ETCD_API_VERSION, ClusterWords
+from .encoding import Headers
 from .gateway import Gateway
-from .ports import DoorNode
+from .health import Health
+from .lease_words import LeaseWords
+from .ports import DoorNode, SessionBinder, Writer
 from .routes import PluginRoutes, RouteTable, answer_to, encoded, stream_out
+from .streams import Stream, serve_stream
+from .watch_words import WatchStream
 
 __all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App"]
 
@@ -39,9 +57,9 @@ _log = logging.getLogger("raftkv.server")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Word = Callable[[bytes], Coroutine[Any, Any, bytes]]
+WritingWord = Callable[[bytes, Writer | None], Coroutine[Any, Any, bytes]]
 
-# The level of etcd's API that clients may expect here. Some choose their words by it.
-ETCD_API_VERSION: Final = "3.4.0"
 # One request body. The largest command is 1.5 MiB, and base64 makes 2 MiB of it; the rest is room
 # for the JSON around many small operations of a transaction.
 BODY_BYTES_MAX: Final = 3 * 1024 * 1024
@@ -53,13 +71,16 @@ ROUTE_BODY_BYTES_MAX: Final = Limits().command_bytes_max
 DISCARD_TIMEOUT_S: Final = 5.0
 
 _CLOSE: Final = (b"connection", b"close")
+_TEXT_TYPE: Final = (b"content-type", b"text/plain; charset=utf-8")
+_JSON_HEADERS: Final = (JSON_TYPE,)
 
 
 class App:
     """The ASGI application of one node.
 
     `routes` are the plugins' routes by plugin name. `version` is what `/version` gives as `raftkv`.
-    The two limits are for the body of an etcd word and of a request to a plugin.
+    The two limits of bytes are for the body of an etcd word and of a request to a plugin. `scheme`
+    is how the members' doors are shown in the list of members.
     """
 
     def __init__(
@@ -70,23 +91,59 @@ class App:
         version: str = "",
         body_bytes_max: int = BODY_BYTES_MAX,
         route_body_bytes_max: int = ROUTE_BODY_BYTES_MAX,
+        sessions: SessionBinder | None = None,
+        limits: HttpLimits | None = None,
+        scheme: str = "http",
     ) -> None:
-        gateway = Gateway(node)
         self._node = node
+        self._sessions = sessions
+        self.limits = HttpLimits() if limits is None else limits
         self._routes = RouteTable({} if routes is None else routes)
-        self._body_bytes_max = body_bytes_max
+        self.body_bytes_max = body_bytes_max
         self._route_body_bytes_max = route_body_bytes_max
-        self._words: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
-            "/v3/kv/range": gateway.range,
+        self._headers = Headers(node)
+        self._health = Health(node)
+        # Under way at this moment, the hot ones included; and how often a limit was met.
+        self.requests = 0
+        self.streams = 0
+        self.requests_total = 0
+        self.refused = {"requests_max": 0, "streams_max": 0, "body_bytes_max": 0}
+        gateway = Gateway(node, self._headers)
+        leases = LeaseWords(node, self._headers)
+        cluster = ClusterWords(node, self._headers, scheme)
+        self._writing: dict[str, WritingWord] = {
             "/v3/kv/put": gateway.put,
             "/v3/kv/deleterange": gateway.delete_range,
             "/v3/kv/txn": gateway.txn,
+            "/v3/kv/compaction": gateway.compaction,
+            "/v3/lease/grant": leases.grant,
+            "/v3/lease/revoke": leases.revoke,
+            "/v3/kv/lease/revoke": leases.revoke,
         }
-        self._pages: dict[str, Callable[[], tuple[int, bytes]]] = {
-            "/health": self._health,
-            "/version": self._version,
-            "/v1/status": self._status,
+        self._reading: dict[str, Word] = {
+            "/v3/kv/range": gateway.range,
+            "/v3/lease/timetolive": leases.time_to_live,
+            "/v3/kv/lease/timetolive": leases.time_to_live,
+            "/v3/lease/leases": leases.list,
+            "/v3/kv/lease/leases": leases.list,
+            "/v3/cluster/member/list": cluster.members,
+            "/v3/maintenance/status": cluster.status,
         }
+        self._keep_alive: Stream = leases.keep_alive
+        #: The words whose body may take as long as it likes.
+        self.stream_paths = frozenset(("/v3/watch", "/v3/lease/keepalive"))
+        self._words = frozenset((*self._writing, *self._reading, *self.stream_paths))
+        self._stopping = asyncio.Event()
+        #: The words that the server may run by itself, by their path on the wire.
+        self.hot_words: Mapping[bytes, Word] = {
+            b"/v3/kv/range": gateway.range,
+            b"/v3/kv/put": gateway.put,
+            b"/v3/kv/deleterange": gateway.delete_range,
+            b"/v3/kv/txn": gateway.txn,
+        }
+        self._pages = frozenset(
+            ("/health", "/livez", "/readyz", "/version", "/metrics", "/v1/status")
+        )
         self._version_body = msgspec.json.encode(
             {"etcdserver": ETCD_API_VERSION, "etcdcluster": ETCD_API_VERSION, "raftkv": version}
         )
@@ -94,19 +151,85 @@ class App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the door speaks HTTP only, not {scope['type']}")
-        word = self._words.get(scope["path"]) if scope["method"] == "POST" else None
-        if word is None:
+        path = scope["path"]
+        if path in self._words and scope["method"] == "POST":
+            if path in self.stream_paths:
+                await self._stream(path, scope, receive, send)
+            else:
+                await self._word(path, scope, receive, send)
+        else:
             await self._other(scope, receive, send)
-            return
-        body = await self._body(scope, self._body_bytes_max, receive, send)
+
+    # -- etcd's words
+
+    async def _word(self, path: str, scope: Message, receive: Receive, send: Send) -> None:
+        body = await self._body(scope, self.body_bytes_max, receive, send)
         if body is None:
             return
-        status = 200
         try:
-            answer = await word(body)
+            answer = await self.run(self._bound(path, scope), body)
         except Exception as error:
-            status, answer = self._refusal(scope["path"], error)
-        await self._send(send, status, answer)
+            await self._fail(send, self.failure(path, error))
+            return
+        await self._send(send, 200, answer)
+
+    async def run(self, word: Word, body: bytes) -> bytes:
+        """Run a word if there is room for one more request. Raises Busy, or what it raises."""
+        self.begin()
+        try:
+            return await word(body)
+        finally:
+            self.requests -= 1
+
+    def begin(self) -> None:
+        """Count a request in; who calls it counts it out again. Raises Busy."""
+        if self.requests >= self.limits.requests_max:
+            self.refused["requests_max"] += 1
+            limit = self.limits.requests_max
+            raise Busy(f"{limit} requests are under way (http.requests_max): try again later")
+        self.requests += 1
+        self.requests_total += 1
+
+    def _bound(self, path: str, scope: Message) -> Word:
+        """The word of a path, writing under a client session if the headers name one."""
+        writing = self._writing.get(path)
+        if writing is None:
+            return self._reading[path]
+        headers = scope["headers"]
+        if not any(name.startswith(b"raftkv-") for name, _ in headers):
+            return lambda body: writing(body, None)
+        if self._sessions is None:
+            raise BadRequest("this door has no client sessions: leave the raftkv- headers out")
+        writer = self._sessions.bind(dict(headers))
+        return lambda body: writing(body, writer)
+
+    async def _stream(self, path: str, scope: Message, receive: Receive, send: Send) -> None:
+        if self.streams >= self.limits.streams_max:
+            self.refused["streams_max"] += 1
+            limit = self.limits.streams_max
+            refusal = Busy(f"{limit} streams are open (http.streams_max): try another node")
+            await self._fail(send, self.failure(path, refusal), close=True)
+            return
+        self.streams += 1
+        try:
+            if path == "/v3/watch":
+                watches = self.limits.stream_watches_max
+                watching = WatchStream(self._node, self._headers, watches)
+                answers: Stream = watching.answers
+                on_stop: Callable[[], None] | None = watching.stop
+            else:
+                answers, on_stop = self._keep_alive, None
+            await serve_stream(
+                answers, scope, receive, send, stopping=self._stopping, on_stop=on_stop
+            )
+        finally:
+            self.streams -= 1
+
+    def stop(self) -> None:
+        """The door closes: streams are told so and end, others would go on for ever."""
+        self._stopping.set()
+
+    # -- bodies
 
     async def _body(
         self, scope: Message, bytes_max: int, receive: Receive, send: Send
@@ -129,8 +252,9 @@ class App:
                 return None
             parts.append(message["body"])
             size += len(message["body"])
+        self.refused["body_bytes_max"] += 1
         detail = f"the body exceeds {bytes_max} bytes, which is the limit of the door"
-        refusal = failure_body(INVALID_ARGUMENT, TOO_LARGE_TEXT, "too_large", detail)
+        refusal = failure_body(INVALID_ARGUMENT, TOO_LARGE_TEXT, TooLarge.code, detail)
         headers = [JSON_TYPE, (b"content-length", b"%d" % len(refusal)), _CLOSE]
         await send({"type": "http.response.start", "status": 413, "headers": headers})
         await send({"type": "http.response.body", "body": refusal, "more_body": True})
@@ -143,20 +267,38 @@ class App:
         await send({"type": "http.response.body", "body": b""})
         return None
 
+    # -- everything else
+
     async def _other(self, scope: Message, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        page = self._pages.get(path)
-        if page is not None and method in ("GET", "HEAD"):
-            status, answer = page()
+        if path in self._pages and method in ("GET", "HEAD"):
+            status, kind, answer = await self._page(path, scope)
+            await self._send(send, status, answer, (kind,))
         elif path in self._pages or path in self._words:
-            status, answer = 405, _not_allowed(method)
+            await self._send(send, 405, _not_allowed(method))
         elif path.startswith("/v3"):
             text = f"raftkv does not serve {path}"
-            status, answer = 501, failure_body(UNIMPLEMENTED, text, "unimplemented")
+            await self._send(send, 501, failure_body(UNIMPLEMENTED, text, "unimplemented"))
         else:
             await self._plugin(scope, receive, send)
-            return
-        await self._send(send, status, answer)
+
+    async def _page(self, path: str, scope: Message) -> tuple[int, tuple[bytes, bytes], bytes]:
+        match path:
+            case "/health":
+                status, body = self._health.health()
+                return status, JSON_TYPE, body
+            case "/livez":
+                return _text(*await self._health.livez(scope["query_string"]))
+            case "/readyz":
+                return _text(*await self._health.readyz(scope["query_string"]))
+            case "/metrics":
+                accept = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
+                kind, body = self._node.metrics.render(accept)
+                return 200, (b"content-type", kind.encode("latin-1")), body
+            case "/version":
+                return 200, JSON_TYPE, self._version_body
+            case _:
+                return 200, JSON_TYPE, msgspec.json.encode(self._node.status())
 
     async def _plugin(self, scope: Message, receive: Receive, send: Send) -> None:
         method, raw_path = scope["method"], scope["raw_path"].decode("ascii")
@@ -171,36 +313,50 @@ class App:
             body = await self._body(scope, self._route_body_bytes_max, receive, send)
             if body is None:
                 return
-            response = await answer_to(route, scope, params, body)
+            try:
+                self.begin()
+            except Busy as error:
+                await self._fail(send, self.failure(scope["path"], error))
+                return
+            try:
+                response = await answer_to(route, scope, params, body)
+            finally:
+                self.requests -= 1
             if response.stream is not None:
                 await stream_out(response, response.stream, receive, send)
             else:
                 await self._send(send, response.status, encoded(response))
 
-    def _refusal(self, path: str, error: Exception) -> tuple[int, bytes]:
-        failure = failure_of(error)
-        if failure is not None:
-            body = failure_body(failure.code, failure.text, failure.reason, failure.detail)
-            return failure.status, body
-        _log.error("unexpected error in %s", path, exc_info=error)
-        text = f"internal error ({type(error).__name__}), see the log of the node"
-        return 500, failure_body(INTERNAL, text, "internal")
+    # -- answers
 
-    async def _send(self, send: Send, status: int, body: bytes) -> None:
-        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+    def failure(self, path: str, error: Exception) -> Failure:
+        """What a client is told of an error; an unexpected one is logged."""
+        failure = failure_of(error)
+        if failure is None:
+            _log.error("unexpected error in %s", path, exc_info=error)
+            failure = internal_failure(error)
+        return failure
+
+    async def _fail(self, send: Send, failure: Failure, *, close: bool = False) -> None:
+        headers = [JSON_TYPE, _CLOSE] if close else [JSON_TYPE]
+        await self._send(send, failure.status, failure.body, headers)
+
+    async def _send(
+        self,
+        send: Send,
+        status: int,
+        body: bytes,
+        headers: list[tuple[bytes, bytes]] | tuple[tuple[bytes, bytes], ...] = _JSON_HEADERS,
+    ) -> None:
+        whole = [*headers, (b"content-length", b"%d" % len(body))]
+        if status in (429, 503):
+            whole.append(RETRY_AFTER)
+        await send({"type": "http.response.start", "status": status, "headers": whole})
         await send({"type": "http.response.body", "body": body})
 
-    def _health(self) -> tuple[int, bytes]:
-        if self._node.leader is not None:
-            return 200, b'{"health":"true"}'
-        return 503, b'{"health":"false","reason":"no leader is known to this node"}'
 
-    def _version(self) -> tuple[int, bytes]:
-        return 200, self._version_body
-
-    def _status(self) -> tuple[int, bytes]:
-        return 200, msgspec.json.encode(self._node.status())
+def _text(status: int, body: bytes) -> tuple[int, tuple[bytes, bytes], bytes]:
+    return status, _TEXT_TYPE, body
 
 
 def _not_allowed(method: str) -> bytes:

@@ -1,53 +1,256 @@
-"""uvicorn's HTTP protocol with a bound on the size of a request's head.
+"""uvicorn's HTTP protocol with the bounds that it lacks, and a short way for hot words.
 
-The parser behind it collects header lines without any limit, so that one connection that never
-ends its headers would fill the memory of the node. Everything that arrives while no request is
-being answered belongs to a head (or to the end of a body that was refused), so it is enough to
-count those bytes.
+Bounds:
+- *A head has a size.* The parser behind it collects header lines without any limit, so that one
+  connection that never ends its headers would fill the memory of the node. Everything that arrives
+  while no request is being answered belongs to a head (or to the end of a body that was refused),
+  so it is enough to count those bytes.
+- *A request has a time.* A client that sends a byte a minute would hold its connection for ever.
+  `check` is called every second by the door: it cuts connections whose request is not whole in
+  time, that say nothing after they were made, or that are idle for long. A look at all connections
+  once a second costs less than a timer for each request.
+- *There are so many connections.* One more is told so, and closed.
+
+The short way is in hot.py. It is taken only while the parser rests and no answer is under way; all
+that comes meanwhile is held back. The two ways therefore never mix within one request, and answers
+leave in the order of their requests.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-__all__ = ["HEAD_BYTES_MAX", "BoundedHttp"]
+from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
+from .app import App
+from .hot import Heads, Known, Run, response
 
-# Request line and headers of one request. Apache and nginx allow 8 KiB a line; Node.js 16 KiB in
-# all; this leaves room for a proxy's additions. One read of the loop may exceed it once.
-HEAD_BYTES_MAX: Final = 64 * 1024
+__all__ = ["BoundedHttp", "DoorState", "protocol_of"]
 
-_REFUSAL: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
-)
+# What a client may send while its request is answered on the short way; then it is not read.
+HELD_BYTES_MAX: Final = 64 * 1024
+
+_CLOSED: Final = b"content-length: 0\r\nconnection: close\r\n\r\n"
+_HEAD_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSED
+_TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSED
+_HEAD_END: Final = b"\r\n\r\n"
+
+
+class DoorState:
+    """What the connections of one door share."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.limits = app.limits
+        self.heads = Heads(frozenset(app.hot_words), app.body_bytes_max)
+        self.connections: set[BoundedHttp] = set()
+        self.hot_total = 0
+        self.refused = {"connections_max": 0, "head_bytes_max": 0, "request_timeout_s": 0}
+
+
+def protocol_of(state: DoorState) -> Callable[..., BoundedHttp]:
+    """What uvicorn makes its protocols with."""
+
+    def make(*arguments: Any, **named: Any) -> BoundedHttp:
+        return BoundedHttp(state, *arguments, **named)
+
+    return make
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection whose request head exceeds `HEAD_BYTES_MAX`."""
+    """One connection."""
 
-    _in_head = True
-    _head_bytes = 0
+    def __init__(self, state: DoorState, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._state = state
+        self._in_head = True
+        self._head_bytes = 0
+        # The parser waits for the first byte of a request.
+        self._at_rest = True
+        # An answer is under way on the short way; what came meanwhile; close when it is given.
+        self._hot = False
+        self._held = bytearray()
+        self._leaving = False
+        # Since when the request under way is being received; None while none is.
+        self._receiving_since: float | None = None
+        self._idle_since = 0.0
+        self._path = b""
+
+    # -- connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        state = self._state
+        if len(state.connections) >= state.limits.connections_max:
+            state.refused["connections_max"] += 1
+            limit = state.limits.connections_max
+            detail = f"{limit} connections are open (http.connections_max): try another node"
+            self._refuse(503, failure_body(RESOURCE_EXHAUSTED, TOO_MANY_TEXT, "overloaded", detail))
+            return
+        state.connections.add(self)
+        self._receiving_since = self.loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state.connections.discard(self)
+        self._held.clear()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        if self._hot:
+            self._leaving = True
+        else:
+            super().shutdown()
+
+    def _refuse(self, status: int, body: bytes) -> None:
+        form = (
+            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"retry-after: 1\r\nconnection: close\r\n\r\n%b"
+        )
+        self.transport.write(form % (status, len(body), body))
+        self.transport.close()
+
+    def check(self, now: float) -> None:
+        """Cut the connection if it has been too slow, or idle for too long."""
+        limits = self._state.limits
+        if self.transport.is_closing():
+            return
+        if self._receiving_since is not None:
+            if now - self._receiving_since > limits.request_timeout_s:
+                self._state.refused["request_timeout_s"] += 1
+                if self._rests:
+                    self.transport.write(_TOO_SLOW)
+                    self.transport.close()
+                else:
+                    self.transport.abort()
+        elif self._rests and now - self._idle_since > limits.idle_timeout_s:
+            self.transport.close()
+
+    @property
+    def _rests(self) -> bool:
+        """Nothing is being received, and nothing answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return not self._hot and (cycle is None or cycle.response_complete)
+
+    # -- what arrives
 
     def data_received(self, data: bytes) -> None:
+        if self._hot:
+            self._hold(data)
+            return
+        if self._at_rest and self._rests and not self.flow.write_paused:
+            end = data.find(_HEAD_END) + 4
+            if end > 4:
+                known = self._state.heads.get(data[:end])
+                if known is not None and len(data) == end + known.body_bytes:
+                    self._run(known, data[end:])
+                    return
+                if known is None and data.startswith(b"POST /v3/kv/"):
+                    self._learn(data, end)
+                    return
+        self._feed(data)
+
+    def _hold(self, data: bytes) -> None:
+        self._held += data
+        if len(self._held) > HELD_BYTES_MAX:
+            self.flow.pause_reading()
+
+    def _learn(self, data: bytes, end: int) -> None:
+        """Give the parser the head alone, and see whether that is what it takes for the head."""
+        head = data[:end]
+        self._feed(head)
+        if (
+            not self._in_head
+            and not self._at_rest
+            and not self.transport.is_closing()
+            and self.scope["http_version"] == "1.1"
+            and self.parser.should_keep_alive()
+            and not self.parser.should_upgrade()
+            and not self.cycle.body
+        ):
+            method = self.scope["method"].encode("ascii")
+            self._state.heads.learn(head, method, self.url, self.headers)
+        if not self.transport.is_closing():
+            self._feed(data[end:])
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            return
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX and not self._head_ends_in(data):
-                self.transport.write(_REFUSAL)
+            limit = self._state.limits.head_bytes_max
+            # A head and the first part of a large body may arrive in one read.
+            if self._head_bytes > limit and _HEAD_END not in data[: limit + 4]:
+                self._state.refused["head_bytes_max"] += 1
+                self.transport.write(_HEAD_TOO_LARGE)
                 self.transport.close()
                 return
         super().data_received(data)
 
-    def _head_ends_in(self, data: bytes) -> bool:
-        # A head and the first part of a large body may arrive in one read.
-        return b"\r\n\r\n" in data[: HEAD_BYTES_MAX + 4]
+    # -- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._at_rest = False
+        self._receiving_since = self.loop.time()
+        self.scope["raftkv.abort"] = self._abort  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
         super().on_headers_complete()
+        if self.scope["path"] in self._state.app.stream_paths:
+            self._receiving_since = None
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._at_rest = True
+        self._receiving_since = None
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+    # -- the short way
+
+    def _run(self, known: Known, body: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._receiving_since = None
+        self._hot = True
+        state = self._state
+        try:
+            state.app.begin()
+        except Exception as error:
+            state.app.requests += 1
+            self._path = known.path
+            self._answered(b"", error)
+            return
+        state.hot_total += 1
+        self._path = known.path
+        Run(self.loop, state.app.hot_words[known.path](body), self._answered).step()
+
+    def _answered(self, answer: bytes, error: Exception | None) -> None:
+        state = self._state
+        state.app.requests -= 1
+        self._hot = False
+        self._idle_since = self.loop.time()
+        transport = self.transport
+        if transport.is_closing():
+            return
+        failure = None
+        if error is not None:
+            failure = state.app.failure(self._path.decode("ascii"), error)
+        transport.write(response(answer, failure))
+        if self._leaving:
+            transport.close()
+        elif self._held:
+            self.flow.resume_reading()
+            data = bytes(self._held)
+            self._held.clear()
+            self.data_received(data)

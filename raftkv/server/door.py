@@ -18,20 +18,20 @@ from typing import Final
 import uvicorn
 
 from raftkv.errors import AddressInUse, ConfigError
+from raftkv.plugin import Metric
 
 from .app import App
-from .bounded import BoundedHttp
+from .bounded import DoorState, protocol_of
+from .tls import DoorTls
 
-__all__ = ["CONNECTIONS_MAX", "STOP_TIMEOUT_S", "Door"]
+__all__ = ["STOP_TIMEOUT_S", "Door"]
 
-# Connections at once; beyond it a request gets 503. A fifth of what a process may usually open.
-CONNECTIONS_MAX: Final = 4096
-# An idle connection is kept this long: clients pool connections and expect them to last.
-IDLE_TIMEOUT_S: Final = 120
 # Connections that wait to be accepted.
 BACKLOG: Final = 2048
 # Requests under way get this long when the door stops; then their connections are cut.
 STOP_TIMEOUT_S: Final = 2
+# How often connections are looked at for being too slow, or idle.
+CHECK_S: Final = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -45,15 +45,17 @@ class Door:
 
     `port` 0 lets the operating system choose; `port` and `endpoint` then give the choice. A Door
     is started once and stopped once. `start` raises `AddressInUse` when the address is taken and
-    `ConfigError` when it cannot be bound for another reason.
+    `ConfigError` when it cannot be bound for another reason. With `tls` it speaks TLS only.
     """
 
-    def __init__(self, app: App, host: str, port: int) -> None:
+    def __init__(self, app: App, host: str, port: int, *, tls: DoorTls | None = None) -> None:
         self._app = app
         self._host = host
         self._port = port
+        self._tls = tls
+        self._state = DoorState(app)
         self._server: _Server | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def port(self) -> int:
@@ -62,9 +64,25 @@ class Door:
 
     @property
     def endpoint(self) -> str:
-        """`http://host:port`, as clients write it."""
+        """`http://host:port`, or `https://...`, as clients write it."""
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        return f"http{'s' if self._tls else ''}://{host}:{self._port}"
+
+    def metrics(self) -> list[Metric]:
+        """What the door counts; the program that makes it gives this to `node.metrics.add`."""
+        app, state = self._app, self._state
+        refused = {**state.refused, **app.refused}
+        return [
+            Metric("connections", "gauge", len(state.connections), "Open connections."),
+            Metric("requests_in_flight", "gauge", app.requests, "Requests under way."),
+            Metric("streams", "gauge", app.streams, "Open streams: watches and keep-alives."),
+            Metric("requests", "counter", app.requests_total, "Requests taken."),
+            Metric("requests_hot", "counter", state.hot_total, "Those that took the short way."),
+            *(
+                Metric("refused", "counter", count, "Refused, by the limit.", {"limit": limit})
+                for limit, count in refused.items()
+            ),
+        ]
 
     async def start(self) -> None:
         """Bind and serve; returns when connections are accepted."""
@@ -73,7 +91,7 @@ class Door:
         config = uvicorn.Config(
             self._app,
             loop="none",
-            http=BoundedHttp,
+            http=protocol_of(self._state),  # type: ignore[arg-type]  # called, never subclassed
             ws="none",
             interface="asgi3",
             lifespan="off",
@@ -83,16 +101,36 @@ class Door:
             server_header=False,
             date_header=False,
             backlog=BACKLOG,
-            limit_concurrency=CONNECTIONS_MAX,
-            timeout_keep_alive=IDLE_TIMEOUT_S,
+            # A number that uvicorn needs; the door's own check comes first.
+            timeout_keep_alive=int(self._app.limits.idle_timeout_s) + 1,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
         config.load()
+        if self._tls is not None:
+            config.ssl = self._tls.context
         server = self._server = _Server(config)
         server.lifespan = config.lifespan_class(config)
         # Awaited here, not in the task, so that a failure is the caller's.
         await server.startup(sockets=[listener])
-        self._task = asyncio.get_running_loop().create_task(self._serve(server, listener))
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._serve(server, listener), name="door"),
+            loop.create_task(self._check(loop), name="door check"),
+        ]
+        if self._tls is not None:
+            self._tasks.append(loop.create_task(self._tls.watch(), name="door certificates"))
+
+    async def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            now = loop.time()
+            for connection in list(self._state.connections):
+                connection.check(now)
+
+    async def reload_certificates(self) -> None:
+        """Read the files of `tls` now. Raises CertificateError; then the former ones stay."""
+        if self._tls is not None:
+            await self._tls.reload()
 
     @staticmethod
     async def _serve(server: _Server, listener: socket.socket) -> None:
@@ -101,11 +139,15 @@ class Door:
 
     async def stop(self) -> None:
         """Accept no more, let requests finish for `STOP_TIMEOUT_S`, close. Harmless if stopped."""
-        if self._server is None or self._task is None:
+        if self._server is None or not self._tasks:
             return
+        self._app.stop()
         self._server.should_exit = True
-        task, self._task = self._task, None
-        await task
+        (serving, *others), self._tasks = self._tasks, []
+        await serving
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 def _bind(host: str, port: int) -> socket.socket:

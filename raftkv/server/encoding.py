@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+from raftkv.kv import Event
+
+from .ports import DoorNode
 
 __all__ = [
     "Head",
+    "Headers",
     "Row",
+    "b64",
     "deleted_answer",
+    "events_json",
     "kv_json",
     "put_answer",
     "range_answer",
@@ -24,7 +31,7 @@ __all__ = [
     "wire_id",
 ]
 
-_b64 = binascii.b2a_base64
+b64 = binascii.b2a_base64
 
 
 class Row(Protocol):
@@ -68,15 +75,34 @@ class Head:
         return self._before + self._after
 
 
+class Headers:
+    """The headers of a node's answers."""
+
+    def __init__(self, node: DoorNode) -> None:
+        self._node = node
+        self._head: Head | None = None
+
+    def json(self, revision: int) -> bytes:
+        """The header of an answer that is of this revision; 0 leaves it out."""
+        head = self._head
+        if head is None:
+            status = self._node.status()
+            cluster = status.cluster_id
+            head = Head(wire_id(cluster), wire_id(cluster, status.name))
+            if cluster:  # a node that has not found its cluster yet has no id to remember
+                self._head = head
+        return head.json(revision, self._node.term)
+
+
 def kv_json(row: Row) -> bytes:
     """One key: etcd's `mvccpb.KeyValue`."""
     tail = b""
     if row.value:
-        tail = b',"value":"%b"' % _b64(row.value, newline=False)
+        tail = b',"value":"%b"' % b64(row.value, newline=False)
     if row.lease:
         tail += b',"lease":"%d"' % row.lease
     return b'{"key":"%b","create_revision":"%d","mod_revision":"%d","version":"%d"%b}' % (
-        _b64(row.key, newline=False),
+        b64(row.key, newline=False),
         row.create_revision,
         row.mod_revision,
         row.version,
@@ -111,6 +137,21 @@ def deleted_answer(head: bytes, deleted: int, prevs: Sequence[Row]) -> bytes:
     if prevs:
         tail += b',"prev_kvs":[%b]' % b",".join([kv_json(row) for row in prevs])
     return b'{"header":%b%b}' % (head, tail)
+
+
+def events_json(events: Iterable[Event]) -> bytes:
+    """The events of a `WatchResponse`. Of a deleted key the name and the revision are left."""
+    parts = []
+    for event in events:
+        row = event.kv
+        prev = b"" if event.prev is None else b',"prev_kv":%b' % kv_json(event.prev)
+        if row.version:
+            parts.append(b'{"kv":%b%b}' % (kv_json(row), prev))
+        else:
+            key = b64(row.key, newline=False)
+            form = b'{"type":"DELETE","kv":{"key":"%b","mod_revision":"%d"}%b}'
+            parts.append(form % (key, row.mod_revision, prev))
+    return b"[%b]" % b",".join(parts)
 
 
 def txn_answer(head: bytes, succeeded: bool, responses: Sequence[bytes]) -> bytes:

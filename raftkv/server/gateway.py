@@ -1,19 +1,20 @@
 """etcd's key-value words on a node's keyspace: from a request's body to the answer's.
 
-Everything that etcd knows and this version does not serve is refused with `Unimplemented`, field by
-field, because an option that is silently ignored is a wrong answer. What is allowed and means
-nothing here (sorting by key, which ranges are anyway) is accepted.
+These words are the measured path of the door. Each is one coroutine that awaits nothing but the
+node's own futures and an empty turn of the loop, so that `hot.py` can run it without a task.
+
+A range that has no limit and is large is read and written in pages, all as of the revision of the
+first, so that no turn of the loop is as long as the answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal
 
-import msgspec
-
+from raftkv.errors import TooLarge
 from raftkv.kv import (
-    FROM_KEY,
     Compare,
     DeleteRangeOp,
     DeleteRangeResult,
@@ -22,34 +23,51 @@ from raftkv.kv import (
     PutOp,
     PutResult,
     RangeOp,
+    RangeResult,
+    TxnOp,
 )
 
 from . import messages
-from .answers import BadRequest, Unserved
-from .encoding import Head, deleted_answer, put_answer, range_answer, txn_answer, wire_id
-from .ports import DoorNode
+from .answers import BadRequest
+from .encoding import (
+    Headers,
+    deleted_answer,
+    kv_json,
+    put_answer,
+    range_answer,
+    txn_answer,
+)
+from .ports import DoorNode, Writer
 
-__all__ = ["Gateway"]
+__all__ = ["ANSWER_BYTES_MAX", "PAGE_KEYS", "Gateway"]
 
-_KEY_TARGET: Final = messages.SORT_TARGETS.index("KEY")
+# A page takes about two milliseconds to write, a thirtieth of a heartbeat's period.
+PAGE_KEYS: Final = 1000
+# One answer is held in memory as a whole, and so it is at most clients. A million small keys fit.
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+
 _DESCENDING: Final = messages.SORT_ORDERS.index("DESCEND")
-
+_SORTS: Final[tuple[Literal["key", "version", "create", "mod", "value"], ...]] = (
+    "key", "version", "create", "mod", "value",
+)  # fmt: skip
 _OPERATORS: Final[tuple[Literal["=", ">", "<", "!="], ...]] = ("=", ">", "<", "!=")
 
 
 class Gateway:
     """Each method takes a request's JSON body and returns the JSON of the answer.
 
-    They raise `BadRequest`, `Unserved`, and whatever the node raises.
+    The writing words also take what to write to. All raise `BadRequest`, and whatever the node
+    raises.
     """
 
-    def __init__(self, node: DoorNode) -> None:
+    def __init__(self, node: DoorNode, headers: Headers | None = None) -> None:
         self._node = node
-        self._head: Head | None = None
-        self._range_requests = msgspec.json.Decoder(messages.RangeRequest, strict=False)
-        self._put_requests = msgspec.json.Decoder(messages.PutRequest, strict=False)
-        self._delete_requests = msgspec.json.Decoder(messages.DeleteRangeRequest, strict=False)
-        self._txn_requests = msgspec.json.Decoder(messages.TxnRequest, strict=False)
+        self._header = (headers or Headers(node)).json
+        self._range_requests = messages.decoder_of(messages.RangeRequest)
+        self._put_requests = messages.decoder_of(messages.PutRequest)
+        self._delete_requests = messages.decoder_of(messages.DeleteRangeRequest)
+        self._txn_requests = messages.decoder_of(messages.TxnRequest)
+        self._compactions = messages.decoder_of(messages.CompactionRequest)
 
     async def range(self, body: bytes) -> bytes:
         """`POST /v3/kv/range`."""
@@ -58,34 +76,39 @@ class Gateway:
         consistency: Literal["local", "linearizable"] = (
             "local" if request.serializable else "linearizable"
         )
+        if operation.range_end and _may_be_paged(operation):
+            return await self._paged(operation, consistency)
         found = await self._node.kv.read(operation, consistency=consistency)
-        head = self._header(found.revision)
-        return range_answer(head, found.kvs, found.more, found.count)
+        return range_answer(self._header(found.revision), found.kvs, found.more, found.count)
 
-    async def put(self, body: bytes) -> bytes:
+    async def put(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/put`."""
         request = messages.decode(self._put_requests, body)
-        _check_put(request)
-        done = await self._node.kv.put(request.key, request.value, prev_kv=request.prev_kv)
+        kv = (writer or self._node).kv
+        if request.lease or request.ignore_value or request.ignore_lease:
+            done = await kv.put(
+                request.key,
+                request.value,
+                lease=request.lease,
+                prev_kv=request.prev_kv,
+                ignore_value=request.ignore_value,
+                ignore_lease=request.ignore_lease,
+            )
+        else:
+            done = await kv.put(request.key, request.value, prev_kv=request.prev_kv)
         return put_answer(self._header(done.revision), done.prev)
 
-    async def delete_range(self, body: bytes) -> bytes:
+    async def delete_range(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/deleterange`."""
         request = messages.decode(self._delete_requests, body)
-        key, end, prev_kv = request.key, request.range_end, request.prev_kv
-        if end == FROM_KEY:
-            # `delete` has no word for "from this key on"; a transaction of one operation does it.
-            whole = await self._node.kv.txn(success=[DeleteRangeOp(key, end, prev_kv)])
-            done = whole.results[0]
-            assert isinstance(done, DeleteRangeResult)
-        else:
-            done = await self._node.kv.delete(key, end or None, prev_kv=prev_kv)
+        operation = DeleteRangeOp(request.key, request.range_end, request.prev_kv)
+        done = await (writer or self._node).kv.delete_range(operation)
         return deleted_answer(self._header(done.revision), done.deleted, done.prev)
 
-    async def txn(self, body: bytes) -> bytes:
+    async def txn(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/txn`."""
         request = messages.decode(self._txn_requests, body)
-        done = await self._node.kv.txn(
+        done = await (writer or self._node).kv.txn(
             compare=[_compare(condition) for condition in request.compare],
             success=_operations(request.success),
             failure=_operations(request.failure),
@@ -93,41 +116,93 @@ class Gateway:
         parts = [_operation_answer(result) for result in done.results]
         return txn_answer(self._header(done.revision), done.succeeded, parts)
 
-    def _header(self, revision: int) -> bytes:
-        head = self._head
-        if head is None:
-            status = self._node.status()
-            cluster = status.cluster_id
-            head = Head(wire_id(cluster), wire_id(cluster, status.name))
-            if cluster:  # a node that has not found its cluster yet has no id to remember
-                self._head = head
-        return head.json(revision, self._node.term)
+    async def compaction(self, body: bytes, writer: Writer | None = None) -> bytes:
+        """`POST /v3/kv/compaction`. `physical` is accepted: nothing is left to be done later."""
+        request = messages.decode(self._compactions, body)
+        done = await (writer or self._node).kv.compact(request.revision)
+        return b'{"header":%b}' % self._header(done.revision)
+
+    async def _paged(
+        self, operation: RangeOp, consistency: Literal["local", "linearizable"]
+    ) -> bytes:
+        page = await self._node.kv.read(_page(operation, operation.key, 0), consistency=consistency)
+        if not page.more or _is_last(operation, len(page.kvs)):
+            more = page.more and operation.limit > 0
+            return range_answer(self._header(page.revision), page.kvs, more, page.count)
+        revision, count = page.revision, page.count
+        parts, size, given = [], 0, 0
+        while True:
+            parts.append(_rows(page))
+            size, given = size + len(parts[-1]), given + len(page.kvs)
+            if size > ANSWER_BYTES_MAX:
+                raise TooLarge(f"the answer exceeds {ANSWER_BYTES_MAX} bytes: use limit and pages")
+            if not page.more or _is_last(operation, given):
+                break
+            await asyncio.sleep(0)
+            further = _page(operation, page.kvs[-1].key + b"\0", given, revision)
+            page = await self._node.kv.read(further, consistency="local")
+        head = self._header(revision)
+        more_field = b',"more":true' if page.more else b""
+        form = b'{"header":%b,"kvs":[%b]%b,"count":"%d"}'
+        return form % (head, b",".join(parts), more_field, count)
 
 
-def _check_put(request: messages.PutRequest) -> None:
-    if request.lease:
-        raise Unserved("leases are not served by this version of raftkv: leave lease out")
-    if request.ignore_value or request.ignore_lease:
-        raise Unserved("ignore_value and ignore_lease are not served by this version of raftkv")
+def _may_be_paged(operation: RangeOp) -> bool:
+    """A read of the newest state in key order that leaves nothing out."""
+    return (
+        operation.sort_by == "key"
+        and not operation.descending
+        and not operation.count_only
+        and operation.revision <= 0
+        and not 0 < operation.limit <= PAGE_KEYS
+        and not operation.min_mod_revision
+        and not operation.max_mod_revision
+        and not operation.min_create_revision
+        and not operation.max_create_revision
+    )
+
+
+def _page(operation: RangeOp, key: bytes, given: int, revision: int = 0) -> RangeOp:
+    limit = min(PAGE_KEYS, operation.limit - given) if operation.limit else PAGE_KEYS
+    return RangeOp(key, operation.range_end, limit, operation.keys_only, revision=revision)
+
+
+def _is_last(operation: RangeOp, given: int) -> bool:
+    return 0 < operation.limit <= given
+
+
+def _rows(page: RangeResult) -> bytes:
+    return b",".join([kv_json(row) for row in page.kvs])
 
 
 def _range_op(request: messages.RangeRequest) -> RangeOp:
     order = messages.enum_value(request.sort_order, messages.SORT_ORDERS, "sort_order")
     target = messages.enum_value(request.sort_target, messages.SORT_TARGETS, "sort_target")
-    # etcd sorts whenever the target is not the key, ascending by default.
-    if order == _DESCENDING or target != _KEY_TARGET:
-        raise Unserved("ranges are given in ascending key order only by this version of raftkv")
-    if request.revision > 0:
-        raise Unserved("reading at an older revision is not served by this version of raftkv")
-    if (
-        request.min_mod_revision
+    limit = max(request.limit, 0)  # to etcd a negative limit is none
+    if not (
+        order
+        or target
+        or request.revision
+        or request.min_mod_revision
         or request.max_mod_revision
         or request.min_create_revision
         or request.max_create_revision
     ):
-        raise Unserved("filters by revision are not served by this version of raftkv")
-    limit = max(request.limit, 0)  # to etcd a negative limit is none
-    return RangeOp(request.key, request.range_end, limit, request.keys_only, request.count_only)
+        return RangeOp(request.key, request.range_end, limit, request.keys_only, request.count_only)
+    return RangeOp(
+        request.key,
+        request.range_end,
+        limit,
+        request.keys_only,
+        request.count_only,
+        request.revision,
+        _SORTS[target],
+        order == _DESCENDING,
+        request.min_mod_revision,
+        request.max_mod_revision,
+        request.min_create_revision,
+        request.max_create_revision,
+    )
 
 
 def _compare(given: messages.Compare) -> Compare:
@@ -144,7 +219,7 @@ def _compare(given: messages.Compare) -> Compare:
         case "VALUE":
             return Compare(given.key, "value", op, given.value, given.range_end)
         case _:
-            raise Unserved("comparing leases is not served by this version of raftkv")
+            return Compare(given.key, "lease", op, given.lease, given.range_end)
 
 
 def _operations(given: Sequence[messages.RequestOp]) -> list[Operation]:
@@ -156,12 +231,15 @@ def _operation(given: messages.RequestOp) -> Operation:
     if given.request_range is not None:
         found.append(_range_op(given.request_range))
     if (put := given.request_put) is not None:
-        _check_put(put)
-        found.append(PutOp(put.key, put.value, put.prev_kv))
+        found.append(
+            PutOp(put.key, put.value, put.prev_kv, put.lease, put.ignore_value, put.ignore_lease)
+        )
     if (deletion := given.request_delete_range) is not None:
         found.append(DeleteRangeOp(deletion.key, deletion.range_end, deletion.prev_kv))
-    if given.request_txn is not None:
-        raise Unserved("a transaction inside a transaction is not served by this version of raftkv")
+    if (inner := given.request_txn) is not None:
+        compare = tuple([_compare(condition) for condition in inner.compare])
+        success, failure = _operations(inner.success), _operations(inner.failure)
+        found.append(TxnOp(compare, tuple(success), tuple(failure)))
     if len(found) > 1:
         raise BadRequest("an operation of a transaction must have one request, not several")
     if not found:
@@ -171,11 +249,20 @@ def _operation(given: messages.RequestOp) -> Operation:
 
 def _operation_answer(result: OperationResult) -> bytes:
     """One `ResponseOp`; the headers inside a transaction hold nothing but the revision."""
-    head = b'{"revision":"%d"}' % result.revision
     if isinstance(result, PutResult):
-        return b'{"response_put":%b}' % put_answer(head, result.prev)
+        answer = put_answer(_inner_head(result.revision), result.prev)
+        return b'{"response_put":%b}' % answer
     if isinstance(result, DeleteRangeResult):
-        answer = deleted_answer(head, result.deleted, result.prev)
+        answer = deleted_answer(_inner_head(result.revision), result.deleted, result.prev)
         return b'{"response_delete_range":%b}' % answer
-    answer = range_answer(head, result.kvs, result.more, result.count)
-    return b'{"response_range":%b}' % answer
+    if isinstance(result, RangeResult):
+        head = _inner_head(result.revision)
+        answer = range_answer(head, result.kvs, result.more, result.count)
+        return b'{"response_range":%b}' % answer
+    parts = [_operation_answer(inner) for inner in result.results]
+    # etcd leaves the header of an inner transaction empty.
+    return b'{"response_txn":%b}' % txn_answer(b"{}", result.succeeded, parts)
+
+
+def _inner_head(revision: int) -> bytes:
+    return b'{"revision":"%d"}' % revision

@@ -1,31 +1,48 @@
 """The requests of etcd's v3 JSON gateway as typed structs, and two ways to decode them.
 
 The fast way is a typed decoder that takes the usual form as it is: snake-case names, base64,
-integers as strings or numbers. It refuses whatever it does not know. Only then does the slow way
-look at the body as the gateway's own JSON reader would: camel-case names are the same as
-snake-case ones, null is the same as leaving out, and a field that etcd does not have is ignored.
-So the forms that clients use in masses cost nothing for the rare ones.
+integers as numbers. It refuses whatever it does not know. Only then does the slow way look at the
+body as the gateway's own JSON reader would: integers may be strings, camel-case names are the same
+as snake-case ones, null is the same as leaving out, a field that etcd does not have is ignored,
+bytes may be an array of numbers, line ends inside base64 are skipped, and so is what stands behind
+the first JSON value. So the forms that clients use in masses cost nothing for the rare ones.
 
-Every field of etcd 3.4's messages stands here, also those that are not served yet: the gateway
-must be able to see them in order to refuse them loudly.
+Both are strict about everything else ("true" is not true, "1e3" is not a number), because etcd is.
+
+Every field of etcd 3.4's messages stands here. A number for an enum that has no such value is
+refused, which etcd does only for names.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from .answers import BadRequest
+from .json_stream import first_value
 
 __all__ = [
+    "CompactionRequest",
     "Compare",
     "DeleteRangeRequest",
+    "GrantRequest",
+    "KeepAliveRequest",
+    "LeasesRequest",
+    "NoRequest",
     "PutRequest",
     "RangeRequest",
     "RequestOp",
+    "RevokeRequest",
+    "TimeToLiveRequest",
     "TxnRequest",
+    "WatchCancelRequest",
+    "WatchCreateRequest",
+    "WatchProgressRequest",
+    "WatchRequest",
     "decode",
+    "decoder_of",
     "enum_value",
 ]
 
@@ -37,6 +54,7 @@ SORT_ORDERS: Final = ("NONE", "ASCEND", "DESCEND")
 SORT_TARGETS: Final = ("KEY", "VERSION", "CREATE", "MOD", "VALUE")
 COMPARE_RESULTS: Final = ("EQUAL", "GREATER", "LESS", "NOT_EQUAL")
 COMPARE_TARGETS: Final = ("VERSION", "CREATE", "MOD", "VALUE", "LEASE")
+WATCH_FILTERS: Final = ("NOPUT", "NODELETE")
 
 
 class RangeRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -99,7 +117,69 @@ class TxnRequest(msgspec.Struct, forbid_unknown_fields=True):
     failure: list[RequestOp] = []
 
 
-RequestT = TypeVar("RequestT", RangeRequest, PutRequest, DeleteRangeRequest, TxnRequest)
+class CompactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """`physical` asks etcd to wait until its file was compacted; here there is no such file."""
+
+    revision: Int64 = 0
+    physical: bool = False
+
+
+class GrantRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    TTL: Int64 = 0
+    ID: Int64 = 0
+
+
+class RevokeRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    ID: Int64 = 0
+
+
+class KeepAliveRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    ID: Int64 = 0
+
+
+class TimeToLiveRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    ID: Int64 = 0
+    keys: bool = False
+
+
+class NoRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A message without fields."""
+
+
+class LeasesRequest(NoRequest, gc=False):
+    pass
+
+
+class WatchCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`fragment` allows to cut large answers; whole revisions are given here in any case."""
+
+    key: bytes = b""
+    range_end: bytes = b""
+    start_revision: Int64 = 0
+    progress_notify: bool = False
+    filters: list[Enum] = []
+    prev_kv: bool = False
+    watch_id: Int64 = 0
+    fragment: bool = False
+
+
+class WatchCancelRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    watch_id: Int64 = 0
+
+
+class WatchProgressRequest(NoRequest, gc=False):
+    pass
+
+
+class WatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of the stream: the first field that is set counts."""
+
+    create_request: WatchCreateRequest | None = None
+    cancel_request: WatchCancelRequest | None = None
+    progress_request: WatchProgressRequest | None = None
+
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 # What stands in the fields that hold further messages.
 _PARTS: Final[dict[tuple[type, str], type]] = {
@@ -110,6 +190,9 @@ _PARTS: Final[dict[tuple[type, str], type]] = {
     (RequestOp, "request_put"): PutRequest,
     (RequestOp, "request_delete_range"): DeleteRangeRequest,
     (RequestOp, "request_txn"): TxnRequest,
+    (WatchRequest, "create_request"): WatchCreateRequest,
+    (WatchRequest, "cancel_request"): WatchCancelRequest,
+    (WatchRequest, "progress_request"): WatchProgressRequest,
 }
 
 
@@ -126,8 +209,31 @@ def _names(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 _NAMES: Final = {
     kind: _names(kind)
-    for kind in (RangeRequest, PutRequest, DeleteRangeRequest, Compare, RequestOp, TxnRequest)
+    for kind in (
+        RangeRequest,
+        PutRequest,
+        DeleteRangeRequest,
+        Compare,
+        RequestOp,
+        TxnRequest,
+        CompactionRequest,
+        GrantRequest,
+        RevokeRequest,
+        KeepAliveRequest,
+        TimeToLiveRequest,
+        NoRequest,
+        LeasesRequest,
+        WatchRequest,
+        WatchCreateRequest,
+        WatchCancelRequest,
+        WatchProgressRequest,
+    )
 }
+
+
+def decoder_of(kind: type[RequestT]) -> msgspec.json.Decoder[RequestT]:
+    """A decoder for `decode`."""
+    return msgspec.json.Decoder(kind)
 
 
 def decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
@@ -135,16 +241,32 @@ def decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError:
-        pass  # valid JSON in a form that only the slow way knows, or a bad request: see below
+        # Valid JSON in a form that only the slow way knows, or a bad request; it was not read to
+        # its end, where something may stand that does not count.
+        body = first_value(body) or body
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if body and not body.isspace():
+        first = first_value(body)
+        if first is None:
             raise BadRequest(f"the body is not valid JSON: {error}") from None
-        body = b"{}"
+        body = first or b"{}"
     try:
-        tidied = _tidied(msgspec.json.decode(body), decoder.type)
+        found = msgspec.json.decode(body)
+        if not isinstance(found, dict) and found is not None:
+            raise BadRequest("the request must be a JSON object")
+        tidied = _tidied(found or {}, decoder.type)
         return decoder.decode(msgspec.json.encode(tidied))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the request cannot be understood: {error}") from None
+
+
+# The fields of bytes; etcd's base64 reader skips line ends.
+_BYTES: Final = frozenset(("key", "range_end", "value"))
+_LINE_ENDS: Final = {10: None, 13: None}
+_INTEGERS: Final = {
+    kind: frozenset(field.name for field in msgspec.structs.fields(kind) if field.type == Int64)
+    for kind in _NAMES
+}
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 
 
 def _tidied(found: Any, kind: Any) -> Any:
@@ -159,8 +281,24 @@ def _tidied(found: Any, kind: Any) -> Any:
         if name is None or value is None:
             continue
         part = _PARTS.get((kind, name))
-        tidied[name] = value if part is None else _tidied(value, part)
+        if part is not None:
+            tidied[name] = _tidied(value, part)
+        elif name in _BYTES:
+            tidied[name] = _tidied_bytes(value)
+        elif name in _INTEGERS[kind] and isinstance(value, str) and _INTEGER.fullmatch(value):
+            tidied[name] = int(value)
+        else:
+            tidied[name] = value
     return tidied
+
+
+def _tidied_bytes(value: Any) -> Any:
+    """Bytes as the decoder wants them; what are none stay what they are, for it to refuse."""
+    if isinstance(value, str):
+        return value.translate(_LINE_ENDS)
+    if isinstance(value, list) and all(type(each) is int and 0 <= each < 256 for each in value):
+        return bytes(value)  # encoded as base64 again
+    return value
 
 
 def enum_value(given: Enum, names: tuple[str, ...], label: str) -> int:
@@ -168,8 +306,6 @@ def enum_value(given: Enum, names: tuple[str, ...], label: str) -> int:
     if isinstance(given, str):
         if given in names:
             return names.index(given)
-        if given.isdecimal():
-            given = int(given)
-    if isinstance(given, int) and 0 <= given < len(names):
+    elif 0 <= given < len(names):
         return given
     raise BadRequest(f"{label} = {given!r} is not one of {', '.join(names)}")

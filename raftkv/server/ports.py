@@ -1,40 +1,63 @@
 """What the door needs from a node: the smallest interface that `raftkv.Node` fulfils.
 
-The tests of the door bring their own implementation with a dict inside, so that they need neither
-a cluster nor a disk.
+The tests of the door bring their own implementation, a node without a cluster and a disk.
+
+A word that writes works on a `Writer`. That is the node itself, unless the request names a client
+session: then it is what the `SessionBinder` gives for this one request, whose proposals carry the
+session and the number of the request, so that the write is applied once however often it is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from raftkv.kv import (
+    CompactResult,
     Compare,
+    DeleteRangeOp,
     DeleteRangeResult,
+    GrantResult,
     Operation,
     PutResult,
     RangeOp,
     RangeResult,
+    RevokeResult,
     TxnResult,
+    Watch,
 )
+from raftkv.kv.leases import LeaseStatus
 from raftkv.plugin import Consistency
 
-__all__ = ["DoorNode", "Keyspace", "Standing"]
+__all__ = [
+    "DoorMetrics",
+    "DoorNode",
+    "Keyspace",
+    "KeyspaceWriter",
+    "LeaseWriter",
+    "Leases",
+    "MemberStanding",
+    "SessionBinder",
+    "Standing",
+    "Writer",
+]
 
 
-class Keyspace(Protocol):
-    """The part of `raftkv.kv.KVApi` that etcd's words need."""
+class KeyspaceWriter(Protocol):
+    """The part of `raftkv.kv.KVApi` that etcd's writing words need."""
 
-    async def put(self, key: bytes, value: bytes, *, prev_kv: bool = False) -> PutResult: ...
+    async def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        lease: int = 0,
+        prev_kv: bool = False,
+        ignore_value: bool = False,
+        ignore_lease: bool = False,
+    ) -> PutResult: ...
 
-    async def read(
-        self, operation: RangeOp, *, consistency: Consistency = "linearizable"
-    ) -> RangeResult: ...
-
-    async def delete(
-        self, key: bytes | None = None, last: bytes | None = None, *, prev_kv: bool = False
-    ) -> DeleteRangeResult: ...
+    async def delete_range(self, operation: DeleteRangeOp) -> DeleteRangeResult: ...
 
     async def txn(
         self,
@@ -42,6 +65,90 @@ class Keyspace(Protocol):
         success: Iterable[Operation] = (),
         failure: Iterable[Operation] = (),
     ) -> TxnResult: ...
+
+    async def compact(self, revision: int) -> CompactResult: ...
+
+
+class WatchSource(Protocol):
+    """The part of `raftkv.kv.watch_hub.WatchHub` that the door uses."""
+
+    def open(
+        self,
+        key: bytes,
+        range_end: bytes = b"",
+        *,
+        start_revision: int = 0,
+        prev_kv: bool = False,
+        put: bool = True,
+        delete: bool = True,
+        progress_s: float = 0.0,
+    ) -> Watch: ...
+
+
+class Keyspace(KeyspaceWriter, Protocol):
+    """And for its reading words. `hub` is None on a node that was not started."""
+
+    async def read(
+        self, operation: RangeOp, *, consistency: Consistency = "linearizable"
+    ) -> RangeResult: ...
+
+    @property
+    def revision(self) -> int: ...
+
+    @property
+    def hub(self) -> WatchSource | None: ...
+
+
+class LeaseWriter(Protocol):
+    """The part of `raftkv.kv.leases.LeaseApi` that goes through the log."""
+
+    async def grant(self, ttl_s: int, *, id: int = 0) -> GrantResult: ...
+
+    async def revoke(self, id: int) -> RevokeResult: ...
+
+
+class Leases(LeaseWriter, Protocol):
+    """And what does not."""
+
+    async def keep_alive(self, id: int) -> int: ...
+
+    async def time_to_live(self, id: int, *, keys: bool = False) -> LeaseStatus: ...
+
+    async def list(self) -> tuple[int, ...]: ...
+
+
+class Writer(Protocol):
+    """What a writing word works on."""
+
+    @property
+    def kv(self) -> KeyspaceWriter: ...
+
+    @property
+    def leases(self) -> LeaseWriter: ...
+
+
+class SessionBinder(Protocol):
+    """Client sessions: who writes under the headers of a request."""
+
+    def bind(self, headers: Mapping[bytes, bytes]) -> Writer:
+        """A writer for one request with these headers (names in lower case), of which one begins
+        with `raftkv-`. Raises `BadRequest` or a `Refused` for headers that are no session's."""
+
+
+class MemberStanding(Protocol):
+    """A member as the door's member list shows it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def peer_address(self) -> str: ...
+
+    @property
+    def http_address(self) -> str | None: ...
 
 
 class Standing(Protocol):
@@ -53,12 +160,42 @@ class Standing(Protocol):
     @property
     def cluster_id(self) -> str: ...
 
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def commit_index(self) -> int: ...
+
+    @property
+    def applied_index(self) -> int: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def fault(self) -> str | None: ...
+
+    @property
+    def members(self) -> Iterable[MemberStanding]: ...
+
+
+class DoorMetrics(Protocol):
+    """The part of `raftkv.metrics.Metrics` that the door uses."""
+
+    def render(self, accept: str = "") -> tuple[str, bytes]: ...
+
 
 class DoorNode(Protocol):
-    """The part of a node that the door uses."""
+    """The part of a node that the door uses. It is a `Writer`, too."""
 
     @property
     def kv(self) -> Keyspace: ...
+
+    @property
+    def leases(self) -> Leases: ...
+
+    @property
+    def metrics(self) -> DoorMetrics: ...
 
     @property
     def leader(self) -> str | None: ...
@@ -67,3 +204,7 @@ class DoorNode(Protocol):
     def term(self) -> int: ...
 
     def status(self) -> Standing: ...
+
+    async def barrier(
+        self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
+    ) -> None: ...

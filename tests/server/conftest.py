@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from raftkv.kv import KVApi
+from raftkv.plugin import Consistency
 from raftkv.server import App, Door
-from tests.server.solo import SoloNode, SoloStatus
+from raftkv.server.tls import DoorTls
+from tests.server.solo import SoloLeases, SoloMetrics, SoloNode, SoloStatus
 
 START_TIMEOUT_S = 20.0
 
@@ -41,6 +43,19 @@ class Stand:
     def term(self) -> int:
         return self.node.term
 
+    @property
+    def leases(self) -> SoloLeases:
+        return self.node.leases
+
+    @property
+    def metrics(self) -> SoloMetrics:
+        return self.node.metrics
+
+    async def barrier(
+        self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
+    ) -> None:
+        await self.node.barrier(consistency, timeout_s=timeout_s)
+
     def status(self) -> SoloStatus:
         return self.node.status()
 
@@ -48,11 +63,13 @@ class Stand:
 class Served:
     """A served node, and requests to it."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, tls: DoorTls | None = None, **options: Any) -> None:
         self._stand = Stand()
+        self._tls = tls
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
+        self.app: App
         self.door: Door
 
     @property
@@ -62,6 +79,10 @@ class Served:
     def renew(self) -> None:
         """Put an empty node behind the door."""
         self._stand.node = SoloNode()
+        self.run(self._start_watches())
+
+    async def _start_watches(self) -> None:
+        self._stand.node.start_watches()
 
     def start(self) -> None:
         self._thread.start()
@@ -71,7 +92,9 @@ class Served:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_TIMEOUT_S)
 
     async def _open(self) -> None:
-        self.door = Door(App(self._stand, version="1.2.3", **self._options), "127.0.0.1", 0)
+        self._stand.node.start_watches()
+        self.app = App(self._stand, version="1.2.3", **self._options)
+        self.door = Door(self.app, "127.0.0.1", 0, tls=self._tls)
         await self.door.start()
 
     def stop(self) -> None:

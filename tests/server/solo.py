@@ -6,6 +6,7 @@ node does that has lost its leader or is overloaded.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,18 @@ from typing import Any
 import msgspec
 
 from raftkv.errors import Refused
-from raftkv.kv import KV, KVApi
+from raftkv.kv import KV, GrantResult, KVApi, LeaseNotFound, LeaseStatus, RevokeResult
+from raftkv.kv.watch_hub import WatchHub
 from raftkv.plugin import Consistency
+from raftkv.runtime import OsRuntime
 from raftkv.state import Envelope, NodeUp, NodeUpResult, StateMachine, encode_batch
+
+
+class SoloMember(msgspec.Struct, frozen=True):
+    name: str
+    role: str
+    peer_address: str
+    http_address: str | None
 
 
 class SoloStatus(msgspec.Struct, frozen=True):
@@ -27,6 +37,9 @@ class SoloStatus(msgspec.Struct, frozen=True):
     commit_index: int
     applied_index: int
     fsync: str
+    ready: bool
+    fault: str | None
+    members: list[SoloMember]
 
 
 class SoloHost:
@@ -34,6 +47,8 @@ class SoloHost:
 
     def __init__(self, name: str) -> None:
         self.machine = StateMachine([KV()])
+        self.name = name
+        self.hub: WatchHub | None = None
         self.trouble: Callable[[], Exception] | None = None
         self.consistencies: list[str] = []
         self._seq = itertools.count(1)
@@ -43,7 +58,7 @@ class SoloHost:
         self._session = opened.session
 
     async def propose(self, command: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
-        self._fail()
+        self.fail()
         outcome = self._apply(self._session, next(self._seq), "kv", command)
         if isinstance(outcome, Refused):
             raise outcome
@@ -54,10 +69,19 @@ class SoloHost:
     ) -> None:
         self.consistencies.append(consistency)
         if consistency == "linearizable":
-            self._fail()
+            self.fail()
 
-    def view(self) -> Any:
+    def view(self, plugin: str | None = None) -> Any:
         return self.machine.view("kv")
+
+    @functools.cached_property
+    def runtime(self) -> OsRuntime:
+        """Of the loop that asks first."""
+        return OsRuntime()
+
+    @property
+    def incarnation(self) -> int:
+        return 1
 
     @property
     def settings(self) -> Any:
@@ -67,22 +91,74 @@ class SoloHost:
         envelope = Envelope(session, seq, 0, plugin, msgspec.msgpack.encode(command))
         body = encode_batch(1_000, [envelope])
         ((_, _, outcome),) = self.machine.apply(self.machine.index + 1, body)
+        if self.hub is not None:
+            self.hub.progressed()
         return outcome
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
         if self.trouble is not None:
             raise self.trouble()
 
 
+class SoloLeases:
+    """Leases of which nobody counts the time: what is asked for is what is left."""
+
+    def __init__(self, kv: KVApi, host: SoloHost) -> None:
+        self._kv = kv
+        self._host = host
+
+    async def grant(self, ttl_s: int, *, id: int = 0) -> GrantResult:
+        return await self._kv.leases.grant(ttl_s, id=id)
+
+    async def revoke(self, id: int) -> RevokeResult:
+        return await self._kv.leases.revoke(id)
+
+    async def keep_alive(self, id: int) -> int:
+        self._host.fail()
+        row = self._host.view().table("leases").get(id)
+        if row is None:
+            raise LeaseNotFound(f"there is no lease {id}")
+        ttl_s: int = row.ttl_s
+        return ttl_s
+
+    async def time_to_live(self, id: int, *, keys: bool = False) -> LeaseStatus:
+        row = self._host.view().table("leases").get(id)
+        if row is None:
+            return LeaseStatus(id, 0, -1)
+        attached = self._host.view().table("attached").scan(prefix=(id,)) if keys else ()
+        return LeaseStatus(id, row.ttl_s, row.ttl_s, tuple(key for (_, key), _ in attached))
+
+    async def list(self) -> tuple[int, ...]:
+        return tuple(lease for lease, _ in self._host.view().table("leases").scan())
+
+
+class SoloMetrics:
+    def render(self, accept: str = "") -> tuple[str, bytes]:
+        return "text/plain; version=0.0.4", f"# asked for {accept}\n".encode()
+
+
 class SoloNode:
-    """Fulfils `raftkv.server.ports.DoorNode`."""
+    """Fulfils `raftkv.server.ports.DoorNode`. `start_watches` needs the loop of the door."""
 
     def __init__(self, name: str = "solo", leader: str | None = "solo") -> None:
         self.host = SoloHost(name)
         self.kv = KVApi(self.host)  # type: ignore[arg-type]
+        self.leases = SoloLeases(self.kv, self.host)
+        self.metrics = SoloMetrics()
         self.name = name
         self.leader = leader
         self.term = 7
+        self.ready = True
+        self.fault: str | None = None
+
+    def start_watches(self) -> None:
+        self.kv.hub = self.host.hub = WatchHub(self.host)  # type: ignore[arg-type]
+        self.host.hub.start()
+
+    async def barrier(
+        self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
+    ) -> None:
+        await self.host.barrier(consistency)
 
     def status(self) -> SoloStatus:
         index = self.host.machine.index
@@ -95,4 +171,10 @@ class SoloNode:
             commit_index=index,
             applied_index=index,
             fsync="off",
+            ready=self.ready,
+            fault=self.fault,
+            members=[
+                SoloMember(self.name, "core", "127.0.0.1:1", "127.0.0.1:2"),
+                SoloMember("reader", "replicant", "127.0.0.1:3", None),
+            ],
         )

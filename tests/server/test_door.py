@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from raftkv import errors
+from raftkv.config import HttpLimits
 from raftkv.plugin import Request, Response, Route
-from raftkv.server import App, Door
-from raftkv.server.bounded import HEAD_BYTES_MAX
+from raftkv.server import App, Door, app, door
+from raftkv.server.bounded import BoundedHttp
+from raftkv.server.ports import Writer
 from tests.server.conftest import Served, b64
 from tests.server.solo import SoloNode
+from tests.server.wire import Wire, post
 
 PUT_BYTES_MAX = 1_000
 
@@ -120,9 +123,15 @@ def test_status_is_the_nodes_own(served: Served) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("POST", "/v3/watch", 501, 12),
-        ("POST", "/v3/lease/grant", 501, 12),
+        ("POST", "/v3/maintenance/snapshot", 501, 12),
+        ("POST", "/v3/maintenance/alarm", 501, 12),
+        ("POST", "/v3/cluster/member/add", 501, 12),
+        ("POST", "/v3/auth/enable", 501, 12),
+        ("POST", "/v3/lock/lock", 501, 12),
+        ("POST", "/v3/election/campaign", 501, 12),
         ("POST", "/v3beta/kv/put", 501, 12),
+        ("POST", "/v3alpha/kv/put", 501, 12),
+        ("GET", "/v3/watch", 405, 12),
         ("GET", "/v3/kv/put", 405, 12),
         ("POST", "/health", 405, 12),
         ("GET", "/", 404, 5),
@@ -157,6 +166,13 @@ def test_a_body_may_have_exactly_the_limit(small: Served) -> None:
     assert small.post("/v3/kv/put", put_of(PUT_BYTES_MAX + 1))[0] == 413
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is heard out for long."""
+    monkeypatch.setattr(app, "DISCARD_TIMEOUT_S", 0.05)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(small: Served) -> None:
     with socket.create_connection(("127.0.0.1", small.door.port), timeout=10) as wire:
         wire.sendall(b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999\r\n\r\n{")
@@ -165,6 +181,7 @@ def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(small: Serv
     assert b"etcdserver: request is too large" in answer
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_body_without_an_announced_length_is_counted(small: Served) -> None:
     with socket.create_connection(("127.0.0.1", small.door.port), timeout=10) as wire:
         head = b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -178,7 +195,7 @@ def test_endless_headers_close_the_connection(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.door.port), timeout=10) as wire:
         wire.sendall(b"GET /health HTTP/1.1\r\n")
         try:
-            for n in range(2 * HEAD_BYTES_MAX // 1_000):
+            for n in range(2 * HttpLimits().head_bytes_max // 1_000):
                 wire.sendall(b"x-%d: " % n + b"y" * 1_000 + b"\r\n")
             answer = _until_closed(wire)
         except ConnectionError:
@@ -188,7 +205,7 @@ def test_endless_headers_close_the_connection(served: Served) -> None:
 
 
 def test_requests_on_one_connection_each_get_a_full_head(served: Served) -> None:
-    padding = {"x-padding": "y" * (HEAD_BYTES_MAX // 2)}
+    padding = {"x-padding": "y" * (HttpLimits().head_bytes_max // 2)}
     connection = served.connect()
     try:
         for _ in range(5):
@@ -236,8 +253,9 @@ def test_a_literal_segment_wins_over_a_captured_one(small: Served) -> None:
     ],
 )
 def test_a_routes_errors(small: Served, what: str, status: int, reason: str) -> None:
-    found, _, body = small.ask("GET", f"/v1/toy/things/1/raise/{what}")
+    found, headers, body = small.ask("GET", f"/v1/toy/things/1/raise/{what}")
     assert (found, json.loads(body)["reason"]) == (status, reason)
+    assert ("retry-after" in headers) is (status == 503)
     assert b"secret" not in body
 
 
@@ -327,3 +345,198 @@ def test_a_request_under_way_is_answered_when_the_door_stops() -> None:
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b'{"done":true}')
     assert endpoint.startswith("http://127.0.0.1:")
+
+
+# Bounds of connections ----------------------------------------------------------------------------
+
+
+LATER_S = 100_000.0
+
+
+def connection_of(server: Served, holds: Callable[[BoundedHttp], bool]) -> BoundedHttp:
+    """The door's only connection, once something holds of it."""
+
+    async def wait() -> BoundedHttp:
+        connections = server.door._state.connections
+        while len(connections) != 1 or not holds(next(iter(connections))):
+            await asyncio.sleep(0.001)
+        return next(iter(connections))
+
+    found: BoundedHttp = server.run(wait())
+    return found
+
+
+def looked_at_later(server: Served, connection: BoundedHttp) -> None:
+    """What the door does every second, as if much time had passed."""
+
+    async def check() -> None:
+        connection.check(asyncio.get_running_loop().time() + LATER_S)
+
+    server.run(check())
+
+
+def test_one_connection_too_many_is_told_so() -> None:
+    server = Served(limits=HttpLimits(connections_max=1))
+    server.start()
+    try:
+        with Wire(server.door.port) as first:
+            first.send(post("/v3/kv/range", b'{"key":"aw=="}'))
+            assert first.response()[0] == 200
+            with Wire(server.door.port) as second:
+                status, headers, body = second.response()
+                assert (status, headers["retry-after"]) == (503, "1")
+                assert "connections_max" in json.loads(body)["detail"]
+                assert second.closed()
+        assert server.door._state.refused["connections_max"] == 1
+    finally:
+        server.stop()
+
+
+GET_VERSION = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"", 408),
+        (b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\n", 408),
+        (b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{", None),
+        (GET_VERSION + b"POST /v3/kv/put HTTP/1.1\r\n", 408),
+        (GET_VERSION, None),
+        (GET_VERSION + b"\r\n", None),
+    ],
+)
+def test_a_client_that_is_too_slow_loses_its_connection(
+    served: Served, sent: bytes, told: int | None
+) -> None:
+    """None: it is cut without a word, because a handler waits for the rest, or nothing is asked."""
+    with Wire(served.door.port) as wire:
+        wire.send(sent)
+        if sent.startswith(GET_VERSION):
+            assert wire.response()[0] == 200
+        in_part = b"POST" in sent
+        connection = connection_of(served, lambda found: found._at_rest is not in_part)
+        looked_at_later(served, connection)
+        if told is not None:
+            assert wire.head()[0] == told
+        assert wire.closed()
+
+
+def test_a_stream_may_be_idle_for_as_long_as_it_likes(served: Served) -> None:
+    with Wire(served.door.port) as wire:
+        wire.open_stream("/v3/watch", {"create_request": {"key": b64(b"k")}})
+        assert wire.head()[0] == 200
+        wire.result()
+        looked_at_later(served, connection_of(served, lambda found: True))
+        served.put(b"k", b"v")
+        assert wire.result()["events"]
+
+
+def test_the_door_looks_at_its_connections_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "CHECK_S", 0.01)
+    server = Served(limits=HttpLimits(request_timeout_s=0.05))
+    server.start()
+    try:
+        with Wire(server.door.port) as wire:
+            assert wire.head()[0] == 408
+    finally:
+        server.stop()
+
+
+# Health -------------------------------------------------------------------------------------------
+
+
+def text(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
+    status, headers, body = answer
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    return status, body.decode()
+
+
+def test_a_node_that_works_lives_and_is_ready(served: Served) -> None:
+    assert text(served.ask("GET", "/livez")) == (200, "ok")
+    assert text(served.ask("GET", "/readyz")) == (200, "ok")
+    status, shown = text(served.ask("GET", "/readyz?verbose"))
+    assert status == 200
+    assert shown.splitlines() == [
+        "[+]node ok", "[+]session ok", "[+]leader ok", "[+]linearizable_read ok",
+        "readyz check passed",
+    ]  # fmt: skip
+
+
+def test_a_node_without_a_quorum_lives_and_is_not_ready(served: Served) -> None:
+    served.node.leader = None
+    served.node.ready = False
+    served.node.host.trouble = lambda: errors.ReadTimeout("not confirmed")
+    assert text(served.ask("GET", "/livez")) == (200, "ok")
+    status, shown = text(served.ask("GET", "/readyz?exclude=session"))
+    assert status == 503
+    assert shown.splitlines() == [
+        "[+]node ok",
+        "[+]session excluded: ok",
+        "[-]leader failed: no leader is known to this node",
+        "[-]linearizable_read failed: not confirmed",
+        "readyz check failed",
+    ]
+
+
+def test_a_node_that_has_stopped_itself_does_not_live(served: Served) -> None:
+    served.node.fault = "the disk failed"
+    status, shown = text(served.ask("GET", "/livez"))
+    assert (status, shown.splitlines()[0]) == (503, "[-]node failed: the disk failed")
+
+
+def test_metrics_are_the_nodes_own(served: Served) -> None:
+    connection = served.connect()
+    connection.request("GET", "/metrics", headers={"accept": "text/x"})
+    response = connection.getresponse()
+    assert response.getheader("content-type") == "text/plain; version=0.0.4"
+    assert response.read() == b"# asked for text/x\n"
+    connection.close()
+
+
+def test_the_door_counts(served: Served) -> None:
+    served.put(b"k", b"v")
+    found = {metric.name: metric for metric in served.door.metrics()}
+    assert found["requests"].value >= 1
+    assert found["requests_in_flight"].value == 0
+    assert found["refused"].kind == "counter"
+
+
+# Sessions -----------------------------------------------------------------------------------------
+
+
+class Binder:
+    """Gives a writer of another node, and notes the headers."""
+
+    def __init__(self) -> None:
+        self.node = SoloNode()
+        self.seen: dict[bytes, bytes] = {}
+
+    def bind(self, headers: Mapping[bytes, bytes]) -> Writer:
+        self.seen = dict(headers)
+        return self.node
+
+
+def test_a_write_under_a_session_goes_to_its_writer() -> None:
+    binder = Binder()
+    server = Served(sessions=binder)
+    server.start()
+    try:
+        for word, body in [("put", {"key": "aw=="}), ("range", {"key": "aw=="})]:
+            data = json.dumps(body).encode()
+            for _ in range(2):
+                with Wire(server.door.port) as wire:
+                    wire.send(post(f"/v3/kv/{word}", data, "Raftkv-Session: 1-2", "Raftkv-Seq: 1"))
+                    assert wire.response()[0] == 200
+        assert binder.seen[b"raftkv-session"] == b"1-2"
+        assert binder.node.kv.revision == 3
+        assert server.node.kv.revision == 1, "nothing was written past the session"
+    finally:
+        server.stop()
+
+
+def test_a_door_without_sessions_says_so(served: Served) -> None:
+    with Wire(served.door.port) as wire:
+        wire.send(post("/v3/kv/put", b'{"key":"aw=="}', "Raftkv-Session: 1-2"))
+        status, _, body = wire.response()
+    assert (status, json.loads(body)["code"]) == (400, 3)

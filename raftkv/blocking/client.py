@@ -1,0 +1,120 @@
+"""`raftkv.blocking.Client`."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from raftkv.client import Client as AsyncClient
+from raftkv.client import ClientTls
+from raftkv.client.calls import CONNECTIONS_MAX
+from raftkv.client.http import ANSWER_BYTES_MAX
+from raftkv.config import TlsFiles
+from raftkv.plugin import Outcome
+
+from .kv import KV
+from .leases import Leases
+from .portal import Portal
+
+if TYPE_CHECKING:
+    from raftkv.membership import Listing
+    from raftkv.status import Status
+
+__all__ = ["Client"]
+
+
+class Client:
+    """`raftkv.Client` without asyncio: every call waits for its answer, any thread may call.
+
+        with raftkv.blocking.Client("http://127.0.0.1:4001") as client:
+            client.kv.put(b"k", b"v")
+
+    The arguments are those of `raftkv.Client`. After a fork the child makes one of its own.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str] | str,
+        *,
+        tls: ClientTls | TlsFiles | ssl.SSLContext | None = None,
+        timeout_s: float = 5.0,
+        exactly_once: bool = True,
+        connections_max: int = CONNECTIONS_MAX,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        portal = self._portal = Portal("raftkv client")
+        try:
+            self._client = portal.run(
+                lambda: AsyncClient(
+                    endpoints,
+                    tls=tls,
+                    timeout_s=timeout_s,
+                    exactly_once=exactly_once,
+                    connections_max=connections_max,
+                    answer_bytes_max=answer_bytes_max,
+                )
+            )
+        except BaseException:
+            portal.close()
+            raise
+        self._kv = KV(portal, self._client.kv)
+        self._leases = Leases(portal, self._client.leases)
+
+    @property
+    def kv(self) -> KV:
+        """The keyspace."""
+        return self._kv
+
+    @property
+    def leases(self) -> Leases:
+        """Leases."""
+        return self._leases
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints that were given."""
+        return self._client.endpoints
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint that the next call goes to."""
+        return self._client.endpoint
+
+    @property
+    def retries(self) -> int:
+        """How often an endpoint failed, and a call went on to the next one or tried again."""
+        return self._client.retries
+
+    def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> Status:
+        """What a node tells of itself: the one at `endpoint`, or whichever answers."""
+        return self._portal.call(self._client.status(endpoint, timeout_s=timeout_s))
+
+    def members(self, *, timeout_s: float | None = None) -> Listing:
+        """Every node of the cluster, as the leader knows it."""
+        return self._portal.call(self._client.members(timeout_s=timeout_s))
+
+    def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
+        """What became of a write of this client that ended in `Timeout`.
+
+        `session` and `seq` are the error's. After "not_applied" it never will be applied. An
+        "applied" one has its result if it is asked for within 30 seconds. Raises what a read does.
+        """
+        return self._portal.call(self._client.outcome(session, seq, timeout_s=timeout_s))
+
+    def close(self) -> None:
+        """Close the connections and end the thread. Calls of other threads end with `Stopped`
+        or `Timeout`. Idempotent."""
+        self._portal.finish(self._client.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,9 @@
+"""The network client: `raftkv.Client`. docs/clients.md tells how to use it."""
+
+from .client import Client
+from .kv import ClientKV
+from .leases import ClientLeases
+from .tls import ClientTls
+from .watch import ClientWatch
+
+__all__ = ["Client", "ClientKV", "ClientLeases", "ClientTls", "ClientWatch"]

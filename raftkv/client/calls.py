@@ -1,0 +1,398 @@
+"""One call of a client: which endpoint, how long, and whether again.
+
+Rules of this file
+1. Every call has a deadline; a try at one endpoint gets a share of what is left, so that one that
+   hangs leaves time for the others.
+2. Endpoints are used in the order given, the first one that works; one that failed rests, longer
+   each time. So a client stays with a node, and sees its own writes there in local reads.
+3. A read may be repeated anywhere. A write carries its session and number, so it may be repeated
+   as well: the cluster applies it once. A verdict (`Refused`) ends the call, for it would be the
+   same everywhere.
+4. A deadline is never a decision. When it passes, the caller hears `Timeout` if the write may have
+   reached a node, and a `NotApplied` only if it provably did not.
+5. `SessionExpired` at the first delivery means that the write was not applied: it goes on under a
+   new session. After a delivery whose answer was lost the first one may have been applied before
+   the session ended, and the table that would tell is gone: `Timeout`, never a silent second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from raftkv.errors import (
+    ConfigError,
+    NoLeader,
+    NotApplied,
+    OutcomeExpired,
+    Overloaded,
+    PeerUnreachable,
+    RaftkvError,
+    ReadTimeout,
+    Refused,
+    SequenceTooFar,
+    SessionExpired,
+    Stopped,
+    Timeout,
+    TooLarge,
+)
+
+from .failures import error_of
+from .http import ANSWER_BYTES_MAX, Broken, Excess, HttpEndpoint, LineStream, Unsent
+from .sessions import Session, Sessions
+
+__all__ = ["CONNECTIONS_MAX", "Caller", "Place"]
+
+# Calls at once, each on a connection of its own; further ones wait for a place.
+CONNECTIONS_MAX: Final = 256
+# A try at one endpoint gets at least this, or what is left.
+TRY_S_MIN: Final = 0.25
+# How long an endpoint rests that failed; doubled each time.
+REST_S_MIN: Final = 0.05
+REST_S_MAX: Final = 2.0
+
+_SESSIONS: Final = b"/v1/sessions"
+
+
+T = TypeVar("T")
+#: From the body of a good answer to what it says.
+Decode = Callable[[bytes], T]
+
+
+class _TooMuch(Timeout):
+    """There was an answer, and it exceeds `answer_bytes_max`."""
+
+
+class _Opened(msgspec.Struct):
+    session: str
+
+
+_opened = msgspec.json.Decoder(_Opened).decode
+
+
+class Place:
+    """An endpoint and how it has behaved."""
+
+    def __init__(self, http: HttpEndpoint) -> None:
+        self.http = http
+        self.failures = 0
+        self.rests_until = 0.0
+
+
+class Caller:
+    """Carries the calls of one client. Made on the event loop that it is used on."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 5.0,
+        exactly_once: bool = True,
+        connections_max: int = CONNECTIONS_MAX,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        if not endpoints:
+            raise ConfigError("a client needs at least one endpoint: http://HOST:PORT")
+        made = [HttpEndpoint(url, tls, answer_bytes_max=answer_bytes_max) for url in endpoints]
+        self._places = [Place(http) for http in made]
+        self._current = 0
+        self._exactly_once = exactly_once
+        self._slots = asyncio.Semaphore(connections_max)
+        self._connections_max = connections_max
+        self.timeout_s = timeout_s
+        self.sessions = Sessions(self._open_session)
+        self.closed = False
+        self.retries = 0
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint that is used now."""
+        return self._places[self._current].http.url
+
+    def deadline(self, timeout_s: float | None) -> float:
+        """The end of a call, on the loop's clock."""
+        return self._now() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    def close(self) -> None:
+        """End all connections; calls under way end with an error."""
+        self.closed = True
+        for place in self._places:
+            place.http.close()
+
+    # -- reads
+
+    async def read(
+        self,
+        path: bytes,
+        body: bytes,
+        decode: Decode[T],
+        *,
+        method: bytes = b"POST",
+        deadline: float,
+    ) -> T:
+        """The answer from any endpoint. Raises Refused, or a NotApplied when there was none."""
+        last: RaftkvError | None = None
+        while True:
+            place = await self._next_place(deadline, last)
+            if place is None:
+                raise _read_failed(last)
+            try:
+                return await self._try(place, method, path, body, b"", decode, deadline)
+            except (Refused, TooLarge):
+                raise
+            except _TooMuch as error:
+                raise TooLarge(str(error)) from None  # it would be as much elsewhere
+            except RaftkvError as error:
+                last = error
+                self.failed(place)
+
+    async def read_at(self, url: str, path: bytes, decode: Decode[T], *, deadline: float) -> T:
+        """GET from this very endpoint, tried once."""
+        for place in self._places:
+            if place.http.url == url.rstrip("/"):
+                try:
+                    return await self._try(
+                        place, b"GET", path, b"", b"", decode, deadline, whole=True
+                    )
+                except Timeout as error:
+                    raise _read_failed(error) from None
+        raise ConfigError(f"{url!r} is not an endpoint of this client")
+
+    async def stream(
+        self, path: bytes, body: bytes, *, deadline: float
+    ) -> tuple[Place, LineStream]:
+        """A stream of lines, and the endpoint it is from, chosen as `read` would.
+
+        Whoever finds it broken says so by `failed(place)`.
+        """
+        last: RaftkvError | None = None
+        while True:
+            place = await self._next_place(deadline, last)
+            if place is None:
+                raise _read_failed(last)
+            limit = self._try_until(deadline)
+            try:
+                answer, lines = await place.http.open_stream(path, body, deadline=limit)
+            except (Unsent, Broken) as error:
+                last = PeerUnreachable(str(error))
+                self.failed(place)
+                continue
+            if answer.status == 200:
+                self._worked(place)
+                return place, lines
+            last = error_of(place.http.url, answer.status, answer.body)
+            if isinstance(last, Refused):
+                raise last
+            self.failed(place)
+
+    # -- writes
+
+    async def write(self, path: bytes, body: bytes, decode: Decode[T], *, deadline: float) -> T:
+        """The answer to a write, applied once. Raises Refused, NotApplied or Timeout."""
+        if not self._exactly_once:
+            return await self._write(None, 0, path, body, decode, deadline)
+        while True:
+            session = await self.sessions.current(deadline)
+            seq = session.take()
+            unknown = False
+            try:
+                return await self._write(session, seq, path, body, decode, deadline)
+            except SessionExpired:
+                pass  # nothing was delivered before (`_write` sees to that): under a new session
+            except Timeout:
+                unknown = True
+                raise
+            finally:
+                if unknown:
+                    session.give_up(seq, path, body)
+                else:
+                    session.done(seq)
+
+    async def repeat(
+        self,
+        session: Session,
+        seq: int,
+        path: bytes,
+        body: bytes,
+        decode: Decode[T],
+        *,
+        deadline: float,
+    ) -> T:
+        """The answer of a write that is known to have been applied: the first one's."""
+        return await self._write(session, seq, path, body, decode, deadline, delivered=True)
+
+    async def _write(
+        self,
+        session: Session | None,
+        seq: int,
+        path: bytes,
+        body: bytes,
+        decode: Decode[T],
+        deadline: float,
+        *,
+        delivered: bool = False,
+    ) -> T:
+        """`delivered`: a node may have got it. From then on nothing but a verdict is certain."""
+        last: RaftkvError | None = None
+        while True:
+            place = None if delivered and self.closed else await self._next_place(deadline, last)
+            if place is None:
+                raise _write_failed(last, session, seq, delivered=delivered)
+            headers = b"" if session is None else session.headers(seq)
+            try:
+                return await self._try(place, b"POST", path, body, headers, decode, deadline)
+            except (SessionExpired, OutcomeExpired, SequenceTooFar) as error:
+                if session is not None and isinstance(error, SessionExpired):
+                    session.ended = True
+                if delivered:
+                    raise _write_failed(error, session, seq, delivered=True) from None
+                raise
+            except Refused as error:
+                if delivered and type(error) is Refused:
+                    # No verdict that is known here: a proxy's word, or a node's that serves no
+                    # sessions. It says nothing about what was delivered before.
+                    raise _write_failed(error, session, seq, delivered=True) from None
+                raise
+            except NotApplied as error:
+                if isinstance(error, TooLarge) and not delivered:
+                    raise
+                last = error
+            except RaftkvError as error:
+                last = error
+                delivered = True
+                if session is None:
+                    raise _write_failed(last, None, 0, delivered=True) from None
+            self.failed(place)
+
+    async def _open_session(self, deadline: float) -> str:
+        return (await self.read(_SESSIONS, b"{}", _opened, deadline=deadline)).session
+
+    # -- one try
+
+    async def _try(
+        self,
+        place: Place,
+        method: bytes,
+        path: bytes,
+        body: bytes,
+        headers: bytes,
+        decode: Decode[T],
+        deadline: float,
+        *,
+        whole: bool = False,
+    ) -> T:
+        """One try at one endpoint: what a good answer says, or an error of raftkv's tree."""
+        await self._slot(deadline)
+        limit = deadline if whole else self._try_until(deadline)
+        try:
+            answer = await place.http.request(method, path, body, headers, deadline=limit)
+        except Unsent as error:
+            raise PeerUnreachable(str(error)) from None
+        except Excess as error:
+            raise _TooMuch(f"{place.http.url}: {error}") from None
+        except Broken as error:
+            raise Timeout(f"{place.http.url}: {error}") from None
+        finally:
+            self._slots.release()
+        if answer.status == 200:
+            try:
+                decoded = decode(answer.body)
+            except (msgspec.DecodeError, ValueError, LookupError) as error:
+                raise Timeout(
+                    f"{place.http.url}: the answer to {path.decode()} cannot be understood: {error}"
+                ) from None
+            self._worked(place)
+            return decoded
+        raise error_of(place.http.url, answer.status, answer.body)
+
+    async def _slot(self, deadline: float) -> None:
+        try:
+            if self._slots.locked():
+                async with asyncio.timeout_at(deadline):
+                    await self._slots.acquire()
+            else:
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Overloaded(
+                f"{self._connections_max} calls of this client are under way (connections_max), "
+                f"and none ended before the deadline"
+            ) from None
+
+    def _try_until(self, deadline: float) -> float:
+        now = self._now()
+        if len(self._places) == 1:
+            return deadline
+        rested = sum(1 for place in self._places if place.rests_until <= now)
+        return min(deadline, now + max(TRY_S_MIN, (deadline - now) / max(2, rested)))
+
+    # -- endpoints
+
+    async def _next_place(self, deadline: float, last: RaftkvError | None) -> Place | None:
+        """The endpoint to try next, once one has rested; None when the deadline comes first.
+
+        A call that has not tried any (`last` is None) does not wait for that: it may be the one
+        that finds an endpoint well again.
+        """
+        while True:
+            if self.closed:
+                raise Stopped("the client is closed")
+            now = self._now()
+            if now >= deadline:
+                return None
+            places = self._places
+            for step in range(len(places)):
+                number = (self._current + step) % len(places)
+                if places[number].rests_until <= now:
+                    self._current = number
+                    return places[number]
+            soonest = min(range(len(places)), key=lambda number: places[number].rests_until)
+            if last is None:
+                self._current = soonest
+                return places[soonest]
+            if places[soonest].rests_until >= deadline:
+                return None
+            await asyncio.sleep(places[soonest].rests_until - now)
+
+    def _worked(self, place: Place) -> None:
+        place.failures, place.rests_until = 0, 0.0
+
+    def failed(self, place: Place) -> None:
+        """Let an endpoint rest, after a call or in the middle of a stream."""
+        self.retries += 1
+        now = self._now()
+        if place.rests_until <= now:  # not already for a call that failed at the same time
+            place.rests_until = now + min(REST_S_MAX, REST_S_MIN * 2**place.failures)
+            place.failures += 1
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _read_failed(last: RaftkvError | None) -> RaftkvError:
+    """What a read ends with. It changes nothing, so it was not applied in any case."""
+    if last is None:
+        return ReadTimeout("the deadline passed before an endpoint could be asked")
+    if isinstance(last, NotApplied):
+        return last
+    return ReadTimeout(f"no endpoint answered before the deadline; the last: {last}")
+
+
+def _write_failed(
+    last: RaftkvError | None, session: Session | None, seq: int, *, delivered: bool
+) -> RaftkvError:
+    if delivered:
+        return Timeout(
+            f"the outcome is unknown, the write may still be applied; the last: {last}. "
+            f"Ask client.outcome(error.session, error.seq)",
+            session=0 if session is None else session.id,
+            seq=seq,
+        )
+    if last is None:
+        return NoLeader("the deadline passed before the write could be sent")
+    return last

@@ -1,0 +1,357 @@
+"""HTTP/1.1 to one endpoint: pooled connections, one request at a time on each, streams of lines.
+
+The parser is httptools', the one that the door uses too; what is written here is only what a
+client needs around it. It was chosen by measuring (docs/clients.md has the figures): the finished
+libraries cost 5 to 100 times the CPU per request, and one of them as much disk as raftkv itself.
+
+Rules of this file
+1. Two failures, because a caller may do different things after them: `Unsent` says that not one
+   byte of the request has left, `Broken` that the other side may have got all of it.
+2. A connection that was not read to the end of its answer is closed, never pooled: whoever took
+   it next would read somebody else's answer.
+3. What arrives is counted before it is kept: an answer, and a line of a stream, has a limit.
+4. A stream that nobody reads stops reading its socket, so that the other side feels it.
+5. No policy: which endpoint, how long, and whether again is decided in calls.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import urllib.parse
+from collections import deque
+from typing import Any, Final, NamedTuple, cast
+
+import httptools
+
+from raftkv.errors import ConfigError
+
+__all__ = [
+    "ANSWER_BYTES_MAX",
+    "Answer",
+    "Broken",
+    "Excess",
+    "HttpEndpoint",
+    "LineStream",
+    "Unsent",
+]
+
+# One answer, and one line of a stream: a range of a million small keys fits; larger ones are read
+# in pages.
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+# Idle connections kept per endpoint; more are opened when calls run at once, and closed after.
+IDLE_MAX: Final = 64
+# Below the door's own 120 s, so that it is this side that closes an idle connection.
+IDLE_S_MAX: Final = 60.0
+# A stream stops reading its socket when so much of it waits to be taken.
+STREAM_BYTES_MAX: Final = 1024 * 1024
+
+
+class Unsent(Exception):
+    """No connection could be had: nothing of the request was sent."""
+
+
+class Broken(Exception):
+    """The connection ended before the answer did; the request may have been carried out."""
+
+
+class Excess(Broken):
+    """The answer is larger than this client takes."""
+
+
+class Answer(NamedTuple):
+    """A complete answer."""
+
+    status: int
+    body: bytes
+
+
+class _Connection(asyncio.Protocol):
+    """One TCP or TLS connection. `waiter` ends with the answer, or at a stream's headers."""
+
+    def __init__(self, answer_bytes_max: int) -> None:
+        self._bytes_max = answer_bytes_max
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self.transport: asyncio.Transport | None = None
+        self.waiter: asyncio.Future[Answer] | None = None
+        self.stream: LineStream | None = None
+        self.reusable = False
+        self.idle_since = 0.0
+        self.closed = False
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's are no subclasses of asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+
+    def send(self, head: bytes, body: bytes, waiter: asyncio.Future[Answer]) -> None:
+        assert self.transport is not None
+        self.waiter, self.reusable = waiter, False
+        self._parts, self._size = [], 0
+        self.transport.write(head + body)
+
+    def data_received(self, data: bytes) -> None:
+        if self.waiter is None and self.stream is None:
+            # Nobody has asked: it must not become the answer to the next request.
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"the answer is not HTTP: {error}")
+
+    def on_headers_complete(self) -> None:
+        stream, waiter = self.stream, self.waiter
+        if stream is not None and waiter is not None and self._parser.get_status_code() == 200:
+            # The lines follow; an error is an ordinary answer.
+            self.waiter = None
+            stream.flowing = True
+            if not waiter.done():
+                waiter.set_result(Answer(200, b""))
+
+    def on_body(self, body: bytes) -> None:
+        if self.stream is not None and self.stream.flowing:
+            self.stream.feed(body)
+            return
+        self._size += len(body)
+        if self._size > self._bytes_max:
+            text = f"the answer exceeds {self._bytes_max} bytes: ask for less, or in pages"
+            self._fail(text, Excess)
+            return
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        self.reusable = bool(self._parser.should_keep_alive())
+        if self.stream is not None and self.stream.flowing:
+            self.stream.end("the stream was ended by the node")
+            self.close()
+        elif waiter is not None and not waiter.done():
+            waiter.set_result(Answer(self._parser.get_status_code(), b"".join(self._parts)))
+        self._parts = []
+
+    def eof_received(self) -> None:
+        self._fail("the node closed the connection")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(str(error) if error else "the connection was closed")
+
+    def _fail(self, reason: str, kind: type[Broken] = Broken) -> None:
+        self.close()
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(kind(reason))
+        if self.stream is not None:
+            self.stream.end(reason)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.closed = True
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class LineStream:
+    """The lines of an answer that does not end by itself: `await next()`, then `close()`.
+
+    `next` may be cancelled: a line that has arrived is then given by the next call.
+    """
+
+    def __init__(self, connection: _Connection, line_bytes_max: int) -> None:
+        self._connection = connection
+        self._line_bytes_max = line_bytes_max
+        self._lines: deque[bytes] = deque()
+        self._size = 0
+        self._rest: list[bytes] = []
+        self._rest_size = 0
+        self._arrived = asyncio.Event()
+        self._ended: str | None = None
+        self._paused = False
+        self.flowing = False
+
+    def feed(self, data: bytes) -> None:
+        """Take what has arrived."""
+        first, *others = data.split(b"\n")
+        self._rest.append(first)
+        self._rest_size += len(first)
+        for piece in others:
+            line = b"".join(self._rest)
+            if line.strip():
+                self._lines.append(line)
+                self._size += len(line)
+            self._rest, self._rest_size = [piece], len(piece)
+        if self._rest_size > self._line_bytes_max:
+            self.end(f"a line of the stream exceeds {self._line_bytes_max} bytes")
+            self._connection.close()
+            return
+        if self._lines:
+            self._arrived.set()
+        if self._size > STREAM_BYTES_MAX and not self._paused:
+            self._paused = True
+            assert self._connection.transport is not None
+            self._connection.transport.pause_reading()
+
+    def end(self, reason: str) -> None:
+        """No more will come; what has arrived is still given."""
+        if self._ended is None:
+            self._ended = reason
+            self._arrived.set()
+
+    async def next(self) -> bytes:
+        """The next line. Raises Broken once there are no more."""
+        while not self._lines:
+            if self._ended is not None:
+                raise Broken(self._ended)
+            self._arrived.clear()
+            await self._arrived.wait()
+        line = self._lines.popleft()
+        self._size -= len(line)
+        if self._paused and self._size <= STREAM_BYTES_MAX // 2:
+            self._paused = False
+            transport = self._connection.transport
+            if transport is not None and not transport.is_closing():
+                transport.resume_reading()
+        return line
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._connection.close()
+        self.end("the stream was closed")
+
+
+class HttpEndpoint:
+    """Requests to one `http://host:port` or `https://host:port`. Raises ConfigError for another."""
+
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None = None,
+        *,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        self.url, self._host, self._port, secure = split_endpoint(url)
+        self._tls = (tls or ssl.create_default_context()) if secure else None
+        self._bytes_max = answer_bytes_max
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._host_line = f" HTTP/1.1\r\nhost: {host}:{self._port}\r\n".encode("ascii")
+        self._idle: list[_Connection] = []  # the one used last is taken first
+        self._busy: set[_Connection] = set()
+        self._closed = False
+
+    async def request(
+        self,
+        method: bytes,
+        target: bytes,
+        body: bytes = b"",
+        headers: bytes = b"",
+        *,
+        deadline: float,
+    ) -> Answer:
+        """One request; `headers` are finished lines, `deadline` is on the loop's clock.
+
+        Raises Unsent or Broken, also when the deadline passes.
+        """
+        connection = await self._take(deadline)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Answer] = loop.create_future()
+        alarm = loop.call_at(deadline, self._late, waiter)
+        self._busy.add(connection)
+        try:
+            connection.send(self._head(method, target, body, headers), body, waiter)
+            answer = await waiter
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            alarm.cancel()
+            self._busy.discard(connection)
+            self._give_back(connection)
+        return answer
+
+    async def open_stream(
+        self, target: bytes, body: bytes, headers: bytes = b"", *, deadline: float
+    ) -> tuple[Answer, LineStream]:
+        """POST, and the lines that are answered. Status other than 200: an ordinary answer, and a
+        stream without lines. The deadline is for its beginning. Raises Unsent or Broken."""
+        connection = await self._take(deadline)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Answer] = loop.create_future()
+        alarm = loop.call_at(deadline, self._late, waiter)
+        stream = connection.stream = LineStream(connection, self._bytes_max)
+        self._busy.add(connection)
+        try:
+            connection.send(self._head(b"POST", target, body, headers), body, waiter)
+            answer = await waiter
+        except BaseException:
+            stream.close()
+            raise
+        finally:
+            alarm.cancel()
+            self._busy = {each for each in self._busy if not each.closed}
+        if not stream.flowing:
+            stream.close()
+        return answer, stream
+
+    def _head(self, method: bytes, target: bytes, body: bytes, headers: bytes) -> bytes:
+        line = b"%b %b%b" % (method, target, self._host_line)
+        if not body:
+            return b"%b%b\r\n" % (line, headers)
+        kind = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        return b"%b%b%b\r\n" % (line, kind, headers)
+
+    def _late(self, waiter: asyncio.Future[Answer]) -> None:
+        if not waiter.done():
+            waiter.set_exception(Broken(f"{self.url} did not answer in time"))
+
+    async def _take(self, deadline: float) -> _Connection:
+        if self._closed:
+            raise Unsent("the client is closed")
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed and loop.time() - connection.idle_since < IDLE_S_MAX:
+                return connection
+            connection.close()
+        try:
+            async with asyncio.timeout_at(deadline):
+                _, made = await loop.create_connection(
+                    lambda: _Connection(self._bytes_max), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise Unsent(f"{self.url} cannot be reached: no connection in time") from None
+        except OSError as error:
+            raise Unsent(f"{self.url} cannot be reached: {_reason(error)}") from None
+        return made
+
+    def _give_back(self, connection: _Connection) -> None:
+        if not connection.reusable or self._closed or len(self._idle) >= IDLE_MAX:
+            connection.close()
+        if not connection.closed:
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close all connections; requests under way end as Broken."""
+        self._closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._idle.clear()
+        self._busy.clear()
+
+
+def split_endpoint(url: str) -> tuple[str, str, int, bool]:
+    """(the endpoint without a trailing slash, host, port, whether TLS). Raises ConfigError."""
+    parts = urllib.parse.urlsplit(url)
+    with contextlib.suppress(ValueError):
+        host, port = parts.hostname, parts.port
+        plain = parts.path in ("", "/") and not parts.query and parts.username is None
+        if parts.scheme in ("http", "https") and host and port != 0 and plain:
+            secure = parts.scheme == "https"
+            return url.rstrip("/"), host, port or (443 if secure else 80), secure
+    raise ConfigError(f"{url!r} is not an endpoint: write http://HOST:PORT or https://HOST:PORT")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

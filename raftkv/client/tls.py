@@ -1,0 +1,39 @@
+"""What a client needs for https endpoints."""
+
+from __future__ import annotations
+
+import ssl
+
+import msgspec
+
+from raftkv.config import TlsFiles
+from raftkv.errors import CertificateError
+
+__all__ = ["ClientTls", "context_of"]
+
+
+class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM files. `ca` holds the authorities that the doors' certificates are checked against.
+
+    `certificate` and `key` are shown to a door that asks for them. The files are read when the
+    client is made.
+    """
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+
+
+def context_of(tls: ClientTls | TlsFiles | ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """The context for https endpoints. Raises CertificateError for files that cannot be used."""
+    if tls is None or isinstance(tls, ssl.SSLContext):
+        return tls
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if tls.certificate is not None:
+            context.load_cert_chain(tls.certificate, tls.key)
+    except OSError as error:
+        files = ", ".join(name for name in (tls.ca, tls.certificate, tls.key) if name)
+        raise CertificateError(f"tls: the files {files} cannot be used: {error}") from None
+    return context

@@ -1,0 +1,382 @@
+"""Commands of clients that have no node of their own, proposed by this node under their sessions.
+
+Theory. A client of the network door opens a session through the log and numbers its writes. The
+node that it asks proposes the command under the client's session and number, not under its own, and
+answers from its own apply, as it does for its own callers (outbox.py). A client that hears nothing
+may ask any other node with the same number: whichever proposal comes first in the log is applied,
+the others get its outcome (state/sessions.py).
+
+Rules of this file
+1. The numbers are the client's. This node keeps no floor and no order for them, and holds nothing
+   about a command once its callers are answered or gone: the exactly-once table is the memory.
+2. Who uses a session shows its handle, `<number>-<nonce>`. A session's number is easy to guess and
+   easier to mistake; the nonce is 63 random bits that the log keeps beside it. So no program writes
+   under the numbers of another by mistake. (It is no substitute for TLS: who may speak to the door
+   at all is settled there.)
+3. A node that lags may not know a session yet: it first catches up with a majority, and only then
+   says that there is none. `SessionExpired` therefore always means: this proposal was not applied.
+   Where that is not certain, because a snapshot has jumped over entries, the answer is `Timeout`.
+4. A ticket is the right to one proposal. The door gets one for each request; a second command under
+   one number would get the first one's answer as its own.
+
+`TicketHost` is what the keyspace's API gets for such a request in place of its own host: the API
+knows nothing of sessions and proposes as it always does. (A context variable would do without the
+second API object, but what runs in reaction to a proposal, a timer or a service that wakes up,
+inherits the context, and would then propose in the client's name.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from .config import Limits, RaftTimes
+from .errors import (
+    NoLeader,
+    NumberReused,
+    Overloaded,
+    Refused,
+    SessionExpired,
+    Stopped,
+    Timeout,
+    TooLarge,
+)
+from .outbox import ENVELOPE_BYTES, SWEEP_S, Fates
+from .plugin import Host
+from .runtime import Runtime, Timer
+from .state.core import OpenSession
+from .state.machine import StateMachine
+from .state.tables import ABSENT
+
+__all__ = ["Foreign", "Ticket", "TicketHost"]
+
+# Waiting commands that are looked up in one turn after a snapshot: about 4 ms.
+SETTLED_PER_TURN: Final = 2_000
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Ticket:
+    """The right to propose one command as number `seq` of a client's session."""
+
+    __slots__ = ("floor", "seq", "session", "used")
+
+    def __init__(self, session: int, seq: int, floor: int) -> None:
+        self.session = session
+        self.seq = seq
+        self.floor = floor
+        self.used = False
+
+
+class TicketHost:
+    """A plugin's host whose proposals go under a ticket; all else is the plugin's own host."""
+
+    def __init__(self, host: Host, foreign: Foreign, ticket: Ticket, plugin: str) -> None:
+        self._host = host
+        self._foreign = foreign
+        self._ticket = ticket
+        self._plugin = plugin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    async def propose(self, command: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
+        """As `Host.propose`, but once."""
+        return await self._foreign.propose(self._ticket, self._plugin, command, timeout_s)
+
+
+class _Waiter:
+    """A command on its way, and who waits for it: (future, deadline)."""
+
+    __slots__ = ("callers", "encoded", "kind", "sends", "sent_at")
+
+    def __init__(self, kind: type[msgspec.Struct], encoded: bytes) -> None:
+        self.kind = kind
+        self.encoded = encoded
+        self.callers: list[tuple[asyncio.Future[Any], float]] = []
+        self.sends = 0
+        self.sent_at = 0.0
+
+
+class Foreign:
+    """The commands of clients at one node. `send` hands them towards the leader, or says no.
+
+    Bounded by the limits of the outbox, counted apart from it: `outbox_commands_max` and
+    `outbox_bytes_max`. `waiting` is looked at by the replica for every command that is applied.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        limits: Limits,
+        times: RaftTimes,
+        machine: StateMachine,
+        send: Callable[[Sequence[bytes]], bool],
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._runtime = runtime
+        self._limits = limits
+        self._resend_s = times.resend_ms / 1000
+        self._machine = machine
+        self._send = send
+        self.waiting: dict[tuple[int, int], _Waiter] = {}
+        self._unsent: list[_Waiter] = []
+        self._bytes = 0
+        self._flushing = False
+        self._timer: Timer | None = None
+        self._stopped = False
+        self.submitted = 0
+        self.resends = 0
+        self.sessions_opened = 0
+        self.applied = 0
+        self.fates = Fates()
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    # -- sessions
+
+    async def open_session(self, timeout_s: float | None = None) -> str:
+        """Open a client's session through the log; its handle. Raises NotApplied or Timeout."""
+        nonce = int.from_bytes(self._runtime.token(8), "big") >> 1
+        # A session is opened without one: under session 0, with the nonce as number.
+        ticket = Ticket(0, nonce, 0)
+        opened = await self.propose(ticket, "core", OpenSession(nonce), timeout_s)
+        self.sessions_opened += 1
+        return f"{opened.session}-{nonce:016x}"
+
+    def knows(self, session: int, nonce: int) -> bool:
+        """Whether this node's copy has the session, and under this nonce."""
+        return self._machine.client_nonce(session) == nonce
+
+    # -- commands
+
+    async def propose(
+        self, ticket: Ticket, plugin: str, command: msgspec.Struct, timeout_s: float | None = None
+    ) -> Any:
+        """As `Node.propose`, under a ticket. `timeout_s` None takes the node's."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        return await self.submit(ticket, plugin, command, limit_s)
+
+    def submit(
+        self, ticket: Ticket, plugin: str, command: msgspec.Struct, timeout_s: float
+    ) -> asyncio.Future[Any]:
+        """The future of the command's outcome. Raises Overloaded, TooLarge or Stopped at once."""
+        if ticket.used:
+            raise RuntimeError("a request with a session number proposed more than one command")
+        ticket.used = True
+        if self._stopped:
+            raise Stopped("this node has stopped")
+        key = (ticket.session, ticket.seq)
+        waiter = self.waiting.get(key)
+        if waiter is None:
+            waiter = self._taken(ticket, plugin, command)
+            self.waiting[key] = waiter
+            self._unsent.append(waiter)
+            if not self._flushing:
+                self._flushing = True
+                self._runtime.call_soon(self._flush)
+        self.submitted += 1
+        future = self._runtime.future()
+        waiter.callers.append((future, self._runtime.monotonic() + timeout_s))
+        if self._timer is None:
+            self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
+        return future
+
+    def _taken(self, ticket: Ticket, plugin: str, command: msgspec.Struct) -> _Waiter:
+        body = _encode(command)
+        limits = self._limits
+        if len(body) + ENVELOPE_BYTES > limits.command_bytes_max:
+            self.fates.too_large += 1
+            raise TooLarge(
+                f"the command has {len(body)} bytes; limits.command_bytes_max is "
+                f"{limits.command_bytes_max}"
+            )
+        encoded = _encode((ticket.session, ticket.seq, ticket.floor, plugin, body))
+        full = len(self.waiting) >= limits.outbox_commands_max
+        if full or self._bytes + len(encoded) > limits.outbox_bytes_max:
+            if full:
+                self.fates.over_commands_max += 1
+            else:
+                self.fates.over_bytes_max += 1
+            raise Overloaded(
+                f"{len(self.waiting)} commands of {self._bytes} bytes of clients already wait in "
+                f"this node (limits.outbox_commands_max, limits.outbox_bytes_max)"
+            )
+        self._bytes += len(encoded)
+        return _Waiter(type(command), encoded)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        unsent, self._unsent = self._unsent, []
+        if not self._stopped:
+            self._transmit([waiter for waiter in unsent if waiter.callers])
+
+    def _transmit(self, waiters: Sequence[_Waiter]) -> None:
+        """Send in pieces that fit into one message between nodes, until one cannot leave."""
+        limit = self._limits.batch_bytes_max
+        piece: list[_Waiter] = []
+        size = 0
+        for waiter in waiters:
+            if piece and size + len(waiter.encoded) > limit:
+                if not self._transmit_piece(piece):
+                    return
+                piece, size = [], 0
+            piece.append(waiter)
+            size += len(waiter.encoded)
+        if piece:
+            self._transmit_piece(piece)
+
+    def _transmit_piece(self, piece: Sequence[_Waiter]) -> bool:
+        if not self._send([waiter.encoded for waiter in piece]):
+            return False
+        now = self._runtime.monotonic()
+        for waiter in piece:
+            self.resends += waiter.sends > 0
+            waiter.sends += 1
+            waiter.sent_at = now
+        return True
+
+    def office_changed(self) -> None:
+        """Another leader, or the way to it has changed: what was sent may be lost."""
+        self._unsent = []
+        self._transmit(list(self.waiting.values()))
+
+    # -- answers
+
+    def settle(self, session: int, seq: int, outcome: Any, *, jumped: bool = False) -> None:
+        """This node has applied the number, or (`jumped`) a snapshot says what became of it."""
+        waiter = self.waiting.pop((session, seq), None)
+        if waiter is None:
+            return
+        self._bytes -= len(waiter.encoded)
+        if isinstance(outcome, SessionExpired) and jumped and waiter.sends:
+            self._fail(waiter, _unknown("the session ended while the command was on its way"))
+            return
+        if not isinstance(outcome, Refused) and not _fits(waiter.kind, outcome):
+            outcome = NumberReused(f"seq {seq} of the session was used for another command before")
+        for future, _ in waiter.callers:
+            if future.done():
+                self.fates.cancelled += 1
+            elif isinstance(outcome, Refused):
+                self.fates.refused += 1
+                # One refusal may be kept and raised more than once; each raise gets its own.
+                future.set_exception(type(outcome)(*outcome.args))
+            else:
+                self.applied += 1
+                future.set_result(outcome)
+
+    def restored(self) -> None:
+        """The state is that of a snapshot: answer those whose entries it has jumped over."""
+        self._settle_jumped(list(self.waiting))
+
+    def _settle_jumped(self, keys: list[tuple[int, int]]) -> None:
+        """Some at a time. Whoever is settled by an entry meanwhile is not waiting any more."""
+        for session, seq in keys[:SETTLED_PER_TURN]:
+            waiter = self.waiting.get((session, seq))
+            if waiter is None:
+                continue
+            if session == 0:
+                opened = self._machine.client_session(seq)
+                if opened is not None:
+                    self.settle(session, seq, opened)
+                continue
+            outcome = self._machine.recall(session, seq, waiter.kind)
+            if outcome is not ABSENT:
+                self.settle(session, seq, outcome, jumped=True)
+        if len(keys) > SETTLED_PER_TURN:
+            self._runtime.call_soon(self._settle_jumped, keys[SETTLED_PER_TURN:])
+
+    def _fail(self, waiter: _Waiter, error: Exception) -> None:
+        for future, _ in waiter.callers:
+            if not future.done():
+                self.fates.failed(error)
+                future.set_exception(type(error)(*error.args))
+
+    # -- deadlines and the end
+
+    def _sweep(self) -> None:
+        self._timer = None
+        if self._stopped:
+            return
+        now = self._runtime.monotonic()
+        again = []
+        for key, waiter in list(self.waiting.items()):
+            self._expire(waiter, now)
+            if not waiter.callers:
+                del self.waiting[key]
+                self._bytes -= len(waiter.encoded)
+            elif now - waiter.sent_at >= self._resend_s * min(8, 2**waiter.sends):
+                again.append(waiter)
+        self._transmit(again)
+        if self.waiting:
+            self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
+
+    def _expire(self, waiter: _Waiter, now: float) -> None:
+        left = []
+        for future, deadline in waiter.callers:
+            if future.done():
+                self.fates.cancelled += 1
+            elif now < deadline:
+                left.append((future, deadline))
+            else:
+                error = _late(sent=waiter.sends > 0)
+                self.fates.failed(error)
+                future.set_exception(error)
+        waiter.callers = left
+
+    def history_ended(self) -> None:
+        """The history that the commands were sent into was given up: nobody can tell."""
+        for waiter in self.waiting.values():
+            self._fail(waiter, _unknown("the cluster was recovered by force"))
+        self.waiting.clear()
+        self._unsent, self._bytes = [], 0
+
+    def stop(self) -> None:
+        """Nothing more is sent. What was sent is unknown, the rest was not applied."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self.waiting.values():
+            self._fail(
+                waiter, _unknown("this node stops") if waiter.sends else Stopped("this node stops")
+            )
+        self.waiting.clear()
+        self._unsent, self._bytes = [], 0
+
+
+def _fits(kind: type[msgspec.Struct], outcome: Any) -> bool:
+    """Whether the outcome can be the result of such a command."""
+    result: Any = getattr(kind, "Result", None)
+    if result is None:
+        return outcome is None
+    is_union = typing.get_origin(result) in (typing.Union, types.UnionType)
+    options = typing.get_args(result) if is_union else (result,)
+    if not all(isinstance(each, type) for each in options):
+        return True  # no class of its own to compare with
+    return isinstance(outcome, options)
+
+
+def _unknown(text: str) -> Timeout:
+    return Timeout(f"{text}; the command may have been applied")
+
+
+def _late(*, sent: bool) -> Exception:
+    if sent:
+        return Timeout(
+            "the deadline passed while the command was on its way; it may still be applied"
+        )
+    return NoLeader(
+        "no leader could be reached before the deadline; the command has not left this node. "
+        "If this lasts, fewer than a majority of the cores are running"
+    )

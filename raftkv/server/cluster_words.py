@@ -1,0 +1,102 @@
+"""etcd's words on the cluster that are served: the list of members, and a member's status.
+
+A replicant is shown as a learner: it has all the data, answers every word, and has no vote. Sizes
+of a database file are left out, because there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from . import messages
+from .encoding import Headers, wire_id
+from .ports import DoorNode, MemberStanding
+
+__all__ = ["ETCD_API_VERSION", "ClusterWords"]
+
+#: The level of etcd's API that clients may expect here. Some choose their words by it.
+ETCD_API_VERSION: Final = "3.4.0"
+
+
+_NAMES: Final = {
+    "id": "ID",
+    "peer_urls": "peerURLs",
+    "client_urls": "clientURLs",
+    "is_learner": "isLearner",
+    "raft_index": "raftIndex",
+    "raft_term": "raftTerm",
+    "raft_applied_index": "raftAppliedIndex",
+}
+
+
+class _Member(msgspec.Struct, omit_defaults=True, rename=_NAMES):
+    id: str = ""
+    name: str = ""
+    peer_urls: list[str] = []
+    client_urls: list[str] = []
+    is_learner: bool = False
+
+
+class _Status(msgspec.Struct, omit_defaults=True, rename=_NAMES):
+    version: str = ""
+    leader: str = ""
+    raft_index: str = ""
+    raft_term: str = ""
+    raft_applied_index: str = ""
+    errors: list[str] = []
+    is_learner: bool = False
+
+
+class ClusterWords:
+    """Each method takes a request's JSON body and returns the JSON of the answer.
+
+    `scheme` is that of the doors, `http` or `https`: the same on all nodes of a cluster.
+    """
+
+    def __init__(self, node: DoorNode, headers: Headers, scheme: str = "http") -> None:
+        self._node = node
+        self._header = headers.json
+        self._scheme = scheme
+        self._requests = messages.decoder_of(messages.NoRequest)
+
+    async def members(self, body: bytes) -> bytes:
+        """`POST /v3/cluster/member/list`. The header has no revision, as etcd's."""
+        messages.decode(self._requests, body)
+        status = self._node.status()
+        listed = [self._member(status.cluster_id, member) for member in status.members]
+        listed.sort(key=lambda member: int(member.id))
+        form = b'{"header":%b,"members":%b}'
+        return form % (self._header(0), msgspec.json.encode(listed))
+
+    async def status(self, body: bytes) -> bytes:
+        """`POST /v3/maintenance/status`."""
+        messages.decode(self._requests, body)
+        status, leader, term = self._node.status(), self._node.leader, self._node.term
+        shown = _Status(
+            version=ETCD_API_VERSION,
+            leader="" if leader is None else str(wire_id(status.cluster_id, leader)),
+            raft_index=_number(status.commit_index),
+            raft_term=_number(term),
+            raft_applied_index=_number(status.applied_index),
+            errors=[] if leader is not None else ["etcdserver: no leader"],
+            is_learner=status.role == "replicant",
+        )
+        rest = msgspec.json.encode(shown)[1:]
+        return b'{"header":%b,%b' % (self._header(self._node.kv.revision), rest)
+
+    def _member(self, cluster_id: str, member: MemberStanding) -> _Member:
+        client = member.http_address
+        return _Member(
+            id=str(wire_id(cluster_id, member.name)),
+            name=member.name,
+            peer_urls=[f"{self._scheme}://{member.peer_address}"],
+            client_urls=[] if client is None else [f"{self._scheme}://{client}"],
+            is_learner=member.role == "replicant",
+        )
+
+
+def _number(value: int) -> str:
+    """A 64-bit number in JSON; a default is left out."""
+    return str(value) if value else ""

@@ -1,0 +1,95 @@
+"""JSON objects that follow one another in a stream, with nothing or white space between them.
+
+This is how grpc-gateway reads the body of a streaming word, and how it reads the body of any other
+word, of which it takes the first value and no more. Objects are found by counting braces outside
+of strings; whether what lies between them is JSON is the decoder's to say. So no byte is looked at
+twice, and an object that is too large is refused before it is whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from .answers import BadRequest
+
+__all__ = ["JsonStream", "first_value"]
+
+_MARK: Final = re.compile(rb'["{}\[\]]')
+# From the inside of a string: what ends it, or a backslash with what it escapes.
+_IN_STRING: Final = re.compile(rb'"|\\.|\\\Z', re.DOTALL)
+_BLANK: Final = b" \t\r\n"
+
+
+class JsonStream:
+    """Cuts a stream of bytes into objects. `BadRequest` ends it for good."""
+
+    def __init__(self, object_bytes_max: int) -> None:
+        self._bytes_max = object_bytes_max
+        self._held = bytearray()
+        # How far `_held` was looked at, and where that was: the depth, and whether in a string.
+        self._seen = 0
+        self._depth = 0
+        self._in_string = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether an object has begun and not ended."""
+        return bool(self._held.strip(_BLANK))
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take what has come; the objects that are whole now. Raises BadRequest."""
+        self._held += data
+        found: list[bytes] = []
+        while (size := self._next()) > 0:
+            found.append(bytes(self._held[:size]))
+            del self._held[:size]
+            self._seen = 0
+        if len(self._held) > self._bytes_max:
+            raise BadRequest(f"a request of the stream exceeds {self._bytes_max} bytes")
+        return found
+
+    def _next(self) -> int:
+        """The size of the first object, 0 if it is not whole."""
+        held = self._held
+        if self._depth == 0:
+            blank = len(held) - len(held.lstrip(_BLANK))
+            del held[:blank]
+            if not held:
+                return 0
+            if held[0] != ord("{"):
+                raise BadRequest("the stream must be JSON objects, one after the other")
+        while True:
+            found = (_IN_STRING if self._in_string else _MARK).search(held, self._seen)
+            if found is None:
+                self._seen = len(held)
+                return 0
+            mark = found.group()
+            if mark == b"\\":
+                self._seen = found.start()  # what it escapes is still to come
+                return 0
+            self._seen = found.end()
+            if mark == b'"':
+                self._in_string = not self._in_string
+            elif mark in (b"{", b"["):
+                self._depth += 1
+            elif mark in (b"}", b"]"):
+                self._depth -= 1
+                if self._depth == 0:
+                    return self._seen
+
+
+def first_value(body: bytes) -> bytes | None:
+    """The first object of a body; b"" if it is blank, None if there is no whole object.
+
+    What follows it is not looked at.
+    """
+    if not body.strip(_BLANK):
+        return b""
+    stream = JsonStream(len(body))
+    stream._held += body
+    try:
+        size = stream._next()
+    except BadRequest:
+        return None
+    return bytes(stream._held[:size]) if size else None

@@ -1,0 +1,51 @@
+"""The whole door of a node, put together from its configuration."""
+
+from __future__ import annotations
+
+from raftkv.config import parse_address
+from raftkv.errors import ConfigError
+from raftkv.node import Node
+
+from .app import App
+from .door import Door
+from .members import member_routes
+from .sessions import Sessions
+from .tls import DoorTls
+
+__all__ = ["door_of"]
+
+
+def door_of(node: Node, *, version: str = "") -> Door:
+    """The door of a started node, with all its routes; not started yet.
+
+    `version` is what `/version` gives as `raftkv`. The door's figures are among the node's. Raises
+    ConfigError without `http_address`, CertificateError for files of `http_tls` that cannot be
+    used.
+    """
+    config = node.config
+    if config.http_address is None:
+        raise ConfigError("http_address is not set: the node has no door")
+    host, port = parse_address(config.http_address, "http_address")
+    tls = None if config.http_tls is None else DoorTls(config.http_tls)
+    sessions = Sessions(node, timeout_s=config.timeout_s)
+    routes = {name: each.routes() for name, each in node.hosting.services.items()}
+    routes["members"] = member_routes(node)
+    command_bytes_max = config.limits.command_bytes_max
+    app = App(
+        node,
+        routes=routes | sessions.routes(),
+        version=version,
+        # base64 makes 4/3 of a command; the rest is JSON around many small operations.
+        body_bytes_max=2 * command_bytes_max,
+        route_body_bytes_max=command_bytes_max,
+        sessions=sessions,
+        limits=config.http,
+        scheme="http" if tls is None else "https",
+    )
+    # The first scrape should hold the loop no longer than the others.
+    node.metrics.prepare()
+    door = Door(app, host, port, tls=tls)
+    node.metrics.add("door", door.metrics)
+    # Before anybody waits for a first scrape.
+    node.metrics.prepare()
+    return door

@@ -1,0 +1,127 @@
+"""TLS for the network door: who the node is to its clients, and which clients may come.
+
+The certificates of the door are not those between nodes (raftkv/security): a client is no node, and
+must not become one by holding a certificate. Any PEM files will do that clients accept.
+
+Rules of this file
+- With `ca`, a client without a certificate of these authorities does not get through the handshake.
+- TLS 1.2 is the oldest version: clients of the gateway are of many kinds, and all know it.
+- Files are read again when they have changed and stood still for a moment, and by `reload`. New
+  connections get the new ones; a file that cannot be used is logged once, and the former stay.
+- No session tickets: a resumed session would skip the check that a replaced authority asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+from typing import Final
+
+from raftkv.config import HttpTls
+from raftkv.errors import CertificateError
+
+__all__ = ["POLL_S", "DoorTls"]
+
+_log = logging.getLogger("raftkv.server")
+
+# New files are in force within two looks, about ten seconds, as those between nodes.
+POLL_S: Final = 5.0
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class DoorTls:
+    """The certificates in force. The constructor raises CertificateError for unusable files."""
+
+    def __init__(self, files: HttpTls) -> None:
+        self._files = files
+        self._stamp = _look(files)
+        self._current = _load(files)
+        self.fault: str | None = None
+        # What the server is given for good: each connection then asks for the context of now.
+        self.context = _load(files)
+        self.context.sni_callback = self._choose
+
+    def _choose(self, wire: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        """Called at the beginning of every handshake, whether the client names a server or not."""
+        wire.context = self._current
+
+    async def watch(self) -> None:
+        """Look at the files, for ever."""
+        loop = asyncio.get_running_loop()
+        seen = self._stamp
+        while True:
+            await asyncio.sleep(POLL_S)
+            stamp = await loop.run_in_executor(None, _look, self._files)
+            settled, seen = stamp == seen, stamp
+            if settled and stamp != self._stamp:
+                # What is wrong is said by reload; the next change of a file is the next attempt.
+                with contextlib.suppress(CertificateError):
+                    await self.reload()
+
+    async def reload(self) -> None:
+        """Read the files now. Raises CertificateError; then the former ones stay in force."""
+        loop = asyncio.get_running_loop()
+        self._stamp = await loop.run_in_executor(None, _look, self._files)
+        try:
+            self._current = await loop.run_in_executor(None, _load, self._files)
+        except CertificateError as error:
+            self.fault = str(error)
+            _log.error("the door goes on with its former certificate: %s", error)
+            raise
+        self.fault = None
+        _log.info("the door uses %s for new connections", self._files.certificate)
+
+
+def _look(files: HttpTls) -> _Stamp:
+    found = []
+    for path in (files.certificate, files.key, files.ca):
+        try:
+            status = os.stat(path) if path is not None else None
+        except OSError:
+            status = None
+        known = (0, 0, 0)
+        if status is not None:
+            known = (status.st_mtime_ns, status.st_size, status.st_ino)
+        found.append(known)
+    return tuple(found)
+
+
+def _load(files: HttpTls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except OSError as error:
+        raise CertificateError(
+            f"http_tls: {files.certificate} with {files.key} cannot be used: {_why(error)}. Name "
+            f"a certificate in PEM form and its key, without a password"
+        ) from None
+    if files.ca is None:
+        return context
+    try:
+        context.load_verify_locations(files.ca)
+    except OSError as error:
+        raise CertificateError(
+            f"http_tls.ca = {files.ca} cannot be used: {_why(error)}. Name a file with the "
+            f"certificates of the authorities of your clients in PEM form"
+        ) from None
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    return error.strerror or str(error)
+
+
+def _no_password() -> str:
+    """OpenSSL would otherwise ask at the terminal."""
+    raise ssl.SSLError("the key has a password")
