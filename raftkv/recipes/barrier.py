@@ -1,0 +1,164 @@
+"""Barriers: `Barrier` holds everybody up until it is lifted; a `DoubleBarrier` gathers a round.
+
+A barrier is one key, and outlives whoever put it there.
+
+The double barrier. A process enters by putting a ticket (ticket.py), and all of a round are let in
+when there are `count` of them. That moment is written down: the key `round` holds the create
+revision of the last ticket that belongs to it, and whose own is not greater is in. It never goes
+back, so nothing needs to be cleaned up before the next round, a slow process cannot miss its own,
+and a process too many waits for the next one. The round's revision is the fencing token that all
+who are in it share.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from raftkv.kv import Compare, DeleteRangeOp, PutOp, RangeOp
+
+from .ports import Store
+from .session import Session
+from .ticket import Ticket
+from .waiting import changed, insist, shrunk, txn
+
+__all__ = ["Barrier", "DoubleBarrier"]
+
+
+class Barrier:
+    """Who waits at it goes on once it is lifted, or at once if there is none.
+
+    With a `lease` (a session's) it is lifted by the end of that as well.
+    """
+
+    def __init__(self, store: Store, name: bytes, *, lease: int = 0) -> None:
+        self._store = store
+        self._key = name
+        self._lease = lease
+
+    async def hold(self) -> int:
+        """Put the barrier up, unless it is up already; its token, the revision that put it up."""
+        done = await txn(
+            self._store,
+            (Compare(self._key, "create", "=", 0),),
+            (PutOp(self._key, b"", lease=self._lease),),
+            (RangeOp(self._key),),
+        )
+        return done.revision if done.succeeded else done.rows()[0].create_revision
+
+    async def release(self) -> bool:
+        """Lift it; whether it was up."""
+        # The comparison fails at nothing; it makes a repetition tell what the first attempt did.
+        done = await txn(
+            self._store,
+            (Compare(self._key, "create", ">", 0),),
+            (DeleteRangeOp(self._key),),
+        )
+        return done.succeeded or done.repeated
+
+    async def wait(self) -> None:
+        """Return once it is not up. A slow waiter may meet the next one, and wait for that."""
+        kv = self._store.kv
+        while True:
+            found = await insist(lambda: kv.range(self._key, self._key + b"\0", keys_only=True))
+            if not found.kvs:
+                return
+            await changed(kv, found.revision, key=self._key, put=False)
+
+
+class DoubleBarrier:
+    """`count` processes enter together and leave together.
+
+        async with DoubleBarrier(session, b"barriers/step", 4) as token: ...
+
+    A process that dies outside a round is not counted; one that dies inside counts as having left.
+    """
+
+    def __init__(self, session: Session, name: bytes, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"count = {count}: it must be 1 or more")
+        self._session = session
+        self._prefix = name + b"/"
+        self._tickets = self._prefix + b"tickets/"
+        self._round = self._prefix + b"round"
+        self._count = count
+        self._ticket: Ticket | None = None
+        self._token = 0
+
+    @property
+    def token(self) -> int:
+        """The round's token, the same for all who are in it. Raises RuntimeError outside."""
+        if not self._token:
+            raise RuntimeError("nobody has been let in yet: enter first")
+        return self._token
+
+    async def enter(self) -> int:
+        """Wait until `count` are there; the round's token. Raises LockLost if the session ends."""
+        if self._ticket is not None:
+            raise RuntimeError("this object has entered already; make another one")
+        ticket = self._ticket = Ticket(self._session, self._tickets)
+        try:
+            await ticket.take()
+            self._token = await self._session.unless_lost(self._let_in(ticket))
+        finally:
+            if not self._token:
+                self._ticket = None
+                if ticket.token:
+                    await ticket.abandon()
+        return self._token
+
+    async def _let_in(self, ticket: Ticket) -> int:
+        store = self._session.store
+        while True:
+            now = await insist(lambda: store.kv.range(prefix=self._prefix))
+            last = seen = 0
+            waiting = []
+            for kv in now.kvs:
+                if kv.key == self._round:
+                    last, seen = int(kv.value), kv.mod_revision
+                else:
+                    waiting.append(kv.create_revision)
+            if last >= ticket.token:
+                return last
+            if ticket.token not in waiting:
+                raise ticket.gone()
+            waiting = sorted(revision for revision in waiting if revision > last)
+            if len(waiting) < self._count:
+                await changed(store.kv, now.revision, prefix=self._prefix)
+                continue
+            full = PutOp(self._round, b"%d" % waiting[self._count - 1])
+            await txn(store, (Compare(self._round, "mod", "=", seen),), (full,))
+
+    async def leave(self) -> None:
+        """Leave, and wait until all of the round have left or died. Raises LockLost."""
+        last = self.token
+        ticket, self._ticket, self._token = self._ticket, None, 0
+        assert ticket is not None
+        await ticket.leave()
+        await self._session.unless_lost(self._left(last))
+
+    async def _left(self, last: int) -> None:
+        kv = self._session.store.kv
+        while True:
+            found = await insist(
+                lambda: kv.range(prefix=self._tickets, keys_only=True, max_create_revision=last)
+            )
+            if not found.kvs:
+                return
+            keys = [other.key for other in found.kvs]
+            await shrunk(kv, found.revision, self._tickets, keys, 1)
+
+    async def __aenter__(self) -> int:
+        return await self.enter()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.leave()
+        elif self._ticket is not None:
+            # The others need not wait for this one, nor it for them.
+            ticket, self._ticket, self._token = self._ticket, None, 0
+            await ticket.abandon()
