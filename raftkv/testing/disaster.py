@@ -71,6 +71,8 @@ def _recover(cluster: SimulatedCluster, rng: random.Random) -> None:
     world.note("*", f"only {survivor} is left")
     # Whoever still waits for an answer is done before there is a cluster again.
     cluster.load.running = False
+    cluster.watchers.suspend()
+    cluster.holders.give_up()
     world.run(QUIET_S)
     last_committed = max(observer.committed, default=0)
     agreed = _look(cluster, survivor)
@@ -84,6 +86,8 @@ def _recover(cluster: SimulatedCluster, rng: random.Random) -> None:
     cluster.load.begin_anew(
         cluster.nodes[survivor], nothing_lost=last_committed <= agreed, names=cluster.names
     )
+    cluster.watchers.begin_anew(cluster.nodes[survivor])
+    cluster.holders.give_up()
     cluster.marks.hit("recovered by force")
     if last_committed > agreed:
         cluster.marks.hit("recovered by force with a loss")

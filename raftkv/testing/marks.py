@@ -56,6 +56,15 @@ EXPECTED = (
     "recovered by force with a loss",
     "acknowledged writes lost by force",
     "outdated core stopped",
+    "watch resumed at another node",
+    "watch marked",
+    "watch too slow",
+    "watch compacted",
+    "watch given up",
+    "lease kept alive",
+    "lease expired",
+    "lease left to run out",
+    "keep-alive unanswered",
 )
 
 

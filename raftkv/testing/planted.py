@@ -30,14 +30,16 @@ from raftkv.raft.reads import ReadRounds
 from raftkv.raft.snapshot import SnapshotWriter
 from raftkv.raft.wal import Wal
 from raftkv.state.machine import StateMachine
-from raftkv.testing import planted_members
+from raftkv.testing import planted_leases, planted_members, planted_watch
 from raftkv.testing.patching import around, replaced
 from raftkv.testing.planting import BUGS, Bug, Wrap, planted, pretending, wrapping
 
 __all__ = ["BUGS", "Bug", "planted"]
 
 # They register themselves.
+assert planted_leases.__name__
 assert planted_members.__name__
+assert planted_watch.__name__
 
 # The disk ----------------------------------------------------------------------------------------
 

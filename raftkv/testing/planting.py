@@ -6,8 +6,8 @@
     with planted("lose-tail"):
         ...                               # the simulation must notice
 
-Production code has no switch for any of it (patching.py). The bugs themselves: planted.py and
-planted_members.py; planted.py knows them all.
+Production code has no switch for any of it (patching.py). The bugs themselves: planted.py,
+planted_members.py and planted_watch.py; planted.py knows them all.
 """
 
 from __future__ import annotations

@@ -261,7 +261,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     total = None if high == SEEDS_MAX else high - low
     totals = _run(iter(range(low, high)), total, options, console)
     _quiet()
-    totals.plain_rate = _plain_rate(options.seconds)
+    try:
+        totals.plain_rate = _plain_rate(options.seconds)
+    finally:
+        logging.disable(logging.NOTSET)
     print(totals.summary())
     return 1 if totals.violations else 0
 

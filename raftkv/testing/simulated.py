@@ -6,12 +6,15 @@
     print(cluster.world.trace.digest())
 
 Checked while it runs: the five Raft properties (observer.py); what nodes promise is on their disks
-(promises.py); reads and writes are linearizable (workload.py); all nodes apply the same bytes at
-the same index, with the same digest at every `DIGEST_EVERY`-th; no node stops itself without a
-reason; a flipped bit is noticed. With `members`, an operator adds, removes and replaces cores
-during a storm (members.py). Checked at the end, after the world has healed and everybody has
+(promises.py); reads and writes are linearizable (workload.py); watches give everything, once, in
+order and in whole revisions, over all nodes that they move to (watchers.py); leases live as long as
+keep-alives promise (lease_holders.py); all nodes apply the same bytes at the same index, with the
+same digest at every `DIGEST_EVERY`-th; no node stops itself without a reason; a flipped bit is
+noticed. With `members`, an operator adds, removes and replaces
+cores during a storm (members.py). Checked at the end, after the world has healed and everybody has
 caught up within a bound: every acknowledged write is there, no write took effect twice, none that
-was answered "not applied" took effect, and the digests of all nodes are equal.
+was answered "not applied" took effect, every watcher has seen the last revision, and the digests
+of all nodes are equal.
 
 A broken promise is a `SafetyViolation` with the name of the check. It ends the run at once.
 """
@@ -46,6 +49,7 @@ from raftkv.runtime import Runtime
 from raftkv.testing import current
 from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
+from raftkv.testing.lease_holders import LeaseHolders
 from raftkv.testing.linearizability import Budget, check_per_key
 from raftkv.testing.marks import Marks
 from raftkv.testing.members import CORES_MAX, Operator, with_cores
@@ -53,6 +57,7 @@ from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
 from raftkv.testing.patching import around
+from raftkv.testing.watchers import Watchers
 from raftkv.testing.workload import QUIET_S, Workload
 from raftkv.testing.world import NotReached, World, WorldOptions
 
@@ -137,6 +142,8 @@ class SimulatedCluster:
         self.load = Workload(
             self.world, self.names, self._up, self.violated, self.marks, rate_per_s
         )
+        seen_by = (self.world, self.names, self._up, self.violated, self.marks)
+        self.watchers, self.holders = Watchers(*seen_by), LeaseHolders(*seen_by)
         self.operator = Operator(self, random.Random(f"{seed}/operator")) if members else None
         # Every name that a core may ever have here.
         self.core_names = list(self.cores)
@@ -173,6 +180,8 @@ class SimulatedCluster:
                 if not self._early:
                     self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
             self.load.start()
+            self.watchers.start()
+            self.holders.start()
         except BaseException:
             self._patches.close()
             raise
@@ -184,7 +193,7 @@ class SimulatedCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.load.running = False
+        self.load.running = self.watchers.running = self.holders.running = False
         self._patches.close()
 
     # -- nodes
@@ -256,6 +265,8 @@ class SimulatedCluster:
                     f"{current.running_host()} applies something else at index {index}",
                 )
             original(replica, index, body)
+            self.watchers.applied(replica.machine)
+            self.holders.applied(replica.machine)
             if index % DIGEST_EVERY == 0:
                 digest = replica.machine.digest()
                 if self._digests.setdefault(index, digest) != digest:
@@ -393,8 +404,12 @@ class SimulatedCluster:
             self.recovery_s = world.loop.now - healed_at
             world.run(1.0)
             self.load.running = False
+            self.watchers.finishing = True
+            self.holders.running = False
             world.run(QUIET_S)
+            world.wait(self._all_leases_ended, timeout_s, "the end of every lease")
             world.wait(self._converged, timeout_s, "the same applied index on every node")
+            world.wait(self._all_seen, timeout_s, "every watcher at the last revision")
             self.check()
 
     def _revived(self) -> bool:
@@ -408,6 +423,14 @@ class SimulatedCluster:
 
     def _converged(self) -> bool:
         return self._revived() and len({self.nodes[n].machine.index for n in self.names}) == 1
+
+    def _all_leases_ended(self) -> bool:
+        return self._revived() and all(
+            self.holders.all_ended(self.nodes[name].machine) for name in self.names
+        )
+
+    def _all_seen(self) -> bool:
+        return self.watchers.reached(self.nodes[self.names[0]].kv.revision)
 
     def check(self) -> None:
         """See the module's text. Raises SafetyViolation."""

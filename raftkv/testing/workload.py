@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown, Refused
-from raftkv.kv.commands import Compare, PutOp, RangeOp
+from raftkv.kv.commands import Compare, DeleteRangeOp, PutOp, RangeOp
 from raftkv.plugin import Consistency
 from raftkv.testing.histories import Operation, Outcome
 from raftkv.testing.host import HostCrashed
@@ -41,6 +41,8 @@ __all__ = ["QUIET_S", "Workload"]
 
 SHARED_KEYS = 6
 SHARED = b"shared/"
+# Every compare-and-set that succeeds also writes or deletes this one: revisions with two events.
+LAST = SHARED + b"last"
 TIMEOUT_S = 3.0
 # A client's last operation has ended this long after the load stopped: one call and one question.
 QUIET_S = 2 * TIMEOUT_S + 0.5
@@ -224,7 +226,9 @@ class Workload:
         compare = Compare(key, "version", "=", 0)
         if expected is not None:
             compare = Compare(key, "value", "=", expected)
-        txn = node.kv.txn([compare], [PutOp(key, value)], [RangeOp(key)], timeout_s=TIMEOUT_S)
+        last = PutOp(LAST, value) if self.attempts % 3 else DeleteRangeOp(LAST)
+        success = [PutOp(key, value), last]
+        txn = node.kv.txn([compare], success, [RangeOp(key)], timeout_s=TIMEOUT_S)
         result = await self._recorded(name, txn, "cas", key, (expected, value))
         if result is None:
             return

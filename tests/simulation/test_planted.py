@@ -29,6 +29,8 @@ QUICK = {
     "read-from-follower": {"linearizable"},
     "term-in-memory": {"promise on disk"},
     "truncate-matching": {"state-machine safety"},
+    "lease-forgets-keep-alive": {"leases live as promised"},
+    "watch-cuts-transaction": {"watch promises"},
 }
 
 

@@ -19,7 +19,12 @@ import msgspec
 
 from raftkv.errors import NoLeader
 from raftkv.server.answers import failure_of
+from raftkv.server.encoding import Headers
 from raftkv.server.gateway import Gateway
+from raftkv.server.json_stream import JsonStream
+from raftkv.server.lease_words import LeaseWords
+from raftkv.server.streams import STREAM_REQUEST_BYTES_MAX
+from raftkv.server.watch_words import WatchStream
 from raftkv.testing.fuzz.mutate import damaged
 from raftkv.testing.fuzz.target import Case, Finding
 
@@ -47,11 +52,29 @@ _TXN: Final[dict[str, Any]] = {
     "success": [{"requestPut": _PUT}, {"request_range": _RANGE}],
     "failure": [{"request_delete_range": _DELETE}, {"requestTxn": {"success": []}}],
 }
+_WATCH: Final[dict[str, Any]] = {
+    "create_request": {
+        "key": _KEY,
+        "rangeEnd": _END,
+        "start_revision": "3",
+        "filters": ["NOPUT", 1],
+        "progressNotify": True,
+        "watch_id": 7,
+    },
+    "cancelRequest": {"watchId": "7"},
+    "progress_request": {},
+}
 WORDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("range", _RANGE),
     ("put", _PUT),
     ("delete_range", _DELETE),
     ("txn", _TXN),
+    ("compaction", {"revision": "5", "physical": True}),
+    ("grant", {"TTL": "60", "ID": 7}),
+    ("revoke", {"ID": "7"}),
+    ("time_to_live", {"ID": "7", "keys": True}),
+    ("list", {}),
+    ("watch", _WATCH),
 )
 _STRANGE: Final[tuple[Any, ...]] = (
     None, True, 0, -1, 1.5, 2**63, -(2**63) - 1, "", "x", "AA=", "\u0000", "9" * 400, [], {}, [[]],
@@ -59,18 +82,58 @@ _STRANGE: Final[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
-class _Keyspace:
-    """Takes every word and has no leader."""
+class _Deaf:
+    """Keyspace, leases and watches: takes every word and has no leader."""
+
+    revision = 1
 
     async def _nothing(self, *arguments: Any, **named: Any) -> Any:
         raise NoLeader("there is no cluster behind this door")
 
-    put = read = delete = txn = _nothing
+    put = read = delete_range = txn = compact = _nothing
+    grant = revoke = time_to_live = list = _nothing
+
+    def open(self, *arguments: Any, **named: Any) -> Any:
+        raise NoLeader("there is no cluster behind this door")
+
+    @property
+    def hub(self) -> _Deaf:
+        return self
 
 
 class _Node:
+    term = 1
+
     def __init__(self) -> None:
-        self.kv = _Keyspace()
+        self.kv = self.leases = _Deaf()
+
+    def status(self) -> _Node:
+        return self
+
+    cluster_id = name = "fuzz"
+
+
+class _Words:
+    """Every word by its name. A watch is cut into its requests first, as from a stream."""
+
+    def __init__(self) -> None:
+        node: Any = _Node()
+        headers = Headers(node)
+        self._node, self._headers = node, headers
+        gateway, leases = Gateway(node, headers), LeaseWords(node, headers)
+        self.range, self.put, self.txn = gateway.range, gateway.put, gateway.txn
+        self.delete_range, self.compaction = gateway.delete_range, gateway.compaction
+        self.grant, self.revoke = leases.grant, leases.revoke
+        self.time_to_live, self.list = leases.time_to_live, leases.list
+
+    async def watch(self, body: bytes) -> None:
+        stream = WatchStream(self._node, self._headers)
+        cut = JsonStream(STREAM_REQUEST_BYTES_MAX)
+        middle = len(body) // 2
+        for found in (*cut.feed(body[:middle]), *cut.feed(body[middle:])):
+            await stream.obey(found)
+        # A request to cancel or to tell the progress needs no leader.
+        raise NoLeader("the stream has ended")
 
 
 class HttpTarget:
@@ -78,12 +141,17 @@ class HttpTarget:
 
     name = "http"
     unit = "requests"
-    traced: Sequence[str] = ("raftkv.server.messages", "raftkv.server.gateway")
+    traced: Sequence[str] = (
+        "raftkv.server.messages",
+        "raftkv.server.gateway",
+        "raftkv.server.json_stream",
+        "raftkv.server.lease_words",
+        "raftkv.server.watch_words",
+    )
     batch = 1000
 
     def __init__(self) -> None:
-        node: Any = _Node()
-        self._gateway = Gateway(node)
+        self._words = _Words()
 
     def make(self, rng: random.Random) -> Case:
         word, document = WORDS[int(rng.random() * len(WORDS))]
@@ -101,7 +169,7 @@ class HttpTarget:
 
     def run(self, case: Case) -> Counter[str]:
         ((word, body),) = case.parts.items()
-        call = getattr(self._gateway, word)(body)
+        call = getattr(self._words, word)(body)
         try:
             call.send(None)
         except NoLeader:
