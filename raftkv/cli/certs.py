@@ -8,27 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from .output import console, print_json
+from .options import Format, examples, formatted, group
+from .output import Styled
 
 if TYPE_CHECKING:
     from raftkv.security.directory import CertificateDirectory, Described
 
+    from .output import Row
+
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="Certificates: the cluster's authority, and one for each node.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = group("Certificates: the cluster's authority, and one for each node.")
 
 Directory = Annotated[
     str, typer.Option("--dir", help="The directory with the authority and all certificates.")
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")]
 NodeDays = Annotated[int, typer.Option("--days", min=1, help="How long it is valid.")]
 AuthorityDays = Annotated[int, typer.Option("--days", min=1, help="How long it is valid.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
@@ -41,23 +37,28 @@ def _directory(path: str) -> CertificateDirectory:
     return CertificateDirectory(path)
 
 
-@app.command(epilog="Example: raftkv certs init --dir certs --cluster orders")
+@app.command(epilog=examples("raftkv certs init --dir certs --cluster orders"))
+@formatted("table", "json")
 def init(
+    form: Format,
     directory: Directory,
     cluster: Annotated[str, typer.Option("--cluster", help="The cluster's name, as in node.toml.")],
     days: AuthorityDays = 3650,
     force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Make a cluster's authority: ca.pem for every node, ca.key to be kept off the nodes."""
-    _print(_directory(directory).init(cluster, days=days, force=force), as_json)
+    _print(_directory(directory).init(cluster, days=days, force=force), form)
 
 
 @app.command(
-    epilog="Examples: raftkv certs issue a --host 10.0.0.1 --host a.example.org --dir certs\n\n"
-    "raftkv certs issue r1 --replicant-only --dir certs"
+    epilog=examples(
+        "raftkv certs issue a --host 10.0.0.1 --host a.example.org --dir certs",
+        "raftkv certs issue r1 --replicant-only --dir certs",
+    )
 )
+@formatted("table", "json")
 def issue(
+    form: Format,
     name: Name,
     directory: Directory,
     hosts: Annotated[
@@ -69,69 +70,73 @@ def issue(
         bool, typer.Option("--replicant-only", help="Never accepted as a core.")
     ] = False,
     force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Make a certificate and a key for a node: NAME.pem and NAME.key."""
     made = _directory(directory).issue(
         name, hosts or [], days=days, replicant_only=replicant_only, force=force
     )
-    _print(made, as_json)
+    _print(made, form)
 
 
-@app.command(epilog="Example: raftkv certs renew a --dir certs")
-def renew(name: Name, directory: Directory, days: NodeDays = 365, as_json: Json = False) -> None:
+@app.command(epilog=examples("raftkv certs renew a --dir certs"))
+@formatted("table", "json")
+def renew(form: Format, name: Name, directory: Directory, days: NodeDays = 365) -> None:
     """A new certificate and a new key for the same node; a running node takes them by itself."""
-    _print(_directory(directory).renew(name, days=days), as_json)
+    _print(_directory(directory).renew(name, days=days), form)
 
 
-@app.command("renew-ca", epilog="Example: raftkv certs renew-ca --dir certs")
-def renew_ca(directory: Directory, days: AuthorityDays = 3650, as_json: Json = False) -> None:
+@app.command("renew-ca", epilog=examples("raftkv certs renew-ca --dir certs"))
+@formatted("table", "json")
+def renew_ca(form: Format, directory: Directory, days: AuthorityDays = 3650) -> None:
     """A new authority. ca.pem holds the old ones too, until drop-ca: bring it to every node now."""
-    _print(_directory(directory).renew_authority(days=days), as_json)
+    _print(_directory(directory).renew_authority(days=days), form)
 
 
-@app.command("drop-ca", epilog="Example: raftkv certs drop-ca --dir certs")
+@app.command("drop-ca", epilog=examples("raftkv certs drop-ca --dir certs"))
+@formatted("table", "json")
 def drop_ca(
+    form: Format,
     directory: Directory,
     force: Annotated[
         bool, typer.Option("--force", help="Even if certificates still depend on old ones.")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Trust the newest authority only, once every certificate was renewed."""
-    _print(_directory(directory).drop_authorities(force=force), as_json)
+    _print(_directory(directory).drop_authorities(force=force), form)
 
 
-@app.command(epilog="Examples: raftkv certs show --dir certs\n\nraftkv certs show a --dir certs")
+@app.command(epilog=examples("raftkv certs show --dir certs", "raftkv certs show a --dir certs"))
+@formatted("table", "json")
 def show(
+    form: Format,
     directory: Directory,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A node's name, or ca; default all.")
+        str | None, typer.Argument(metavar="NAME", help="A node's name, or ca; default all.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """The certificates, their owners and how long they are valid."""
-    _print(_directory(directory).show(name), as_json)
+    _print(_directory(directory).show(name), form)
 
 
-def _print(found: list[Described], as_json: bool) -> None:
-    if as_json:
+def _print(found: list[Described], form: Format) -> None:
+    from .output import print_json, print_table
+
+    if form.output == "json":
         print_json({"certificates": found})
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("FILE", "OF", "HOSTS", "UNTIL", "DAYS", "FINGERPRINT", "ISSUER", "PROBLEM"):
-        right = heading == "DAYS"
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    for each in found:
-        owner = f"authority of {each.cluster}" if each.name is None else each.name
-        table.add_row(
-            each.file,
-            owner + (" (replicant only)" if each.replicant_only else ""),
-            ", ".join(each.hosts) or "-",
-            each.not_after[:10],
-            str(each.days_left),
-            each.fingerprint,
-            each.issuer or "-",
-            Text(each.problem, style="red") if each.problem else "-",
-        )
-    console().print(table)
+    headings = ("FILE", "OF", "HOSTS", "UNTIL", "DAYS", "FINGERPRINT", "ISSUER", "PROBLEM")
+    print_table(headings, map(_row, found), numbers=("DAYS",))
+
+
+def _row(each: Described) -> Row:
+    owner = f"authority of {each.cluster}" if each.name is None else each.name
+    return (
+        each.file,
+        owner + (" (replicant only)" if each.replicant_only else ""),
+        ", ".join(each.hosts) or "-",
+        each.not_after[:10],
+        str(each.days_left),
+        each.fingerprint,
+        each.issuer or "-",
+        Styled(each.problem, "red") if each.problem else "-",
+    )

@@ -113,8 +113,8 @@ class DevCluster:
         return self._path(name, "log")
 
     def endpoint(self, name: str) -> str:
-        """`http://host:port` of the node's door."""
-        return f"http://{self.config(name).http_address}"
+        """`http://host:port` of the node's door; https if its configuration says so."""
+        return _endpoint(self.config(name))
 
     def endpoints(self) -> list[str]:
         """The endpoints of all nodes, cores first."""
@@ -311,7 +311,7 @@ class DevCluster:
             kind=config.role,
             running=pid is not None,
             pid=pid,
-            endpoint=f"http://{config.http_address}",
+            endpoint=_endpoint(config),
             **{key: answer.get(key) for key in live},
         )
 
@@ -355,3 +355,8 @@ class DevCluster:
             raise ConfigError(
                 f"{self.directory} cannot be used as a directory: {error.strerror}"
             ) from None
+
+
+def _endpoint(config: NodeConfig) -> str:
+    scheme = "http" if config.http_tls is None else "https"
+    return f"{scheme}://{config.http_address}"

@@ -1,4 +1,8 @@
-"""A small blocking client of the network door, enough for the command line and for tests.
+"""A small blocking client of the network door: for development clusters, and for tests.
+
+Users take `raftkv.Client` or `raftkv.blocking.Client`. This one has no loop, no session and no
+pool, which is what a test wants that looks at one door at a time; `request` is also how the command
+line asks single nodes.
 
 It speaks etcd's JSON gateway through the standard library, one connection per request, and maps
 the door's errors back to raftkv's. With several endpoints it goes on to the next one when a node
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import ssl
 import time
 import urllib.parse
 from collections.abc import Sequence
@@ -31,7 +36,7 @@ from raftkv.errors import (
     TooLarge,
 )
 
-__all__ = ["Consistency", "DoorClient", "Found", "request"]
+__all__ = ["Consistency", "DoorClient", "Found", "check_endpoint", "request"]
 
 Consistency = Literal["linearizable", "local"]
 
@@ -75,11 +80,18 @@ class DoorClient:
     connection or the deadline was lost after a write had been sent, `Refused` for a verdict.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        timeout_s: float = 5.0,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         if not endpoints:
             raise ConfigError("no endpoint is known: name one with --endpoint http://HOST:PORT")
         self._endpoints = [check_endpoint(endpoint) for endpoint in endpoints]
         self._timeout_s = timeout_s
+        self._context = context
 
     def put(self, key: bytes, value: bytes) -> int:
         """Write and return the cluster's revision of the write."""
@@ -120,7 +132,9 @@ class DoorClient:
                     # A node that hangs must leave time for the others.
                     left_s = min(left_s, max(0.05, self._timeout_s / len(self._endpoints)))
                 try:
-                    return request(endpoint, "POST", path, body, timeout_s=left_s)
+                    return request(
+                        endpoint, "POST", path, body, timeout_s=left_s, context=self._context
+                    )
                 except TooLarge:
                     raise
                 except (NotApplied, Timeout) as error:
@@ -133,13 +147,19 @@ class DoorClient:
 
 
 def request(
-    endpoint: str, method: str, path: str, body: Any = None, *, timeout_s: float = 5.0
+    endpoint: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    timeout_s: float = 5.0,
+    context: ssl.SSLContext | None = None,
 ) -> Any:
-    """One request to one endpoint: the decoded JSON answer, or the raftkv error it stands for."""
-    address = urllib.parse.urlsplit(check_endpoint(endpoint))
-    connection = http.client.HTTPConnection(
-        address.hostname or "", address.port or 80, timeout=timeout_s
-    )
+    """One request to one endpoint: the decoded JSON answer, or the raftkv error it stands for.
+
+    `context` is for https; None trusts the system's authorities.
+    """
+    connection = _connection(check_endpoint(endpoint), timeout_s, context)
     payload = None if body is None else msgspec.json.encode(body)
     try:
         try:
@@ -164,11 +184,28 @@ def request(
     return decoded
 
 
+def _connection(
+    endpoint: str, timeout_s: float, context: ssl.SSLContext | None
+) -> http.client.HTTPConnection:
+    address = urllib.parse.urlsplit(endpoint)
+    host = address.hostname or ""
+    if address.scheme == "https":
+        return http.client.HTTPSConnection(
+            host, address.port or 443, timeout=timeout_s, context=context
+        )
+    return http.client.HTTPConnection(host, address.port or 80, timeout=timeout_s)
+
+
 def check_endpoint(endpoint: str) -> str:
-    """The endpoint without a trailing slash; `ConfigError` unless it is http://HOST:PORT."""
-    parts = urllib.parse.urlsplit(endpoint)
+    """The endpoint without a trailing slash; `ConfigError` unless it is http(s)://HOST:PORT."""
     try:
-        valid = parts.scheme == "http" and bool(parts.hostname) and (parts.port or 80) > 0
+        parts = urllib.parse.urlsplit(endpoint)
+        valid = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port or 80) > 0
+            and not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+        )
     except ValueError:
         valid = False
     if not valid:

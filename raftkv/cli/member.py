@@ -10,21 +10,21 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
-from raftkv.errors import ConfigError, MembershipRefused, NoLeader, NotApplied, RaftkvError, Timeout
+from raftkv.errors import MembershipRefused, NoLeader, NotApplied, RaftkvError, Timeout
 
-from .devcluster import DevCluster
-from .door_client import check_endpoint, request
-from .output import console, print_json
+from .connecting import endpoints_of, tls_context
+from .options import At, connected, examples, group
 
-__all__ = ["app", "members_table"]
+if TYPE_CHECKING:
+    import ssl
+    from concurrent.futures import Future
+
+__all__ = ["app", "endpoints_of_members"]
 
 # Between two rounds over all endpoints.
 ROUND_PAUSE_S: Final = 0.2
@@ -33,109 +33,91 @@ LOOK_S: Final = 0.3
 # A node has this long for a list; it asks the leader itself.
 LIST_TIMEOUT_S: Final = 5.0
 
-app = typer.Typer(
-    help="The cores of a running cluster: add, remove, promote, list.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-
-Directory = Annotated[
-    str | None, typer.Option("--dir", help="The directory of a development cluster.")
-]
-Endpoint = Annotated[
-    list[str] | None,
-    typer.Option("--endpoint", help="http://HOST:PORT of a node; may be given several times."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")]
-Deadline = Annotated[
-    float,
-    typer.Option("--timeout", min=0.1, max=3600.0, help="Seconds to try for. Repeat it if short."),
-]
+app = group("The cores of a running cluster: add, remove, promote, list.")
 
 
 @app.command(
-    epilog="Examples: raftkv member add d --endpoint http://10.0.0.1:7501\n\n"
-    "raftkv member add d --address 10.0.0.4:7401 --endpoint http://10.0.0.1:7501"
+    epilog=examples(
+        "raftkv member add d --endpoint http://10.0.0.1:7501",
+        "raftkv member add d --address 10.0.0.4:7401 --endpoint http://10.0.0.1:7501",
+    )
 )
+@connected("simple", "json", timeout_s=60.0)
 def add(
+    at: At,
     name: Annotated[str, typer.Argument(help="The new core, which runs already.")],
     address: Annotated[
         str | None,
         typer.Option("--address", help="HOST:PORT where it listens for nodes, if it is unknown."),
     ] = None,
-    directory: Directory = None,
-    endpoint: Endpoint = None,
-    timeout_s: Deadline = 60.0,
-    as_json: Json = False,
 ) -> None:
     """Add a core: it copies the log first and votes once it has caught up.
 
-    Start it before, with an empty data directory and the running cores under \\[cores].
+    Start it before, with an empty data directory and the running cores under the key cores.
     """
     body = {"name": name, "address": address}
-    _change("add", body, _endpoints(directory, endpoint), timeout_s, as_json)
+    _change("add", body, at)
 
 
 @app.command(
-    epilog="Examples: raftkv member remove b --endpoint http://10.0.0.1:7501\n\n"
-    "raftkv member remove b --force --endpoint http://10.0.0.1:7501"
+    epilog=examples(
+        "raftkv member remove b --endpoint http://10.0.0.1:7501",
+        "raftkv member remove b --force --endpoint http://10.0.0.1:7501",
+    )
 )
+@connected("simple", "json", timeout_s=60.0)
 def remove(
+    at: At,
     name: Annotated[str, typer.Argument(help="The core, alive or dead; the leader too.")],
     force: Annotated[
         bool,
         typer.Option("--force", help="Even if too few of the rest can be heard to go on."),
     ] = False,
-    directory: Directory = None,
-    endpoint: Endpoint = None,
-    timeout_s: Deadline = 60.0,
-    as_json: Json = False,
 ) -> None:
     """Remove a core for good: its data directory is of no use afterwards."""
     body = {"name": name, "force": force}
-    _change("remove", body, _endpoints(directory, endpoint), timeout_s, as_json)
+    _change("remove", body, at)
 
 
-@app.command(epilog="Example: raftkv member promote replicant1 --dir demo")
+@app.command(epilog=examples("raftkv member promote replicant1 --dir demo"))
+@connected("simple", "json", timeout_s=60.0)
 def promote(
+    at: At,
     name: Annotated[str, typer.Argument(help="A replicant, or a copy that does not vote yet.")],
-    directory: Directory = None,
-    endpoint: Endpoint = None,
-    timeout_s: Deadline = 60.0,
-    as_json: Json = False,
 ) -> None:
     """Make a running replicant a core, or a copy a voter, once it has caught up.
 
     A promoted replicant is a core by its data directory from then on: its configuration file need
     not be changed.
     """
-    _change("promote", {"name": name}, _endpoints(directory, endpoint), timeout_s, as_json)
+    _change("promote", {"name": name}, at)
 
 
-@app.command("list", epilog="Example: raftkv member list --dir demo --json")
+@app.command("list", epilog=examples("raftkv member list --dir demo --json"))
+@connected("table", "json", timeout_s=10.0)
 def list_members(
-    directory: Directory = None,
-    endpoint: Endpoint = None,
-    timeout_s: Deadline = 10.0,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Show every node: what it is, where it is, and how far its log reaches."""
-    found = _round(_endpoints(directory, endpoint), timeout_s, _list)
-    if as_json:
+    from .output import print_json
+
+    found = _round(endpoints_of(at), at.timeout_s, partial(_list, context=tls_context(at)))
+    if at.output == "json":
         print_json(found)
         return
-    console().print(members_table(found))
+    _print_members(found)
     if found["told_by"] != found["leader"]:
         typer.echo(f"no leader answers: this is what {found['told_by']} knows", err=True)
 
 
-def _endpoints(directory: str | None, endpoints: list[str] | None) -> list[str]:
-    if (directory is None) == (not endpoints):
-        raise ConfigError("say which cluster: either --dir DIR or --endpoint http://HOST:PORT")
-    if directory is None:
-        return [check_endpoint(endpoint) for endpoint in endpoints or []]
-    dev = DevCluster(directory)
-    return [dev.endpoint(name) for name in sorted(dev.names, key=lambda n: dev.pid(n) is None)]
+def endpoints_of_members(
+    endpoints: Sequence[str], timeout_s: float, context: ssl.SSLContext | None
+) -> list[str]:
+    """The doors of all nodes that have one, asked of whichever of `endpoints` answers first."""
+    found = _round(endpoints, timeout_s, partial(_list, context=context))
+    scheme = endpoints[0].partition("://")[0]
+    doors = [row["http_address"] for row in found["members"] if row["standing"] != "removed"]
+    return [f"{scheme}://{address}" for address in doors if address is not None]
 
 
 def _round(endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float], Any]) -> Any:
@@ -155,28 +137,42 @@ def _round(endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float
         time.sleep(ROUND_PAUSE_S)
 
 
-def _list(endpoint: str, left_s: float) -> Any:
-    return request(endpoint, "GET", "/v1/members", timeout_s=min(left_s, LIST_TIMEOUT_S))
+def _request(*arguments: Any, **options: Any) -> Any:
+    # Imported late, with all that HTTP needs.
+    from .door_client import request
+
+    return request(*arguments, **options)
 
 
-def _change(
-    verb: str, body: dict[str, Any], endpoints: list[str], timeout_s: float, as_json: bool
-) -> None:
+def _list(endpoint: str, left_s: float, *, context: ssl.SSLContext | None) -> Any:
+    timeout_s = min(left_s, LIST_TIMEOUT_S)
+    return _request(endpoint, "GET", "/v1/members", timeout_s=timeout_s, context=context)
+
+
+def _change(verb: str, body: dict[str, Any], at: At) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from .output import print_json
+
+    endpoints, context = endpoints_of(at), tls_context(at)
+    look = partial(_list, context=context)
+
     def ask(endpoint: str, left_s: float) -> Any:
-        if _list(endpoint, left_s)["leader"] is None:
+        if look(endpoint, left_s)["leader"] is None:
             # It would wait for one until the time is up; the core that is to be added hears none.
             raise NoLeader(f"{endpoint} knows no leader")
         asked = {**body, "timeout_s": left_s}
         # The node answers at its deadline; that must still arrive.
-        return request(endpoint, "POST", f"/v1/members/{verb}", asked, timeout_s=left_s + 2.0)
+        path, patience_s = f"/v1/members/{verb}", left_s + 2.0
+        return _request(endpoint, "POST", path, asked, timeout_s=patience_s, context=context)
 
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(_round, endpoints, timeout_s, ask)
+        done = pool.submit(_round, endpoints, at.timeout_s, ask)
         if verb != "remove":
-            _show_progress(body["name"], endpoints, done)
+            _show_progress(body["name"], partial(_round, endpoints, LIST_TIMEOUT_S, look), done)
         done.result()
-    found = _round(endpoints, LIST_TIMEOUT_S, _list)
-    if as_json:
+    found = _round(endpoints, LIST_TIMEOUT_S, look)
+    if at.output == "json":
         print_json({"verb": verb, "name": body["name"], **found})
         return
     typer.echo(_outcome(verb, body["name"], found))
@@ -193,12 +189,12 @@ def _outcome(verb: str, name: str, found: dict[str, Any]) -> str:
     return text
 
 
-def _show_progress(name: str, endpoints: list[str], done: Future[Any]) -> None:
+def _show_progress(name: str, look: Callable[[], Any], done: Future[Any]) -> None:
     """What the new core lacks, until the verb has ended. On stderr: a bar, or lines for a file."""
     with _reporting(name) as report:
         while not done.done():
             with contextlib.suppress(RaftkvError):
-                found = _round(endpoints, LIST_TIMEOUT_S, _list)
+                found = look()
                 row = next((row for row in found["members"] if row["name"] == name), None)
                 report(row)
             until = time.monotonic() + LOOK_S
@@ -220,6 +216,9 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
     if not sys.stderr.isatty():
         yield line
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"{name} connects", total=None)
@@ -247,33 +246,22 @@ def _stage(name: str, row: dict[str, Any] | None) -> str:
     return f"{name} catches up"
 
 
-def members_table(found: dict[str, Any]) -> Table:
+def _print_members(found: dict[str, Any]) -> None:
     """The nodes as a table, one a row; the leader's name is bold."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    numbers = ("INCARNATION", "MATCH", "LAG")
-    for heading in ("NODE", "STANDING", "RAFT ID", "ADDRESS", "HTTP", "UP", *numbers):
-        right = heading in numbers
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    for row in found["members"]:
-        up = "yes" if row["up"] else "[red]no[/red]"
+    from .output import Row, Styled, cell, print_table
+
+    def row_of(row: dict[str, Any]) -> Row:
+        up: str | Styled = "yes" if row["up"] else Styled("no", "red")
         if row["connected"] is False and row["up"]:
-            up = "[yellow]not connected[/yellow]"
-        standing = "[green]leader[/green]" if row["leads"] else row["standing"]
-        cells = (
-            row["raft_id"],
-            row["peer_address"],
-            row["http_address"],
-        )
-        figures = (row["incarnation"], row["match_index"], row["lag_entries"])
-        table.add_row(
-            f"[bold]{row['name']}[/bold]" if row["leads"] else row["name"],
-            standing,
-            *map(_cell, cells),
+            up = Styled("not connected", "yellow")
+        return (
+            Styled(row["name"], "bold") if row["leads"] else row["name"],
+            Styled("leader", "green") if row["leads"] else row["standing"],
+            *(cell(row[key]) for key in ("raft_id", "peer_address", "http_address")),
             up,
-            *map(_cell, figures),
+            *(cell(row[key]) for key in ("incarnation", "match_index", "lag_entries")),
         )
-    return table
 
-
-def _cell(value: object) -> str:
-    return "-" if value is None else str(value)
+    numbers = ("INCARNATION", "MATCH", "LAG")
+    headings = ("NODE", "STANDING", "RAFT ID", "ADDRESS", "HTTP", "UP", *numbers)
+    print_table(headings, map(row_of, found["members"]), numbers)

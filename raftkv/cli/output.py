@@ -1,84 +1,136 @@
 """What the command prints: tables for people, JSON documents for programs.
 
-Every table has a JSON document beside it (`--json`), whose shape is kept stable. Colours follow
-rich: none when the output is not a terminal or NO_COLOR is set.
+Every table has a JSON document beside it (`--json`), whose shape is kept stable. On a terminal a
+table has rich's colours, none when NO_COLOR is set. Into a file or a pipe it goes as plain aligned
+columns, however wide; rich is not even imported then.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-from .devcluster import ClusterStatus
-from .door_client import Found
+    from .devcluster import ClusterStatus
 
-__all__ = ["console", "found_document", "print_json", "status_table", "write_line"]
+__all__ = [
+    "Styled",
+    "cell",
+    "console",
+    "print_json",
+    "print_status",
+    "print_table",
+    "rich_table",
+    "status_table",
+    "write_bytes",
+]
 
-# Without a terminal there is no width to fit into, and a cut column would be lost.
-_WIDE = 200
+_STATUS_HEADINGS = ("NODE", "ROLE", "LEADER", "TERM", "APPLIED", "ENDPOINT", "PID", "RUNNING")
+_STATUS_NUMBERS = ("TERM", "APPLIED", "PID")
+
+
+class Styled(NamedTuple):
+    """A cell's text and how it looks on a terminal: a style of rich."""
+
+    text: str
+    style: str
+
+
+Row = Sequence[str | Styled]
+
+
+def cell(value: object) -> str:
+    """A cell's text; what is not known is a dash."""
+    return "-" if value is None else str(value)
 
 
 def console() -> Console:
-    """A console for stdout."""
-    return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+    """A console for stdout, which is a terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[str] = ()) -> None:
+    """A table on stdout; the columns in `numbers` are aligned to the right."""
+    if sys.stdout.isatty():
+        console().print(rich_table(headings, rows, numbers))
+    else:
+        sys.stdout.write(_plain_table(headings, rows, numbers))
+
+
+def rich_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[str] = ()) -> Table:
+    """The table as rich draws it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        justify: Any = "right" if heading in numbers else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for row in rows:
+        # As text, because a key or a name may hold what rich would take for markup.
+        cells = (
+            Text(each.text, style=each.style) if isinstance(each, Styled) else Text(each)
+            for each in row
+        )
+        table.add_row(*cells)
+    return table
+
+
+def _plain_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[str]) -> str:
+    lines = [tuple(headings)]
+    for row in rows:
+        lines.append(tuple(each.text if isinstance(each, Styled) else each for each in row))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for line in lines:
+        cells = (
+            part.rjust(width) if heading in numbers else part.ljust(width)
+            for part, width, heading in zip(line, widths, headings, strict=True)
+        )
+        text.append("  ".join(cells).rstrip() + "\n")
+    return "".join(text)
 
 
 def print_json(document: Any) -> None:
     """One JSON document on one line."""
+    import msgspec
+
     sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
 
 
-def write_line(data: bytes) -> None:
-    """Bytes as they are, and a newline: a value need not be text."""
+def write_bytes(data: bytes) -> None:
+    """Bytes as they are: a value need not be text."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(data + b"\n")
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
-def found_document(found: Found) -> dict[str, Any]:
-    """`get --json`: `key` and `value` are text, or null where the bytes are not UTF-8."""
-    return {
-        "key": _text(found.key),
-        "value": _text(found.value),
-        "key_base64": found.key,
-        "value_base64": found.value,
-        "create_revision": found.create_revision,
-        "mod_revision": found.mod_revision,
-        "version": found.version,
-    }
-
-
-def _text(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
+def print_status(status: ClusterStatus) -> None:
+    """The status of a development cluster, one node a row."""
+    print_table(_STATUS_HEADINGS, _status_rows(status), _STATUS_NUMBERS)
 
 
 def status_table(status: ClusterStatus) -> Table:
-    """The status of a cluster as a table, one node a row."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("NODE", "ROLE", "LEADER", "TERM", "APPLIED", "ENDPOINT", "PID", "RUNNING"):
-        right = heading in ("TERM", "APPLIED", "PID")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    """The same as rich draws it, to be drawn again and again."""
+    return rich_table(_STATUS_HEADINGS, _status_rows(status), _STATUS_NUMBERS)
+
+
+def _status_rows(status: ClusterStatus) -> Iterable[Row]:
     for node in status.nodes:
         leads = node.role == "leader"
-        table.add_row(
-            f"[bold]{node.name}[/bold]" if leads else node.name,
-            f"[green]{node.role}[/green]" if leads else _cell(node.role),
-            _cell(node.leader),
-            _cell(node.term),
-            _cell(node.applied_index),
+        yield (
+            Styled(node.name, "bold") if leads else node.name,
+            Styled("leader", "green") if leads else cell(node.role),
+            cell(node.leader),
+            cell(node.term),
+            cell(node.applied_index),
             node.endpoint,
-            _cell(node.pid),
-            "yes" if node.running else "[red]no[/red]",
+            cell(node.pid),
+            "yes" if node.running else Styled("no", "red"),
         )
-    return table
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None else str(value)

@@ -5,24 +5,24 @@ It works on files only: no node runs, none is asked. raft/forced_recovery.py has
 
 from __future__ import annotations
 
-import secrets
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from raftkv.errors import ConfigError
-from raftkv.raft.forced_recovery import Survey, force_new_cluster, survey
-from raftkv.raft.identity import DataDirectory
-from raftkv.runtime import OsFiles
 
-from .output import print_json
+from .options import Format, examples, formatted
 
-__all__ = ["recover"]
+if TYPE_CHECKING:
+    from raftkv.raft.forced_recovery import Survey
+
+__all__ = ["register"]
 
 
+@formatted("simple", "json")
 def recover(
+    form: Format,
     directory: Annotated[
         str, typer.Option("--dir", help="The data directory of the core that survived.")
     ],
@@ -36,13 +36,19 @@ def recover(
         bool, typer.Option("--dry-run", help="Say what the directory holds and what would be lost.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")] = False,
 ) -> None:
     """Make a cluster of one core from its data directory. For when a majority is lost for good.
 
     Acknowledged writes may be lost. Stop every other core first, and keep copies of all
     directories. Of several survivors take the one with the highest last term, then last index.
     """
+    # Imported late: the other commands start faster without the engine.
+    import secrets
+
+    from raftkv.raft.forced_recovery import force_new_cluster, survey
+    from raftkv.raft.identity import DataDirectory
+    from raftkv.runtime import OsFiles
+
     if not force_new and not dry_run:
         raise ConfigError(
             "say --dry-run to see what the directory holds, or --force-new-cluster to make it the "
@@ -53,18 +59,22 @@ def recover(
     try:
         before = survey(files, held)
         if dry_run:
-            _print(before, as_json=as_json, text=f"{_found(before)}\n\n{_warning(before)}")
+            _print(before, form, text=f"{_found(before)}\n\n{_warning(before)}")
             return
         if not yes:
             _confirm(before)
         after = force_new_cluster(files, held, secrets.token_bytes)
     finally:
         held.close()
-    _print(after, as_json=as_json, text=_next_steps(after))
+    _print(after, form, text=_next_steps(after))
 
 
-def _print(found: Survey, *, as_json: bool, text: str) -> None:
-    if as_json:
+def _print(found: Survey, form: Format, *, text: str) -> None:
+    if form.output == "json":
+        import msgspec
+
+        from .output import print_json
+
         uncertain = {"uncertain_entries": found.uncertain_entries}
         print_json({**msgspec.to_builtins(found), **uncertain})
     else:
@@ -118,3 +128,12 @@ def _next_steps(after: Survey) -> str:
         f"{after.epoch}.\nStart it, then start the others with empty data directories and add them "
         f"one by one:\n\n    raftkv member add NAME --endpoint http://HOST:PORT"
     )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the top level."""
+    text = examples(
+        "raftkv recover --dir /var/lib/raftkv/a --dry-run",
+        "raftkv recover --dir /var/lib/raftkv/a --force-new-cluster",
+    )
+    app.command("recover", epilog=text)(recover)

@@ -19,11 +19,12 @@ from importlib import metadata
 from typing import Any
 
 from raftkv.collector import tune_gc
-from raftkv.config import NodeConfig, parse_address
+from raftkv.config import NodeConfig
 from raftkv.errors import RaftkvError
 from raftkv.node import Node
-from raftkv.server import App, Door
-from raftkv.server.members import member_routes
+from raftkv.server import Door, door_of
+
+from .logs import Place
 
 __all__ = ["run"]
 
@@ -32,14 +33,15 @@ _log = logging.getLogger("raftkv.serve")
 _reloads: set[asyncio.Task[None]] = set()
 
 
-def run(config: NodeConfig) -> None:
+def run(config: NodeConfig, place: Place | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end.
 
-    The process is the node's alone, so its garbage collector is tuned for it.
+    The process is the node's alone, so its garbage collector is tuned for it. `place` is told of
+    the node, for the log.
     """
     tune_gc()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_until_signal(config))
+        runner.run(_until_signal(config, place))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -52,12 +54,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _until_signal(config: NodeConfig) -> None:
+async def _until_signal(config: NodeConfig, place: Place | None) -> None:
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.set)
-    serving = loop.create_task(_serve(config), name="serve")
+    serving = loop.create_task(_serve(config, place), name="serve")
     asked = loop.create_task(signalled.wait(), name="signal")
     await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
@@ -69,28 +71,19 @@ async def _until_signal(config: NodeConfig) -> None:
     _log.info("stopped")
 
 
-async def _serve(config: NodeConfig) -> None:
+async def _serve(config: NodeConfig, place: Place | None) -> None:
     """Runs until it is cancelled, or until the node's fault, which it raises."""
-    async with Node(config) as node:
-        if config.tls is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, node)
+    node = Node(config)
+    if place is not None:
+        place.node = node
+    async with node:
         door: Door | None = None
         if config.http_address is not None:
-            host, port = parse_address(config.http_address, "http_address")
-            routes = {name: each.routes() for name, each in node.hosting.services.items()}
-            routes["members"] = member_routes(node)
-            command_bytes_max = config.limits.command_bytes_max
-            app = App(
-                node,
-                routes=routes,
-                version=_version(),
-                # base64 makes 4/3 of a command; the rest is JSON around many small operations.
-                body_bytes_max=2 * command_bytes_max,
-                route_body_bytes_max=command_bytes_max,
-            )
-            door = Door(app, host, port)
+            door = door_of(node, version=_version())
             await door.start()
             _log.info("serving at %s", door.endpoint)
+        if config.tls is not None or config.http_tls is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, node, door)
         try:
             fault = await node.fault
             if isinstance(fault, RaftkvError):
@@ -100,17 +93,21 @@ async def _serve(config: NodeConfig) -> None:
                 await door.stop()
 
 
-def _reload(node: Node) -> None:
-    task = asyncio.get_running_loop().create_task(_reloaded(node), name="reload certificates")
+def _reload(node: Node, door: Door | None) -> None:
+    task = asyncio.get_running_loop().create_task(_reloaded(node, door), name="reload certificates")
     # The loop keeps only weak references to tasks.
     _reloads.add(task)
     task.add_done_callback(_reloads.discard)
 
 
-async def _reloaded(node: Node) -> None:
-    # A file that cannot be used is logged by the node, which goes on with the former ones.
-    with contextlib.suppress(RaftkvError):
-        await node.reload_certificates()
+async def _reloaded(node: Node, door: Door | None) -> None:
+    # A file that cannot be used is logged where it is read, and the former ones stay in force.
+    if node.config.tls is not None:
+        with contextlib.suppress(RaftkvError):
+            await node.reload_certificates()
+    if door is not None:
+        with contextlib.suppress(RaftkvError):
+            await door.reload_certificates()
 
 
 def _version() -> str:

@@ -60,8 +60,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 def test_put_get_del(running: DevCluster) -> None:
     at = ("--dir", running.directory)
     assert raftkv("put", "k", "v", *at).stdout == b"OK\n"
-    assert raftkv("get", "k", *at).stdout == b"v\n"
-    assert raftkv("get", "k", *at, "--consistency", "local").stdout == b"v\n"
+    assert raftkv("get", "k", *at).stdout == b"k\nv\n"
+    assert raftkv("get", "k", *at, "--consistency", "local", "--print-value-only").stdout == b"v\n"
     assert raftkv("del", "k", *at).stdout == b"1\n"
     assert raftkv("del", "k", *at).stdout == b"0\n"
     gone = raftkv("get", "k", *at)
@@ -81,15 +81,17 @@ def test_json_beside_each_output(running: DevCluster) -> None:
         "create_revision": put["revision"],
         "mod_revision": put["revision"],
         "version": 1,
+        "lease": None,
     }
-    assert json.loads(raftkv("del", "j", *at).stdout) == {"deleted": 1}
+    gone = json.loads(raftkv("del", "j", *at).stdout)
+    assert gone == {"deleted": 1, "revision": put["revision"] + 1}
 
 
 def test_a_value_from_stdin_may_be_any_bytes(running: DevCluster) -> None:
     at = ("--dir", running.directory)
     value = bytes(range(256))
     assert raftkv("put", "b", *at, stdin=value).returncode == 0
-    assert raftkv("get", "b", *at).stdout == value + b"\n"
+    assert raftkv("get", "b", *at).stdout == b"b\n" + value + b"\n"
     found = json.loads(raftkv("get", "b", *at, "--json").stdout)
     assert found["value"] is None
     assert base64.b64decode(found["value_base64"]) == value
@@ -99,7 +101,7 @@ def test_another_node_is_tried_when_one_is_down(running: DevCluster) -> None:
     nobody = "http://127.0.0.1:1"
     at = ("--endpoint", nobody, "--endpoint", running.endpoint("core1"))
     assert raftkv("put", "f", "v", *at).stdout == b"OK\n"
-    assert raftkv("get", "f", *at).stdout == b"v\n"
+    assert raftkv("get", "f", *at).stdout == b"f\nv\n"
 
 
 def test_nobody_to_answer_is_one_line_and_code_3() -> None:
@@ -113,7 +115,8 @@ def test_nobody_to_answer_is_one_line_and_code_3() -> None:
         ("get", "k"),
         ("get", "k", "--dir", "x", "--endpoint", "http://127.0.0.1:1"),
         ("get", "k", "--endpoint", "127.0.0.1:1"),
-        ("get", "k", "--endpoint", "https://127.0.0.1:1"),
+        ("get", "k", "--endpoint", "ftp://127.0.0.1:1"),
+        ("get", "k", "--endpoint", "http://127.0.0.1:1/v3"),
         ("get", "k", "--endpoint", "http://127.0.0.1:99999"),
         ("get", "k", "--endpoint", "http://127.0.0.1:1", "--consistency", "best"),
         ("cluster", "status", "--dir", "does-not-exist"),
@@ -127,7 +130,7 @@ def test_wrong_arguments_are_one_line_and_code_2(arguments: tuple[str, ...]) -> 
 
 def test_an_empty_key_is_refused_with_code_1(running: DevCluster) -> None:
     done = raftkv("put", "", "v", "--dir", running.directory)
-    assert "key is not provided" in one_line_error(done, 1)
+    assert "the key is empty" in one_line_error(done, 1)
 
 
 def test_a_value_over_the_limit_names_the_limit(running: DevCluster) -> None:
@@ -228,8 +231,11 @@ def test_serve_logs_json_lines_and_stops_on_a_signal(config: Path, number: int) 
     _, rest = serving.communicate(timeout=TIMEOUT_S)
     assert serving.returncode == 0, rest
     records = [json.loads(line) for line in [*lines, *rest.splitlines()]]
-    assert all(record["node"] == "core1" and record["ts"].endswith("Z") for record in records)
-    assert records[-1]["msg"] == "stopped"
+    assert all(record["node"] == "core1" and record["time"].endswith("Z") for record in records)
+    assert records[-1]["message"] == "stopped"
+    led = next(record for record in records if " leads term " in record["message"])
+    assert (led["role"], led["term"] >= 1) == ("leader", True)
+    assert records[-1]["index"] >= 2
 
 
 @pytest.mark.cluster

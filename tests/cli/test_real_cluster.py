@@ -93,7 +93,7 @@ def test_a_single_core_from_the_command_line(tmp_path: Path) -> None:
         assert (node["role"], node["leader"], node["fsync"]) == ("leader", "core1", "off")
         assert raftkv("cluster", "down", *at).stdout == b"stopped core1\n"
         assert raftkv("cluster", "up", *at, "--detach").returncode == 0
-        assert raftkv("get", "k", *at).stdout == b"v\n"
+        assert raftkv("get", "k", *at).stdout == b"k\nv\n"
     finally:
         dev.down()
 

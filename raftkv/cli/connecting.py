@@ -1,0 +1,99 @@
+"""From the options of a command to the cluster: endpoints, TLS, a client, one run of a loop.
+
+Every command that speaks to the keyspace is a coroutine over `raftkv.Client`, run once. A client
+with a session may repeat a write whose answer was lost; a command that writes once goes without,
+because a session is an entry in the log and a row in every copy. Then the outcome of a lost answer
+is unknown, and the command says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from raftkv.errors import CertificateError, ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from raftkv.client import Client
+
+    from .options import At
+
+__all__ = ["client_of", "endpoints_of", "run", "tls_context"]
+
+T = TypeVar("T")
+
+
+def endpoints_of(at: At) -> list[str]:
+    """The endpoints to try in this order; of a directory's nodes those that run come first."""
+    from .door_client import check_endpoint
+
+    if at.directory is None:
+        return [check_endpoint(endpoint) for endpoint in at.endpoints]
+    from .devcluster import DevCluster
+
+    dev = DevCluster(at.directory)
+    return [dev.endpoint(name) for name in sorted(dev.names, key=lambda n: dev.pid(n) is None)]
+
+
+def tls_context(at: At) -> ssl.SSLContext | None:
+    """The context for https endpoints; None, which trusts the system's authorities, if nothing
+    was said about it. Raises `CertificateError`."""
+    tls = at.tls
+    if not tls.given:
+        return None
+    if tls.ca is None:
+        raise ConfigError("--cert is shown to servers that --cacert trusts: give both")
+    return context_from(tls.ca, tls.certificate, tls.key)
+
+
+def context_from(ca: str, certificate: str | None, key: str | None) -> ssl.SSLContext:
+    """A client's context from files. Raises `CertificateError`."""
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(name for name in (ca, certificate, key) if name is not None)
+        raise CertificateError(f"the files {files} cannot be used for TLS: {error}") from None
+    return context
+
+
+@contextlib.asynccontextmanager
+async def client_of(at: At, *, exactly_once: bool = False) -> AsyncIterator[Client]:
+    """A client for the command."""
+    # Imported late: the other commands start faster without it.
+    from raftkv.client import Client
+
+    async with Client(
+        endpoints_of(at), tls=tls_context(at), timeout_s=at.timeout_s, exactly_once=exactly_once
+    ) as client:
+        yield client
+
+
+def run(at: At, act: Callable[[Client], Awaitable[T]], *, exactly_once: bool = False) -> T:
+    """Run `act` with a client, on a loop of its own, and return what it gives."""
+    import asyncio
+
+    from raftkv.kv.commands import LeaseExists, LeaseNotFound
+
+    async def whole() -> T:
+        async with client_of(at, exactly_once=exactly_once) as client:
+            return await act(client)
+
+    try:
+        return asyncio.run(whole())
+    except (LeaseExists, LeaseNotFound) as error:
+        raise type(error)(_in_hexadecimals(str(error))) from None
+
+
+def _in_hexadecimals(text: str) -> str:
+    """A refusal of the keyspace names a lease by a plain number; this command line never does."""
+    from .requests import lease_text
+
+    return re.sub(r"(?<=\blease )\d+", lambda found: lease_text(int(found.group())), text)

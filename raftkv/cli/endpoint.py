@@ -1,0 +1,198 @@
+"""`raftkv endpoint status`, `raftkv endpoint health` and `raftkv health`: each node, asked itself.
+
+Unlike the commands on keys, which take the first endpoint that answers, these ask every endpoint
+that they were given, all at the same time. With --cluster they ask one for the others.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from raftkv.errors import RaftkvError
+
+from .options import At, connected, examples, group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .output import Row
+
+__all__ = ["app", "register_health"]
+
+EXIT_FAULT: Final = 3
+ENDPOINTS_AT_ONCE_MAX: Final = 32
+
+# `health` reads this key, which need not exist, as etcdctl does.
+HEALTH_KEY: Final = "aGVhbHRo"
+
+app = group("The nodes at the endpoints, each asked itself.")
+
+Cluster = Annotated[
+    bool, typer.Option("--cluster", help="All nodes of the cluster, not only those given.")
+]
+
+_STATUS: Final = (
+    ("NODE", "name"),
+    ("ROLE", "role"),
+    ("LEADER", "leader"),
+    ("TERM", "term"),
+    ("COMMIT", "commit_index"),
+    ("APPLIED", "applied_index"),
+    ("READY", "ready"),
+)
+_NUMBERS: Final = ("TERM", "COMMIT", "APPLIED")
+
+
+@app.command(
+    epilog=examples(
+        "raftkv endpoint status --dir demo",
+        "raftkv endpoint status --cluster --endpoint http://10.0.0.1:7501 --json",
+    )
+)
+@connected("table", "json")
+def status(at: At, cluster: Cluster = False) -> None:
+    """What each node tells of itself.
+
+    Exit code 3 if one does not answer.
+    """
+    from .output import Styled, cell, print_json, print_table
+
+    found = _ask_all(at, cluster, lambda request: request("GET", "/v1/status"))
+    if at.output == "json":
+        print_json(
+            [
+                {"endpoint": each.endpoint, "error": each.error, "status": each.answer}
+                for each in found
+            ]
+        )
+    else:
+        rows: list[Row] = []
+        for each in found:
+            answer = each.answer or {}
+            leads = answer.get("role") == "leader"
+            cells: list[str | Styled] = [each.endpoint]
+            cells += [_shown(answer.get(key)) for _, key in _STATUS]
+            if leads:
+                cells[2] = Styled("leader", "green")
+            cells.append(Styled(each.error, "red") if each.error else cell(None))
+            rows.append(cells)
+        headings = ("ENDPOINT", *(heading for heading, _ in _STATUS), "ERROR")
+        print_table(headings, rows, _NUMBERS)
+    _fail_if_any(found)
+
+
+@connected("simple", "table", "json")
+def health(at: At, cluster: Cluster = False) -> None:
+    """Whether each node answers a linearizable read.
+
+    Exit code 3 if one does not in time.
+    """
+    from .output import Styled, cell, print_json, print_table
+
+    found = _ask_all(
+        at, cluster, lambda request: request("POST", "/v3/kv/range", {"key": HEALTH_KEY})
+    )
+    if at.output == "json":
+        print_json(
+            [
+                {
+                    "endpoint": each.endpoint,
+                    "health": each.error is None,
+                    "took_s": each.took_s,
+                    "error": each.error,
+                }
+                for each in found
+            ]
+        )
+    elif at.output == "table":
+        print_table(
+            ("ENDPOINT", "HEALTH", "TOOK", "ERROR"),
+            [
+                (
+                    each.endpoint,
+                    "true" if each.error is None else Styled("false", "red"),
+                    _took(each.took_s),
+                    cell(each.error),
+                )
+                for each in found
+            ],
+            ("TOOK",),
+        )
+    else:
+        for each in found:
+            if each.error is None:
+                took = _took(each.took_s)
+                typer.echo(f"{each.endpoint} is healthy: confirmed a linearizable read in {took}")
+            else:
+                typer.echo(f"{each.endpoint} is unhealthy: {each.error}", err=True)
+    _fail_if_any(found)
+
+
+class _Answer:
+    """What came back from one endpoint, or why nothing did."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.answer: Any = None
+        self.error: str | None = None
+        self.took_s = 0.0
+
+
+def _ask_all(at: At, cluster: bool, ask: Callable[[Callable[..., Any]], Any]) -> list[_Answer]:
+    from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
+
+    from .connecting import endpoints_of, tls_context
+    from .door_client import request
+
+    endpoints, context = endpoints_of(at), tls_context(at)
+
+    def one(endpoint: str) -> _Answer:
+        found = _Answer(endpoint)
+        began = time.monotonic()
+        try:
+            found.answer = ask(partial(request, endpoint, timeout_s=at.timeout_s, context=context))
+        except RaftkvError as error:
+            # The endpoint stands beside it.
+            found.error = str(error).removeprefix(f"{endpoint}: ").removeprefix(f"{endpoint} ")
+        found.took_s = time.monotonic() - began
+        return found
+
+    if cluster:
+        from .member import endpoints_of_members
+
+        endpoints = endpoints_of_members(endpoints, at.timeout_s, context)
+    with ThreadPoolExecutor(min(len(endpoints), ENDPOINTS_AT_ONCE_MAX)) as pool:
+        return list(pool.map(one, endpoints))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.2f}s"
+
+
+def _fail_if_any(found: list[_Answer]) -> None:
+    sys.stdout.flush()
+    if any(each.error is not None for each in found):
+        raise typer.Exit(EXIT_FAULT)
+
+
+_HEALTH_EXAMPLES = examples(
+    "raftkv endpoint health --dir demo",
+    "raftkv health --cluster --endpoint http://10.0.0.1:7501 --json",
+)
+app.command("health", epilog=_HEALTH_EXAMPLES)(health)
+
+
+def register_health(top: typer.Typer) -> None:
+    """Add `raftkv health`, which is `raftkv endpoint health`."""
+    top.command("health", epilog=_HEALTH_EXAMPLES)(health)
