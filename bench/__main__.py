@@ -7,8 +7,10 @@ The commands share nothing but the formats of their files. Each is imported only
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 COMMANDS = {
     "run": "drive a cluster of real processes and log every operation",
@@ -19,6 +21,9 @@ COMMANDS = {
     "check": "check recorded histories for linearizability",
     "chaos": "break real processes, links and disks under load, and check every promise",
     "failover": "how long nobody can write after the leader was killed, stopped or cut off",
+    "keys": "what a large keyspace costs: memory, rates, a snapshot, a restart",
+    "peers": "beside another on this machine, in turns: puts and gets of etcd's gateway",
+    "differential": "random requests to real etcd and to raftkv: the answers must be equal",
     "steady": "full load for a long time: the rate, and elections that should not be",
 }
 
@@ -26,7 +31,7 @@ USAGE = "\n".join(
     [
         "usage: python -m bench COMMAND ...",
         "",
-        *(f"  {name:<8} {meaning}" for name, meaning in COMMANDS.items()),
+        *(f"  {name:<12} {meaning}" for name, meaning in COMMANDS.items()),
         "",
         "`python -m bench COMMAND --help` lists the options of a command.",
     ]
@@ -55,5 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code or 0
 
 
+def _terminated(number: int, frame: object) -> NoReturn:
+    """An ordinary end, so that everything that was started is ended and removed."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminated)
     sys.exit(main())

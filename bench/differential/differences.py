@@ -1,0 +1,218 @@
+"""What may differ from etcd 3.4, each with its name: docs/etcd-differences.md has the reasons.
+
+A difference is a predicate on a request and both answers. It says as exactly as it can what must be
+so on both sides: a difference that explains too much would hide a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from bench.differential.doors import Answer
+from bench.differential.words import Step
+
+__all__ = ["DIFFERENCES", "NAMES", "OF_WATCHES", "named", "named_watch"]
+
+Holds = Callable[[Step, Answer, Answer], bool]
+
+INVALID_ARGUMENT: Final = 3
+RESOURCE_EXHAUSTED: Final = 8
+UNIMPLEMENTED: Final = 12
+
+# A watch from the compacted revision itself: etcd leaves out the deletions of that revision as soon
+# as its compactor has come by, which nobody is told. raftkv gives them.
+DELETED_WHEN_COMPACTED: Final = "deleted-when-compacted"
+# A watch from the past, and a compaction right behind it: who has not caught up by then is
+# cancelled. etcd looks after such watches ten times a second, raftkv at once.
+COMPACTED_WHILE_BEHIND: Final = "compacted-while-behind"
+
+Seen = dict[str, Any]
+
+
+def named(step: Step, etcd: Answer, raftkv: Answer) -> str | None:
+    """The name of the difference that these answers are, if it has one."""
+    for name, holds in DIFFERENCES.items():
+        if holds(step, etcd, raftkv):
+            return name
+    return None
+
+
+def named_watch(
+    first: int | None, compacted: int, later: int, etcd: Seen, raftkv: Seen
+) -> str | None:
+    """The name of what two streams differ by, if it has one.
+
+    `first` is the revision that the watch asked for, `compacted` what was compacted when it began,
+    `later` when it ended, all counted from the start of the example.
+    """
+    if first is None:
+        return None
+    if first == compacted and _without_deletions(etcd, first) == _without_deletions(raftkv, first):
+        return DELETED_WHEN_COMPACTED
+    cancelled = _is_compacted(etcd) or _is_compacted(raftkv)
+    if first < later and later > compacted and cancelled:
+        return COMPACTED_WHILE_BEHIND
+    return None
+
+
+def _without_deletions(seen: Seen, revision: int) -> Seen:
+    """What a watch saw, without the deletions of one revision."""
+    kept = [
+        event
+        for event in seen["events"]
+        if event.get("type") != "DELETE" or event["kv"]["mod_revision"] != revision
+    ]
+    return {**seen, "events": kept}
+
+
+def _is_compacted(seen: Seen) -> bool:
+    return any(isinstance(each, dict) and "compact_revision" in each for each in seen["said"])
+
+
+def _field(answer: Answer, name: str) -> Any:
+    return answer.document.get(name) if isinstance(answer.document, dict) else None
+
+
+def _malformed_text(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """Both refuse what they cannot read, in the words of their own parsers."""
+    text = str(_field(etcd, "error"))
+    parser = ("json:", "invalid character", "unexpected ", "illegal base64", "unknown value",
+              "EOF", "strconv", "bad ")  # fmt: skip
+    return (
+        etcd.status == raftkv.status == 400
+        and _field(etcd, "code") == _field(raftkv, "code") == INVALID_ARGUMENT
+        and text.startswith(parser)
+    )
+
+
+def _unknown_path(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """etcd's plain text for a path or method that it does not have; a document here."""
+    return (
+        etcd.kind == "text/plain"
+        and raftkv.kind == "application/json"
+        and (etcd.status, raftkv.status) in ((404, 404), (404, 501), (405, 405), (405, 501))
+        and isinstance(_field(raftkv, "error"), str)
+    )
+
+
+def _health_type(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """The same health, and called JSON."""
+    same = etcd.status == raftkv.status and etcd.document == raftkv.document
+    return step.path == "/health" and same and raftkv.kind == "application/json"
+
+
+_CHECKS: Final = {
+    "etcdserver: key is not provided",
+    "etcdserver: key not found",
+    "etcdserver: value is provided",
+    "etcdserver: lease is provided",
+    "etcdserver: duplicate key given in txn request",
+    "etcdserver: too many operations in txn request",
+    "etcdserver: invalid sort option",
+}
+
+
+def _which_error(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """A transaction with several faults: each side names another one of them."""
+    return (
+        step.path == "/v3/kv/txn"
+        and etcd.status == raftkv.status == 400
+        and {_field(etcd, "error"), _field(raftkv, "error")} <= _CHECKS
+    )
+
+
+def _malformed_stream(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """A stream that cannot be read to its end: the client's fault to raftkv, and as a whole."""
+    return (
+        step.path in ("/v3/lease/keepalive", "/v3/watch")
+        and etcd.status in (200, 500)
+        and (raftkv.status, _field(raftkv, "code")) == (400, INVALID_ARGUMENT)
+    )
+
+
+_TOO_LARGE: Final = "etcdserver: request is too large"
+
+
+def _size_limits(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """raftkv limits keys, values, transactions and their answers each; etcd the whole request."""
+    return (
+        step.path in ("/v3/kv/put", "/v3/kv/txn")
+        and (etcd.status == 200 or _field(etcd, "code") == RESOURCE_EXHAUSTED)
+        and raftkv.status in (400, 413)
+        and _field(raftkv, "error") == _TOO_LARGE
+    )
+
+
+def _from_key_overlap(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """A put and a deletion "from this key on" of the same key: etcd does not see that they meet."""
+    if step.path != "/v3/kv/txn" or etcd.status != 200 or not isinstance(step.body, dict):
+        return False
+    operations = [*step.body.get("success", []), *step.body.get("failure", [])]
+    return _field(raftkv, "error") == "etcdserver: duplicate key given in txn request" and any(
+        each.get("request_delete_range", {}).get("range_end") == b"\0" for each in operations
+    )
+
+
+NOT_SERVED: Final = (
+    "/v3/auth/", "/v3/cluster/member/add", "/v3/cluster/member/promote",
+    "/v3/cluster/member/remove", "/v3/cluster/member/update", "/v3/election/", "/v3/lock/",
+    "/v3/maintenance/alarm", "/v3/maintenance/defragment", "/v3/maintenance/hash",
+    "/v3/maintenance/snapshot", "/v3/maintenance/transfer-leadership", "/v3beta/",
+)  # fmt: skip
+
+
+def _not_served(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """What raftkv does not have, or has under its own words, it says loudly."""
+    refused = (raftkv.status, _field(raftkv, "code")) == (501, UNIMPLEMENTED)
+    return refused and step.path.startswith(NOT_SERVED)
+
+
+def _database_size(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """The size of etcd's database file; all else of the status agrees."""
+    if step.path != "/v3/maintenance/status" or not isinstance(etcd.document, dict):
+        return False
+    rest = {key: value for key, value in etcd.document.items() if not key.startswith("dbSize")}
+    return etcd.status == raftkv.status and rest == raftkv.document
+
+
+def _enum_number(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """A number for an enum that has no such value: etcd 3.4 looks at names only."""
+    return raftkv.status == 400 and " is not one of " in str(_field(raftkv, "error"))
+
+
+def _spaced_number(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """Blanks around a number in a string."""
+    text = str(_field(raftkv, "error"))
+    return (
+        isinstance(step.body, dict)
+        and any(isinstance(each, str) and each != each.strip() for each in step.body.values())
+        and raftkv.status == 400
+        and text.startswith("the request cannot be understood")
+    )
+
+
+def _more_pages(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """Pages of later etcds."""
+    return step.path in ("/livez", "/readyz") and (etcd.status, raftkv.status) == (404, 200)
+
+
+DIFFERENCES: Final[dict[str, Holds]] = {
+    "malformed-text": _malformed_text,
+    "malformed-stream": _malformed_stream,
+    "which-error": _which_error,
+    "unknown-path": _unknown_path,
+    "health-type": _health_type,
+    "size-limits": _size_limits,
+    "from-key-overlap": _from_key_overlap,
+    "not-served": _not_served,
+    "database-size": _database_size,
+    "enum-number": _enum_number,
+    "spaced-number": _spaced_number,
+    "more-pages": _more_pages,
+}
+
+#: Differences of watches, which are a matter of time.
+OF_WATCHES: Final = (DELETED_WHEN_COMPACTED, COMPACTED_WHILE_BEHIND)
+#: All names, as docs/etcd-differences.md lists them.
+NAMES: Final = (*DIFFERENCES, *OF_WATCHES)

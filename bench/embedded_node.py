@@ -1,0 +1,326 @@
+"""A core with a door, and callers inside it: the process of `bench.embedding`.
+
+    python -m bench.embedded_node CONFIG.json
+
+One JSON object a line on the standard input and output, one answer for each request; the first
+answer comes unasked, once the node is ready. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.control import LINE_BYTES_MAX
+from raftkv import Node, NodeConfig, tune_gc
+from raftkv.errors import RaftkvError
+from raftkv.kv.commands import Compare, PutOp, RangeOp, RangeResult
+from raftkv.plugin import Consistency
+from raftkv.server import door_of
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "Cas",
+    "Gets",
+    "Load",
+    "Puts",
+    "Snapshot",
+    "Watchers",
+    "Where",
+    "main",
+]
+
+TXN_PUTS = 32
+"""Puts in one command while the keys are loaded."""
+
+LOADERS = 6
+KEY = b"key-%010d"
+HOT = b"hot"
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Put this many keys, values of so many bytes; `done` tells how many."""
+
+    keys: int
+    value_bytes: int
+
+
+class Puts(msgspec.Struct, frozen=True, tag="puts"):
+    """Overwrite keys of the first `keys`, so many puts at once, for so long."""
+
+    keys: int
+    value_bytes: int
+    seconds: float
+    in_flight: int
+
+
+class Gets(msgspec.Struct, frozen=True, tag="gets"):
+    """Get keys of the first `keys`, so many at once, for so long."""
+
+    keys: int
+    seconds: float
+    in_flight: int
+    consistency: Consistency = "linearizable"
+
+
+class Cas(msgspec.Struct, frozen=True, tag="cas"):
+    """So many callers compare and swap ONE key; `won` tells how often one of them did.
+
+    `in_log` is the second way of bench/cas.py.
+    """
+
+    callers: int
+    seconds: float
+    in_log: bool = False
+
+
+class Watchers(msgspec.Struct, frozen=True, tag="watchers"):
+    """Have so many watchers, each on a key of its own among the first `keys`; 0 ends them."""
+
+    count: int
+    keys: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """Write a snapshot now; answered when it is in place."""
+
+
+class Where(msgspec.Struct, frozen=True, tag="where"):
+    """Ask for the node's position only."""
+
+
+Ask = Load | Puts | Gets | Cas | Watchers | Snapshot | Where
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request is answered with. Latencies are of the single calls."""
+
+    error: str = ""
+    role: str = ""
+    endpoint: str = ""
+    applied: int = 0
+    keys: int = 0
+    rss_bytes: int = 0
+    done: int = 0
+    won: int = 0
+    seconds: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+    file_bytes: int = 0
+
+
+class EmbeddedNode:
+    """The node and what is asked of it."""
+
+    def __init__(self, node: Node, endpoint: str) -> None:
+        self._node = node
+        self._endpoint = endpoint
+        self._watchers: list[asyncio.Task[None]] = []
+
+    async def handle(self, ask: Ask) -> Answer:
+        began_s = time.perf_counter()
+        more: dict[str, Any] = {}
+        match ask:
+            case Load():
+                await self._load(ask)
+                more["done"] = ask.keys
+            case Puts():
+                more = await self._puts(ask)
+            case Gets():
+                more = await self._gets(ask)
+            case Cas():
+                more = await self._cas(ask)
+            case Watchers():
+                await self._watch(ask)
+            case Snapshot():
+                more["file_bytes"] = await self._snapshot()
+        return self.where(seconds=time.perf_counter() - began_s, **more)
+
+    def where(self, **more: Any) -> Answer:
+        node = self._node
+        return Answer(
+            role=node.status().role,
+            endpoint=self._endpoint,
+            applied=node.machine.index,
+            keys=len(node.machine.view("kv").table("keys")),
+            rss_bytes=_rss_bytes(),
+            **more,
+        )
+
+    async def _load(self, load: Load) -> None:
+        numbers = iter(range(0, load.keys, TXN_PUTS))
+
+        async def loader() -> None:
+            for first in numbers:
+                last = min(load.keys, first + TXN_PUTS)
+                puts = [PutOp(KEY % n, os.urandom(load.value_bytes)) for n in range(first, last)]
+                await self._node.kv.txn(success=puts, timeout_s=60.0)
+
+        await asyncio.gather(*(loader() for _ in range(LOADERS)))
+
+    async def _puts(self, puts: Puts) -> dict[str, Any]:
+        put, value = self._node.kv.put, os.urandom(puts.value_bytes)
+
+        async def call(number: int) -> Any:
+            return await put(KEY % number, value)
+
+        return await _closed_loop(call, puts.in_flight, puts.seconds, puts.keys)
+
+    async def _gets(self, gets: Gets) -> dict[str, Any]:
+        get, consistency = self._node.kv.get, gets.consistency
+
+        async def call(number: int) -> Any:
+            return await get(KEY % number, consistency=consistency)
+
+        return await _closed_loop(call, gets.in_flight, gets.seconds, gets.keys)
+
+    async def _cas(self, cas: Cas) -> dict[str, Any]:
+        """See bench/cas.py for the two ways."""
+        txn, won, tried = self._node.kv.txn, 0, 0
+        first = await self._node.kv.put(HOT, b"0")
+        until_s = time.perf_counter() + cas.seconds
+        exists = Compare(HOT, "version", ">", 0)
+
+        async def caller(number: int) -> None:
+            nonlocal won, tried
+            known, put = first.revision, PutOp(HOT, b"%d" % number, prev_kv=cas.in_log)
+            while time.perf_counter() < until_s:
+                holds = exists if cas.in_log else Compare(HOT, "mod", "=", known)
+                result = await txn([holds], [put], [RangeOp(HOT)])
+                tried += 1
+                if result.succeeded:
+                    won += 1
+                    known = result.revision
+                else:
+                    found = result.results[0]
+                    assert isinstance(found, RangeResult)
+                    known = found.kvs[0].mod_revision
+
+        await asyncio.gather(*(caller(number) for number in range(cas.callers)))
+        return {"done": tried, "won": won}
+
+    async def _watch(self, wanted: Watchers) -> None:
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers.clear()
+        created: list[asyncio.Future[None]] = []
+
+        async def watcher(number: int, ready: asyncio.Future[None]) -> None:
+            async with self._node.kv.watch(KEY % number) as watch:
+                await watch.created()
+                ready.set_result(None)
+                async for _ in watch:
+                    pass
+
+        loop = asyncio.get_running_loop()
+        for number in range(wanted.count):
+            ready: asyncio.Future[None] = loop.create_future()
+            created.append(ready)
+            self._watchers.append(loop.create_task(watcher(number % wanted.keys, ready)))
+            if number % 1000 == 999:
+                await asyncio.gather(*created[-1000:])
+        await asyncio.gather(*created)
+
+    async def _snapshot(self) -> int:
+        engine = self._node._part.engine  # type: ignore[union-attr]
+        engine.snapshotting.begin()
+        while engine.snapshotting.writing:
+            await asyncio.sleep(0.01)
+        files = Path(self._node.config.dir).rglob("*.snap")
+        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        return newest.stat().st_size if newest is not None else 0
+
+
+async def _closed_loop(
+    call: Callable[[int], Awaitable[Any]], in_flight: int, seconds: float, keys: int
+) -> dict[str, Any]:
+    """So many callers, each with one call outstanding, on random keys."""
+    took_s: list[float] = []
+    clock, add = time.perf_counter, took_s.append
+    until_s = clock() + seconds
+
+    async def caller(number: int) -> None:
+        chance = random.Random(number)
+        began_s = clock()
+        while began_s < until_s:
+            await call(chance.randrange(keys))
+            ended_s = clock()
+            add(ended_s - began_s)
+            began_s = ended_s
+
+    await asyncio.gather(*(caller(number) for number in range(in_flight)))
+    took_s.sort()
+    return {
+        "done": len(took_s),
+        "p50_ms": statistics.median(took_s) * 1000,
+        "p99_ms": took_s[int(len(took_s) * 0.99)] * 1000,
+        "max_ms": took_s[-1] * 1000,
+    }
+
+
+def _rss_bytes() -> int:
+    """Resident memory now, not at its highest."""
+    pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def _run(config: NodeConfig) -> None:
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async with Node(config, plugins=[]) as node:
+        await node.wait_ready(120.0)
+        door = door_of(node, version="bench")
+        await door.start()
+        try:
+            worker = EmbeddedNode(node, door.endpoint)
+            _say(worker.where())
+            decode = msgspec.json.Decoder(Ask).decode
+            while line := await reader.readline():
+                try:
+                    answer = await worker.handle(decode(line))
+                except RaftkvError as error:
+                    answer = Answer(error=f"{type(error).__name__}: {error}")
+                _say(answer)
+        finally:
+            await door.stop()
+
+
+def _say(answer: Answer) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    """Run one node to the end of its standard input."""
+    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=NodeConfig)
+    tune_gc()
+    try:
+        import uvloop
+
+        factory: Any = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_run(config))
+    # What is left of a million rows need not be freed one by one.
+    gc.disable()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Programs of Debian packages that tests and benchmarks need: etcd's server and wrk.
+
+    python -m bench.peers.debian [etcd wrk]     make sure that they are there; says where they are
+
+What is installed is taken as it is. Otherwise the packages are downloaded with `apt-get download`
+and unpacked below the user's cache directory with `dpkg -x`: that needs no root, and it starts no
+service, as installing `etcd-server` would. A program counts only if it runs.
+
+Exit code 1 of the command: one of them is missing; the reason is printed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+__all__ = ["PROGRAMS", "Missing", "Package", "Program", "find", "main"]
+
+TIMEOUT_S: Final = 120.0
+
+
+class Missing(Exception):
+    """The program is not there and could not be had. The message says why and what to do."""
+
+
+class Package(msgspec.Struct, frozen=True):
+    """How a program is had: the packages to unpack, the program in them, how it is tried out."""
+
+    packages: tuple[str, ...]
+    path: str
+    trial: tuple[str, ...]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A program that runs with this environment beside the usual one."""
+
+    path: str
+    environment: dict[str, str] = {}
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The whole environment to start it with."""
+        return {**os.environ, **self.environment}
+
+
+PROGRAMS: Final[Mapping[str, Package]] = {
+    "etcd": Package(("etcd-server",), "usr/bin/etcd", ("--version",)),
+    # wrk needs LuaJIT's library, which is rarely installed; the rest is on every Debian.
+    "wrk": Package(("wrk", "libluajit-5.1-2"), "usr/bin/wrk", ("-v",)),
+}
+
+
+def find(name: str, *, cache: Path | None = None) -> Program:
+    """The program `name` of `PROGRAMS`, downloaded if it is not there. Raises `Missing`."""
+    package = PROGRAMS[name]
+    installed = shutil.which(name)
+    if installed is not None and _runs(Program(installed), package.trial):
+        return Program(installed)
+    root = (cache or _cache()) / name
+    unpacked = _unpacked(root, package)
+    if unpacked is None:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        # Several test processes may want it at once.
+        with open(root.parent / f"{name}.lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            unpacked = _unpacked(root, package) or _download(root, name, package)
+    return unpacked
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "raftkv-debian"
+
+
+def _unpacked(root: Path, package: Package) -> Program | None:
+    path = root / package.path
+    if not path.exists():
+        return None
+    libraries = sorted({str(each.parent) for each in root.glob("usr/lib/**/*.so*")})
+    environment = {}
+    if libraries:
+        known = os.environ.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *([known] if known else [])])
+    program = Program(str(path), environment)
+    return program if _runs(program, package.trial) else None
+
+
+def _download(root: Path, name: str, package: Package) -> Program:
+    advice = f"On Debian or Ubuntu: apt-get install {package.packages[0]}"
+    for tool in ("apt-get", "dpkg"):
+        if shutil.which(tool) is None:
+            raise Missing(
+                f"{name} is not installed and there is no {tool} to get it with. {advice}"
+            )
+    shutil.rmtree(root, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="raftkv-debian-") as place:
+        said = _call(["apt-get", "download", "-q", *package.packages], place)
+        if said and os.geteuid() == 0:
+            # The lists of packages may never have been fetched; only root may do that.
+            _call(["apt-get", "update", "-q"], place)
+            said = _call(["apt-get", "download", "-q", *package.packages], place)
+        if said:
+            raise Missing(f"{name} could not be downloaded: {said}. {advice}")
+        for archive in sorted(Path(place).glob("*.deb")):
+            said = _call(["dpkg", "-x", str(archive), str(root)], place)
+            if said:
+                raise Missing(f"{name} could not be unpacked: {said}. {advice}")
+    program = _unpacked(root, package)
+    if program is None:
+        raise Missing(f"{name} was unpacked below {root} and does not run here. {advice}")
+    return program
+
+
+def _runs(program: Program, trial: Sequence[str]) -> bool:
+    """Whether it starts at all. wrk ends with 1 after it has told its version."""
+    try:
+        done = subprocess.run(
+            [program.path, *trial], env=program.env, capture_output=True, timeout=30.0, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode in (0, 1)
+
+
+def _call(command: Sequence[str], directory: str) -> str:
+    """Run it; "" or the last line of what it complained of."""
+    try:
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1] if lines else f"{command[0]} ended with {done.returncode}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; see the module's text."""
+    names = list(sys.argv[1:] if argv is None else argv) or list(PROGRAMS)
+    unknown = [name for name in names if name not in PROGRAMS]
+    if unknown:
+        known = " ".join(PROGRAMS)
+        print(f"usage: python -m bench.peers.debian [{known}], not {unknown[0]}", file=sys.stderr)
+        return 2
+    missing = 0
+    for name in names:
+        try:
+            print(f"{name}: {find(name).path}")
+        except Missing as error:
+            missing = 1
+            print(f"{name}: {error}", file=sys.stderr)
+    return missing
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+-- Requests for wrk: puts and gets in the words of etcd's JSON gateway. See bench/wrk.py.
+--   wrk ... -s wrk.lua URL -- put|get|get-serializable KEYS VALUE_BYTES
+
+local letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
+
+local function letter(number)
+   return letters:sub(number + 1, number + 1)
+end
+
+local function base64(text)
+   local out = {}
+   for at = 1, #text, 3 do
+      local a, b, c = text:byte(at, at + 2)
+      local bits = a * 65536 + (b or 0) * 256 + (c or 0)
+      out[#out + 1] = letter(math.floor(bits / 262144)) .. letter(math.floor(bits / 4096) % 64)
+         .. (b and letter(math.floor(bits / 64) % 64) or '=') .. (c and letter(bits % 64) or '=')
+   end
+   return table.concat(out)
+end
+
+local requests, at, step = {}, 0, 7919
+
+function init(arguments)
+   local word, keys, size = arguments[1], tonumber(arguments[2]), tonumber(arguments[3])
+   local headers = { ['Content-Type'] = 'application/json' }
+   local value = base64(string.rep('v', size))
+   for number = 0, keys - 1 do
+      local body = '{"key":"' .. base64(string.format('key-%010d', number)) .. '"'
+      if word == 'put' then
+         body = body .. ',"value":"' .. value .. '"'
+      elseif word == 'get-serializable' then
+         body = body .. ',"serializable":true'
+      end
+      local path = word == 'put' and '/v3/kv/put' or '/v3/kv/range'
+      requests[number] = wrk.format('POST', path, headers, body .. '}')
+   end
+   at = math.random(0, keys - 1)
+end
+
+-- A prime step visits every key before it comes back to the first.
+function request()
+   at = (at + step) % (#requests + 1)
+   return requests[at]
+end
+
+function done(summary, latency, _)
+   local errors = summary.errors
+   io.write(string.format('RESULT %d %d %.3f %.3f %.3f %d %d\n', summary.requests,
+      summary.duration, latency:percentile(50) / 1000, latency:percentile(99) / 1000,
+      latency.max / 1000, errors.status,
+      errors.timeout + errors.read + errors.write + errors.connect))
+end
