@@ -58,19 +58,18 @@ def trim(ctx: Context, revision: int) -> None:
     bytes_from = last.bytes_before + row_bytes(last) - ctx.settings["history_bytes_max"]
     keep_from = max(compacted, revision - ctx.settings["history_revisions"] + 1)
     first = _first(history)
-    number, stop = first, min(first + TRIM_ROWS_MAX, revision)
-    while number < stop and (number < keep_from or history[number].bytes_before < bytes_from):
-        history.delete(number)
+    stop = min(first + TRIM_ROWS_MAX, revision)
+    number = max(first, min(keep_from, stop))
+    while number < stop and history[number].bytes_before < bytes_from:
         number += 1
+    history.delete_first(number - first)
     if number > max(first, compacted):
         ctx.table("meta").put("compacted", number)
 
 
 def _free(history: Table[int, Revision], end: int, rows_max: int) -> None:
     if len(history) > 0:
-        first = _first(history)
-        for number in range(first, min(end, first + rows_max)):
-            history.delete(number)
+        history.delete_first(min(end - _first(history), rows_max))
 
 
 def _first(history: Table[int, Revision]) -> int:

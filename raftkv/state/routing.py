@@ -18,7 +18,7 @@ import msgspec
 from raftkv.errors import ConfigError, UnknownCommand, UnknownPlugin
 
 from .contract import Member, PurePlugin, Setting, TableSpec
-from .tables import Table, UndoLog, undo_to
+from .tables import RunTable, Table, UndoLog, undo_to
 from .types import require_bounded, require_frozen
 from .views import MembersView, SettingsView
 
@@ -109,8 +109,8 @@ class Routed:
         name = self.name = plugin.name
         self.plugin = plugin
         try:
-            self.tables = {
-                spec.name: Table[Any, Any](name, spec.name, undo, sessions.waste, run=spec.run)
+            self.tables: dict[str, Table[Any, Any]] = {
+                spec.name: _kind(spec)(name, spec.name, undo, sessions.waste)
                 for spec in plugin.tables
             }
             _check_tables(plugin)
@@ -147,6 +147,10 @@ def _row_decoder(spec: TableSpec) -> Callable[[bytes], list[tuple[Any, Any]]]:
         list, types.GenericAlias(tuple, (spec.key_type, spec.value_type))
     )
     return msgspec.msgpack.Decoder(rows).decode
+
+
+def _kind(spec: TableSpec) -> type[Table[Any, Any]]:
+    return RunTable if spec.run else Table
 
 
 def _check_tables(plugin: PurePlugin) -> None:

@@ -174,11 +174,33 @@ class RunRows:
         elif place == self._head:
             values[place] = None
             self._head += 1
-            if self._head >= RUN_SLACK and 2 * self._head >= len(values):
-                del values[: self._head]
-                self._base, self._head = self._base + self._head, 0
+            self._let_go()
         else:
             raise ValueError(f"{key!r} is at neither end of a run")
+
+    def take_first(self, count: int) -> list[Any]:
+        """Remove the first `count` rows, of which there must be more; their values."""
+        head, values = self._head, self._values
+        assert 0 < count < len(values) - head
+        taken = values[head : head + count]
+        values[head : head + count] = [None] * count
+        self._head += count
+        self._let_go()
+        return taken
+
+    def put_first(self, taken: list[Any]) -> None:
+        """Undo `take_first`."""
+        if self._head < len(taken):
+            more = max(RUN_SLACK, len(taken))
+            self._base, self._head = self._base - more, self._head + more
+            self._values[:0] = [None] * more
+        self._values[self._head - len(taken) : self._head] = taken
+        self._head -= len(taken)
+
+    def _let_go(self) -> None:
+        if self._head >= RUN_SLACK and 2 * self._head >= len(self._values):
+            del self._values[: self._head]
+            self._base, self._head = self._base + self._head, 0
 
     def __len__(self) -> int:
         return len(self._values) - self._head

@@ -35,7 +35,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
 
 from sortedcontainers import SortedList
 
@@ -43,7 +43,16 @@ from raftkv.waste import Waste
 
 from .rows import SMALL_ROWS_MAX, Rows, RunRows, SmallRows, grown
 
-__all__ = ["ABSENT", "Absent", "FrozenTable", "Table", "TableView", "UndoLog", "undo_to"]
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "FrozenTable",
+    "RunTable",
+    "Table",
+    "TableView",
+    "UndoLog",
+    "undo_to",
+]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -173,19 +182,12 @@ class TableView(Generic[K, V]):
 class Table(TableView[K, V]):
     """A table as the command that is being applied sees it. Made by the state machine only."""
 
-    __slots__ = ("_empty", "_frozen", "_record", "_waste", "captured", "plugin", "view")
+    __slots__ = ("_frozen", "_record", "_waste", "captured", "plugin", "view")
 
-    def __init__(
-        self,
-        plugin: str,
-        name: str,
-        undo: UndoLog,
-        waste: Waste | None = None,
-        *,
-        run: bool = False,
-    ) -> None:
+    _empty: ClassVar[type[Rows]] = SmallRows
+
+    def __init__(self, plugin: str, name: str, undo: UndoLog, waste: Waste | None = None) -> None:
         self.plugin = plugin
-        self._empty: Callable[[], Rows] = RunRows if run else SmallRows
         self.view: TableView[K, V] = TableView(name, self._empty())
         super().__init__(name, self.view._rows)
         self.captured = False
@@ -217,6 +219,11 @@ class Table(TableView[K, V]):
             frozen._save(key, old, True)
         del rows[key]
         return True
+
+    def delete_first(self, count: int) -> None:
+        """Remove the first `count` rows in key order; fewer if there are not so many."""
+        for key in list(islice(self._rows, max(0, count))):
+            self.delete(key)
 
     def freeze(self) -> FrozenTable:
         """A view of the rows as they are now, to be walked in slices. Close it, or walk it."""
@@ -266,6 +273,49 @@ class Table(TableView[K, V]):
 
     def _detach(self, frozen: FrozenTable) -> None:
         self._frozen = tuple(other for other in self._frozen if other is not frozen)
+
+
+class _First:
+    """In the undo log, in place of a key: so many rows were taken from the front of a run."""
+
+
+_FIRST: Final = _First()
+
+
+class RunTable(Table[int, V]):
+    """A table whose keys are consecutive ints: a log. It grows at its end and is cut at its front.
+
+    Both are frequent (each put of the keyspace adds a row to its history and, in the end, removes
+    one), so both are written out: an addition without looking for the row, a cut in one piece.
+    """
+
+    __slots__ = ()
+
+    _empty: ClassVar[type[Rows]] = RunRows
+    _rows: RunRows
+
+    def put(self, key: int, value: V) -> None:
+        rows = self._rows
+        values = rows._values
+        if key - rows._base != len(values) or len(values) == rows._head:
+            super().put(key, value)
+            return
+        self._record((self, key, ABSENT))
+        for frozen in self._frozen:
+            frozen._save(key, ABSENT, False)
+        values.append(value)
+
+    def delete_first(self, count: int) -> None:
+        if self._frozen or self.captured or count >= len(self._rows):
+            super().delete_first(count)
+        elif count > 0:
+            self._record((self, _FIRST, self._rows.take_first(count)))
+
+    def _revert(self, key: Any, old: Any) -> None:
+        if key is _FIRST:
+            self._rows.put_first(old)
+        else:
+            super()._revert(key, old)
 
 
 def undo_to(log: UndoLog, mark: int) -> None:

@@ -13,7 +13,7 @@ from raftkv.state import StateMachine, TableSpec
 from raftkv.state import rows as rows_module
 from raftkv.state import tables as tables_module
 from raftkv.state.rows import RunRows, ShardedRows, SmallRows, grown
-from raftkv.state.tables import Table, UndoLog, undo_to
+from raftkv.state.tables import RunTable, Table, UndoLog, undo_to
 from raftkv.waste import KEPT_ITEMS_MIN, Waste
 from tests.state.harness import Bank
 
@@ -133,7 +133,9 @@ def test_replaced_rows_are_freed_after_the_last_walk_over_them() -> None:
 
 # Runs --------------------------------------------------------------------------------------------
 
-RUN_STEPS = st.lists(st.sampled_from(["push", "push", "shift", "shift", "pop", "back", "set"]))
+RUN_STEPS = st.lists(
+    st.sampled_from(["push", "push", "push", "shift", "shift", "take", "pop", "back", "set"])
+)
 
 
 def check_run(rows: RunRows, model: dict[int, int]) -> None:
@@ -169,6 +171,13 @@ def test_a_run_is_a_sorted_dict_of_consecutive_numbers(
                 rows[last] = model[last] = number
                 rows.replace(first, -number)
                 model[first] = -number
+            elif step == "take" and len(model) > 2:
+                taken = rows.take_first(2)
+                assert taken == [model[first], model[first + 1]]
+                if number % 2:
+                    rows.put_first(taken)
+                else:
+                    del model[first], model[first + 1]
             elif step in ("shift", "pop") and model:
                 key = first if step == "shift" else last
                 del rows[key], model[key]
@@ -206,7 +215,9 @@ def test_a_long_run_lets_go_of_what_was_removed() -> None:
     assert len(rows._values) <= 500 + 2 * rows_module.RUN_SLACK
 
 
-TABLE_STEPS = st.lists(st.sampled_from(["push", "shift", "set", "freeze", "walk", "undo"]))
+TABLE_STEPS = st.lists(
+    st.sampled_from(["push", "shift", "cut", "set", "freeze", "walk", "thaw", "undo"])
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -215,7 +226,7 @@ def test_a_table_that_is_a_run_is_undone_and_walked_like_any_other(
     rows: int, steps: list[str]
 ) -> None:
     undo: UndoLog = []
-    table = Table[int, int]("p", "t", undo, run=True)
+    table = RunTable[int]("p", "t", undo)
     for key in range(rows):
         table.put(key, 0)
     undo.clear()
@@ -229,6 +240,13 @@ def test_a_table_that_is_a_run_is_undone_and_walked_like_any_other(
         elif step == "shift" and now:
             table.delete(first)
             now = {key: value for key, value in now.items() if key != first}
+        elif step == "cut":
+            table.delete_first(number % 4)
+            now = {key: value for key, value in now.items() if key >= first + number % 4}
+        elif step == "thaw":
+            undo.clear()
+            frozen.close()
+            before, expected = now, dict(seen)
         elif step == "set" and now:
             table.put(last, number)
             now = {**now, last: number}
