@@ -158,7 +158,7 @@ NOT_SERVED: Final = (
     "/v3/auth/", "/v3/cluster/member/add", "/v3/cluster/member/promote",
     "/v3/cluster/member/remove", "/v3/cluster/member/update", "/v3/election/", "/v3/lock/",
     "/v3/maintenance/alarm", "/v3/maintenance/defragment", "/v3/maintenance/hash",
-    "/v3/maintenance/snapshot", "/v3/maintenance/transfer-leadership", "/v3beta/",
+    "/v3/maintenance/snapshot", "/v3/maintenance/transfer-leadership",
 )  # fmt: skip
 
 

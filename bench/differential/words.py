@@ -207,6 +207,8 @@ lease_steps = st.one_of(
             Step("/v3/lease/grant", {"TTL": 500}),
             Step("/v3/lease/grant", {"TTL": 9_000_000_001, "ID": 103}),
             Step("/v3/lease/leases", {}),
+            Step("/v3beta/lease/leases", {}),
+            Step("/v3beta/kv/range", {"key": b"a", "range_end": b"z"}),
             Step("/v3/kv/lease/leases", {}),
             Step("/v3/lease/revoke", {}),
             Step("/v3/lease/keepalive", {}),

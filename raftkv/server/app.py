@@ -131,7 +131,11 @@ class App:
         }
         self._keep_alive: Stream = leases.keep_alive
         #: The words whose body may take as long as it likes.
-        self.stream_paths = frozenset(("/v3/watch", "/v3/lease/keepalive"))
+        self.stream_paths = frozenset(
+            version + word
+            for version in ("/v3", "/v3beta")
+            for word in ("/watch", "/lease/keepalive")
+        )
         self._words = frozenset((*self._writing, *self._reading, *self.stream_paths))
         self._stopping = asyncio.Event()
         #: The words that the server may run by itself, by their path on the wire.
@@ -151,7 +155,7 @@ class App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the door speaks HTTP only, not {scope['type']}")
-        path = scope["path"]
+        path = _canonical(scope["path"])
         if path in self._words and scope["method"] == "POST":
             if path in self.stream_paths:
                 await self._stream(path, scope, receive, send)
@@ -270,7 +274,7 @@ class App:
     # -- everything else
 
     async def _other(self, scope: Message, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
+        path, method = _canonical(scope["path"]), scope["method"]
         if path in self._pages and method in ("GET", "HEAD"):
             status, kind, answer = await self._page(path, scope)
             await self._send(send, status, answer, (kind,))
@@ -357,6 +361,11 @@ class App:
 
 def _text(status: int, body: bytes) -> tuple[int, tuple[bytes, bytes], bytes]:
     return status, _TEXT_TYPE, body
+
+
+def _canonical(path: str) -> str:
+    """etcd 3.4 serves all its words under /v3beta, too: clients made for 3.3 know no other name."""
+    return "/v3" + path[len("/v3beta") :] if path.startswith("/v3beta/") else path
 
 
 def _not_allowed(method: str) -> bytes:

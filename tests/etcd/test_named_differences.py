@@ -60,7 +60,6 @@ CASES = [
     ("not-served", Step("/v3/auth/enable", {})),
     ("not-served", Step("/v3/maintenance/snapshot", {})),
     ("not-served", Step("/v3/cluster/member/remove", {"ID": 5})),
-    ("not-served", Step("/v3beta/kv/range", {"key": b"a"})),
     ("more-pages", Step("/livez", b"", "GET")),
 ]
 

@@ -40,6 +40,13 @@ def test_a_put_is_read_back_with_its_revisions(served: Served) -> None:
     }
 
 
+def test_the_words_are_there_under_the_name_of_etcd_3_3(served: Served) -> None:
+    put = served.post("/v3beta/kv/put", {"key": b64(b"k"), "value": b64(b"v")})
+    assert put[0] == 200
+    assert served.post("/v3beta/kv/range", ALL) == served.post("/v3/kv/range", ALL)
+    assert keys(served.post("/v3beta/kv/range", ALL)[1]) == [b64(b"k")]
+
+
 def test_defaults_are_left_out(served: Served) -> None:
     served.put(b"k", b"")
     assert served.post("/v3/kv/range", {"key": b64(b"none")})[1].keys() == {"header"}
