@@ -102,6 +102,12 @@ class _Waiter:
         self.sends = 0
         self.sent_at = 0.0
 
+    def require_same(self, command: msgspec.Struct, seq: int) -> None:
+        """Raise NumberReused for another command, or its caller would get this one's answer."""
+        # The command stands at the end of what is sent.
+        if type(command) is not self.kind or not self.encoded.endswith(_encode(command)):
+            raise NumberReused(f"seq {seq} of the session is being used for another command")
+
 
 class Foreign:
     """The commands of clients at one node. `send` hands them towards the leader, or says no.
@@ -171,7 +177,7 @@ class Foreign:
     def submit(
         self, ticket: Ticket, plugin: str, command: msgspec.Struct, timeout_s: float
     ) -> asyncio.Future[Any]:
-        """The future of the command's outcome. Raises Overloaded, TooLarge or Stopped at once."""
+        """The future of the command's outcome. Raises NotApplied or NumberReused at once."""
         if ticket.used:
             raise RuntimeError("a request with a session number proposed more than one command")
         ticket.used = True
@@ -179,7 +185,9 @@ class Foreign:
             raise Stopped("this node has stopped")
         key = (ticket.session, ticket.seq)
         waiter = self.waiting.get(key)
-        if waiter is None:
+        if waiter is not None:
+            waiter.require_same(command, ticket.seq)
+        else:
             waiter = self._taken(ticket, plugin, command)
             self.waiting[key] = waiter
             self._unsent.append(waiter)

@@ -128,6 +128,17 @@ def test_a_repetition_joins_the_one_that_waits() -> None:
     assert bench.foreign.size_bytes == 0
 
 
+def test_another_command_does_not_join_the_one_that_waits() -> None:
+    bench = Bench()
+    first = bench.submit()
+    with pytest.raises(NumberReused):
+        bench.submit(kind=Note)
+    with pytest.raises(NumberReused):
+        bench.submit(text="b")
+    bench.foreign.settle(7, 1, Said("a"))
+    assert first.result() == Said("a")
+
+
 def test_a_ticket_is_for_one_command() -> None:
     bench = Bench()
     ticket = Ticket(7, 1, 1)

@@ -226,6 +226,7 @@ class KV:
         last: bytes | None = None,
         *,
         prefix: bytes | None = None,
+        first: bytes | None = None,
         start_revision: int = 0,
         prev_kv: bool = False,
         put: bool = True,
@@ -234,6 +235,7 @@ class KV:
     ) -> Watch:
         """What happens to a key, a range of keys, or those that start with `prefix`.
 
+        `first` stands for `key` where that is the bound of a range: alone, all keys from it on.
         From `start_revision` on, 0: from now. An iterator of `WatchBatch` and a context manager.
         """
         made = self._portal.run(
@@ -241,6 +243,7 @@ class KV:
                 key,
                 last,
                 prefix=prefix,
+                first=first,
                 start_revision=start_revision,
                 prev_kv=prev_kv,
                 put=put,

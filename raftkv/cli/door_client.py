@@ -223,10 +223,9 @@ def _raise(endpoint: str, status: int, decoded: Any) -> NoReturn:
         raise known(text)
     if status == 413:
         raise TooLarge(text)
-    if status == 504:
+    if status in (408, 502, 503, 504):
+        # A proxy's word. Some say 503 when the connection behind them breaks.
         raise Timeout(text)
-    if status == 503:
-        raise NotApplied(text)
     if status >= 500:
         raise RaftkvError(text)
     raise Refused(text)

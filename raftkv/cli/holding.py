@@ -67,6 +67,8 @@ class Signals:
         stop = asyncio.ensure_future(self.next())
         try:
             await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and stop.done():
+                self._arrived.set()  # not taken: whoever waits next is told
             return task.result() if task.done() else None
         finally:
             for each in (task, stop):

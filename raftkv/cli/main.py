@@ -82,6 +82,7 @@ recover.register(app)
 
 def main() -> None:
     """The entry point: run the command and turn errors into one line and an exit code."""
+    _open_standard_streams()
     try:
         if _may_be_of_a_plugin(sys.argv[1:]):
             from .groups import add_plugin_groups
@@ -109,6 +110,23 @@ def main() -> None:
         what = f"{type(error).__name__}: {error}"
         advice = f"please report it with what {TRACEBACK_VARIABLE}=1 shows"
         _fail(RaftkvError(f"a defect of raftkv: {what}; {advice}"), EXIT_FAULT)
+
+
+def _open_standard_streams() -> None:
+    """Put the null device where a standard stream was closed, as daemons are started.
+
+    Python has None for it, and the next file or socket would get its number, which a command that
+    is run (`lock NAME -- COMMAND`) would write to.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _may_be_of_a_plugin(arguments: list[str]) -> bool:

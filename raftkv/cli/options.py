@@ -48,7 +48,7 @@ class ReaderGone(Exception):
 # Frames and colours are for a terminal. Without it help and usage errors are plain text, which
 # also starts much faster.
 MARKUP: Final[Literal["rich"] | None] = (
-    "rich" if sys.stdout.isatty() and sys.stderr.isatty() else None
+    "rich" if all(each and each.isatty() for each in (sys.stdout, sys.stderr)) else None
 )
 
 Directory = Annotated[str, typer.Option("--dir", help="The directory of the cluster.")]

@@ -79,9 +79,8 @@ def watch(
     first, last = bounds(os.fsencode(key), end, prefix=prefix, from_key=from_key)
     if last and last != FROM_KEY and last <= first:
         raise ConfigError(f"there is no key between {key} and {range_end}")
-    range_words, lowest = _request(first, last)
     request: dict[str, Any] = {
-        **range_words,
+        **_request(first, last),
         "start_revision": revision,
         "prev_kv": prev_kv,
         "put": "noput" not in unwanted,
@@ -92,27 +91,23 @@ def watch(
     show = _show(at.output, Style(hexed=hexed))
     mark = _mark(at.output) if progress else None
     try:
-        run(at, lambda client: _follow(client, request, lowest, show, mark, command))
+        run(at, lambda client: _follow(client, request, show, mark, command))
     except WatchCancelled as error:
         raise RaftkvError(_ended(error)) from None
 
 
-def _request(first: bytes, last: bytes) -> tuple[dict[str, Any], bytes]:
-    """The words of `kv.watch` for a range, and the lowest key of it that is wanted."""
+def _request(first: bytes, last: bytes) -> dict[str, Any]:
+    """The words of `kv.watch` for a range in etcd's notation."""
     from raftkv.kv.commands import FROM_KEY
 
     if last == FROM_KEY:
-        # A watch without an upper end is one of all keys; the first ones are left out here.
-        return {"prefix": b""}, first
-    if last:
-        return {"key": first, "last": last}, b""
-    return {"key": first}, b""
+        return {"first": first}
+    return {"key": first, "last": last} if last else {"key": first}
 
 
 async def _follow(
     client: Client,
     request: Mapping[str, Any],
-    lowest: bytes,
     show: Callable[[Event], None],
     mark: Callable[[int], None] | None,
     command: Sequence[str] | None,
@@ -120,8 +115,6 @@ async def _follow(
     async with client.kv.watch(**request) as watching:
         async for batch in watching:
             for event in batch.events:
-                if event.kv.key < lowest:
-                    continue
                 if command is None:
                     show(event)
                 else:

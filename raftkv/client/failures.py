@@ -84,8 +84,7 @@ def _by_status(endpoint: str, status: int, text: str) -> RaftkvError:
         return TooLarge(text)
     if status == 429:
         return Overloaded(text)
-    if status == 503:
-        return NotApplied(text)
-    if status >= 500 and status != 501:
+    if status == 408 or (status >= 500 and status != 501):
+        # Not even 503 is a promise: proxies answer so when the connection behind them breaks.
         return Timeout(text)
     return Refused(text)

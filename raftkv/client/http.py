@@ -103,6 +103,8 @@ class _Connection(asyncio.Protocol):
             self._fail(f"the answer is not HTTP: {error}")
 
     def on_headers_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return  # a word before the answer
         stream, waiter = self.stream, self.waiter
         if stream is not None and waiter is not None and self._parser.get_status_code() == 200:
             # The lines follow; an error is an ordinary answer.
@@ -123,6 +125,8 @@ class _Connection(asyncio.Protocol):
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return
         waiter, self.waiter = self.waiter, None
         self.reusable = bool(self._parser.should_keep_alive())
         if self.stream is not None and self.stream.flowing:
@@ -306,8 +310,7 @@ class HttpEndpoint:
             waiter.set_exception(Broken(f"{self.url} did not answer in time"))
 
     async def _take(self, deadline: float) -> _Connection:
-        if self._closed:
-            raise Unsent("the client is closed")
+        self._check_open()
         loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
@@ -323,7 +326,16 @@ class HttpEndpoint:
             raise Unsent(f"{self.url} cannot be reached: no connection in time") from None
         except OSError as error:
             raise Unsent(f"{self.url} cannot be reached: {_reason(error)}") from None
+        try:
+            self._check_open()
+        except Unsent:
+            made.close()  # while the connection was being made
+            raise
         return made
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unsent("the client is closed")
 
     def _give_back(self, connection: _Connection) -> None:
         if not connection.reusable or self._closed or len(self._idle) >= IDLE_MAX:

@@ -244,6 +244,7 @@ class ClientKV:
         last: bytes | None = None,
         *,
         prefix: bytes | None = None,
+        first: bytes | None = None,
         start_revision: int = 0,
         prev_kv: bool = False,
         put: bool = True,
@@ -254,12 +255,15 @@ class ClientKV:
 
         From `start_revision` on, 0: from now. It goes on by itself at another endpoint when one
         fails, without a gap or a double, and ends by `close`, or by raising `WatchCancelled` when
-        the history that it needs was compacted. A missing `key` and `prefix` watches all keys.
+        the history that it needs was compacted. `first` stands for `key` where that is the bound
+        of a range: alone, all keys from it on. Without any bound: all keys.
         """
+        if key is not None and first is not None:
+            raise TypeError("give a key, or the first one of a range, not both")
         if prefix is None and last is None and key is not None:
             range_end = b""
         else:
-            key, range_end = _bounds(key, last, prefix)
+            key, range_end = _bounds(key if first is None else first, last, prefix)
         _check(key)
         if start_revision < 0 or progress_s < 0:
             raise ValueError("start_revision and progress_s must be 0 or more")

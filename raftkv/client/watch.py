@@ -229,7 +229,7 @@ class ClientWatch:
             self._end("compacted", result.compact_revision)
         elif reason.startswith("raftkv: given_up"):
             self._end("given_up")
-        elif result.created:
+        elif result.created and not reason.startswith(("raftkv: stopped", "raftkv: slow")):
             # It was never begun, and would not be anywhere else.
             self.close()
             raise Refused(reason or "the node does not take this watch")

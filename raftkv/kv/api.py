@@ -295,6 +295,7 @@ class KVApi:
         last: bytes | None = None,
         *,
         prefix: bytes | None = None,
+        first: bytes | None = None,
         start_revision: int = 0,
         prev_kv: bool = False,
         put: bool = True,
@@ -303,6 +304,7 @@ class KVApi:
     ) -> Watch:
         """What happens to one key, or to those with `key <= k < last`, or with a prefix, in order.
 
+        `first` stands for `key` where that is the bound of a range: alone, all keys from it on.
         From `start_revision` on, which may lie ahead; 0 is from now: every change that is made
         after `created()` has returned, and perhaps a few that this node has yet to hear of. Comes
         from this node's own copy, so it needs no leader. Without any bound: all keys.
@@ -315,10 +317,12 @@ class KVApi:
         """
         if start_revision < 0 or progress_s < 0:
             raise ValueError("start_revision and progress_s must be 0 or more")
+        if key is not None and first is not None:
+            raise TypeError("give a key, or the first one of a range, not both")
         if key is not None and last is None and prefix is None:
             low, range_end = key, b""
         else:
-            low, range_end = _bounds(key, last, prefix)
+            low, range_end = _bounds(key if first is None else first, last, prefix)
         self._check(low)
         if self.hub is None:
             raise Stopped("the node was not started")

@@ -38,7 +38,7 @@ def compact(command: Compact, ctx: Context) -> CompactResult:
     newest, lowest = revision_of(ctx), lowest_revision(ctx)
     if command.revision <= lowest:
         raise Compacted(
-            f"revision {command.revision} has been compacted, the keyspace is at {lowest}", lowest
+            f"revision {command.revision} has been compacted already, as far as {lowest}", lowest
         )
     if command.revision > newest:
         raise FutureRevision(

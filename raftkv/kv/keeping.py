@@ -122,12 +122,17 @@ class Keeping:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        while not self.is_lost:
-            left_s = self.valid_until - loop.time()
-            pause_s = max(0.0, left_s - self.ttl_s * (1 - SHARE))
-            await asyncio.sleep(pause_s)
-            if not await self._once():
-                break
+        try:
+            while not self.is_lost:
+                left_s = self.valid_until - loop.time()
+                pause_s = max(0.0, left_s - self.ttl_s * (1 - SHARE))
+                await asyncio.sleep(pause_s)
+                if not await self._once():
+                    break
+        except Exception:
+            # Whatever has broken down: nobody keeps the lease any more, and who waits must hear.
+            self._set_lost()
+            raise
         self._set_lost()
 
     async def _once(self) -> bool:

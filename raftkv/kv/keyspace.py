@@ -201,9 +201,11 @@ class KV(Plugin[KVApi]):
             old = keys.get(key)
             if old is None:
                 new = KeyValue(key, value, revision, revision, 1)
+                size = len(key) + len(value)
             else:
                 if old.lease:
                     detach(ctx, old.lease, key)
+                size = 2 * len(key) + len(value) + len(old.value)
                 # The row's own key: its versions then share one.
                 new = KeyValue(old.key, value, old.create_revision, revision, old.version + 1)
             keys.put(key, new)
@@ -216,11 +218,11 @@ class KV(Plugin[KVApi]):
                 else:
                     # As `record` does it, without the calls.
                     kv, prev = last.kv, last.prev
-                    size = last.bytes_before + EVENT_BYTES + len(kv.key) + len(kv.value)
+                    bytes_before = last.bytes_before + EVENT_BYTES + len(kv.key) + len(kv.value)
                     if prev is not None:
-                        size += len(prev.key) + len(prev.value)
-                    history.put(revision, Revision(new, old, size))
-                if not revision & _TRIM_MASK or len(value) > TRIM_BYTES:
+                        bytes_before += len(prev.key) + len(prev.value)
+                    history.put(revision, Revision(new, old, bytes_before))
+                if not revision & _TRIM_MASK or size > TRIM_BYTES - EVENT_BYTES:
                     trim(ctx, revision)
             return PutResult(revision, old if command.prev_kv else None)
         if ctx.version < FORMAT_LEASES and not in_format_1(command):

@@ -76,6 +76,8 @@ EXPIRE_ROWS_MAX = 1000
 COLLECT_ROWS_MAX = 2000
 # The shortest time to live that can be granted.
 TTL_MIN_MS = 1000
+# The lowest id that a client may choose: a signed 64-bit number, as in etcd.
+ID_MIN = -(1 << 63)
 
 
 class Renewed(msgspec.Struct, frozen=True, array_like=True):
@@ -209,10 +211,10 @@ class Office:
         their rows lie at `_safe_ms` or later, and the look begins there if anything was applied.
         """
         if view.index != self._collected_index:
-            self._from = min(self._from, (self._safe_ms, 0))
+            self._from = min(self._from, (self._safe_ms, ID_MIN))
         self._collected_index = view.index
         self._safe_ms = view.now + TTL_MIN_MS
-        end = (self.now_ms() + 1, 0)
+        end = (self.now_ms() + 1, ID_MIN)
         if end <= self._from:
             return False
         leases = view.table("leases")

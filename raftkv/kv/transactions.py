@@ -209,6 +209,11 @@ class _Deletions:
         ends[low:high] = [end]
 
     def add_all(self, other: _Deletions) -> None:
+        """Add another union, which is used up."""
+        if len(other._starts) > len(self._starts):
+            # The smaller one into the larger: or each level would add what is inside of it anew.
+            self._starts, other._starts = other._starts, self._starts
+            self._ends, other._ends = other._ends, self._ends
         for start, end in zip(other._starts, other._ends, strict=True):
             self.add(start, end)
 

@@ -265,6 +265,7 @@ class Watch:
 
     def _finish(self, reason: EndReason | None, compact_revision: int = 0) -> None:
         """The hub has let go of it. None: its user wished it."""
+        self._given = self.revision  # an idle one goes on from here, not from its last event
         self._state = ENDED
         if reason is not None:
             self._end = (reason, compact_revision)

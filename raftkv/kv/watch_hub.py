@@ -147,6 +147,8 @@ class WatchHub:
         wants = PREV * prev_kv | NO_PUT * (not put) | NO_DELETE * (not delete)
         watch = Watch(self, key, range_end, wants)
         if not self._running:
+            # Whoever named a start is told to name it again: 0 would be "from now", a gap.
+            watch._given = max(start_revision, FIRST_REVISION + 1) - 1 if start_revision else 0
             self._end(watch, "stopped")
             return watch
         if progress_s > 0:

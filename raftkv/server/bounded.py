@@ -4,12 +4,22 @@ Bounds:
 - *A head has a size.* The parser behind it collects header lines without any limit, so that one
   connection that never ends its headers would fill the memory of the node. Everything that arrives
   while no request is being answered belongs to a head (or to the end of a body that was refused),
-  so it is enough to count those bytes.
+  so it is enough to count those bytes. What comes within a body and is none of it (extensions of
+  chunks, trailers) is counted alike, and trailers are not taken for headers.
 - *A request has a time.* A client that sends a byte a minute would hold its connection for ever.
   `check` is called every second by the door: it cuts connections whose request is not whole in
   time, that say nothing after they were made, or that are idle for long. A look at all connections
-  once a second costs less than a timer for each request.
+  once a second costs less than a timer for each request. Who takes none of an answer for
+  SEND_TIMEOUT_S is cut as well: the answer would lie in memory for ever.
 - *There are so many connections.* One more is told so, and closed.
+
+Two rules keep answers with their requests:
+- *No refusal in the place of an answer.* What cannot be understood may stand behind a request that
+  is still being carried out. A refusal would be read as that one's answer, so there is none: the
+  connection is cut, which says that the outcome is unknown.
+- *No upgrades.* The parser takes the body of a request that offers one for the next request, so the
+  offer is taken out of the head, as HTTP allows (Java's client makes it with every request). Where
+  the head did not come in one piece a request with a body is refused.
 
 The short way is in hot.py. It is taken only while the parser rests and no answer is under way; all
 that comes meanwhile is held back. The two ways therefore never mix within one request, and answers
@@ -19,6 +29,7 @@ leave in the order of their requests.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,6 +38,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
 from .app import App
 from .hot import Heads, Known, Run, response
+from .streams import SEND_TIMEOUT_S
 
 __all__ = ["BoundedHttp", "DoorState", "protocol_of"]
 
@@ -37,6 +49,8 @@ _CLOSED: Final = b"content-length: 0\r\nconnection: close\r\n\r\n"
 _HEAD_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSED
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSED
 _HEAD_END: Final = b"\r\n\r\n"
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+_OF_A_BODY: Final = frozenset((b"content-length", b"transfer-encoding"))
 
 
 class DoorState:
@@ -47,8 +61,16 @@ class DoorState:
         self.limits = app.limits
         self.heads = Heads(frozenset(app.hot_words), app.body_bytes_max)
         self.connections: set[BoundedHttp] = set()
+        # TLS handshakes under way, and how many failed (accepting.py).
+        self.handshakes = 0
+        self.handshakes_failed = 0
         self.hot_total = 0
-        self.refused = {"connections_max": 0, "head_bytes_max": 0, "request_timeout_s": 0}
+        self.refused = {
+            "connections_max": 0,
+            "head_bytes_max": 0,
+            "request_timeout_s": 0,
+            "send_timeout_s": 0,
+        }
 
 
 def protocol_of(state: DoorState) -> Callable[..., BoundedHttp]:
@@ -68,6 +90,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._state = state
         self._in_head = True
         self._head_bytes = 0
+        # Since the last piece of a body: what is none of it.
+        self._beside_bytes = 0
         # The parser waits for the first byte of a request.
         self._at_rest = True
         # An answer is under way on the short way; what came meanwhile; close when it is given.
@@ -77,6 +101,9 @@ class BoundedHttp(HttpToolsProtocol):
         # Since when the request under way is being received; None while none is.
         self._receiving_since: float | None = None
         self._idle_since = 0.0
+        # What the client has not taken yet at the last look, and since when it takes nothing.
+        self._unread_bytes = 0
+        self._unread_since = 0.0
         self._path = b""
 
     # -- connection
@@ -115,6 +142,9 @@ class BoundedHttp(HttpToolsProtocol):
     def check(self, now: float) -> None:
         """Cut the connection if it has been too slow, or idle for too long."""
         limits = self._state.limits
+        if self._takes_nothing(now):
+            self._state.refused["send_timeout_s"] += 1
+            self.transport.abort()
         if self.transport.is_closing():
             return
         if self._receiving_since is not None:
@@ -127,6 +157,22 @@ class BoundedHttp(HttpToolsProtocol):
                     self.transport.abort()
         elif self._rests and now - self._idle_since > limits.idle_timeout_s:
             self.transport.close()
+
+    def _takes_nothing(self, now: float) -> bool:
+        """Whether the client has left what is there for it for too long, also at the very end."""
+        unread = self.transport.get_write_buffer_size()
+        if not unread or unread < self._unread_bytes or not self._unread_bytes:
+            self._unread_since = now
+        self._unread_bytes = unread
+        return now - self._unread_since > SEND_TIMEOUT_S
+
+    @property
+    def _owes(self) -> bool:
+        """Whether an answer is due that stands before anything else that could be said now."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        return self._in_head or cycle.response_started or bool(self.pipeline)
 
     @property
     def _rests(self) -> bool:
@@ -147,9 +193,12 @@ class BoundedHttp(HttpToolsProtocol):
                 if known is not None and len(data) == end + known.body_bytes:
                     self._run(known, data[end:])
                     return
-                if known is None and data.startswith(b"POST /v3/kv/"):
-                    self._learn(data, end)
-                    return
+                if known is None:
+                    if _UPGRADE.search(data, 0, end) is not None:
+                        data = _UPGRADE.sub(b"", data[:end]) + data[end:]
+                    elif data.startswith(b"POST /v3/kv/"):
+                        self._learn(data, end)
+                        return
         self._feed(data)
 
     def _hold(self, data: bytes) -> None:
@@ -183,29 +232,59 @@ class BoundedHttp(HttpToolsProtocol):
             limit = self._state.limits.head_bytes_max
             # A head and the first part of a large body may arrive in one read.
             if self._head_bytes > limit and _HEAD_END not in data[: limit + 4]:
-                self._state.refused["head_bytes_max"] += 1
-                self.transport.write(_HEAD_TOO_LARGE)
-                self.transport.close()
+                self._refuse_head()
                 return
+        else:
+            self._beside_bytes += len(data)
         super().data_received(data)
+        if self._beside_bytes > self._state.limits.head_bytes_max:
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._state.refused["head_bytes_max"] += 1
+        if self._owes:
+            self.transport.abort()
+        else:
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._owes:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
 
     # -- the parser's callbacks
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._at_rest = False
+        self._beside_bytes = 0
         self._receiving_since = self.loop.time()
         self.scope["raftkv.abort"] = self._abort  # type: ignore[typeddict-unknown-key]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and not _OF_A_BODY.isdisjoint(n for n, _ in self.headers):
+            raise ValueError("the parser would take the body for a request")
+        super().on_headers_complete()
         self._in_head = False
         self._head_bytes = 0
-        super().on_headers_complete()
         if self.scope["path"] in self._state.app.stream_paths:
             self._receiving_since = None
 
+    def on_body(self, body: bytes) -> None:
+        self._beside_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._beside_bytes = 0
         self._at_rest = True
         self._receiving_since = None
         super().on_message_complete()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 from collections.abc import Generator
@@ -20,6 +21,7 @@ import uvicorn
 from raftkv.errors import AddressInUse, ConfigError
 from raftkv.plugin import Metric
 
+from .accepting import TlsAccepting
 from .app import App
 from .bounded import DoorState, protocol_of
 from .tls import DoorTls
@@ -30,6 +32,8 @@ __all__ = ["STOP_TIMEOUT_S", "Door"]
 BACKLOG: Final = 2048
 # Requests under way get this long when the door stops; then their connections are cut.
 STOP_TIMEOUT_S: Final = 2
+# A client that is gone without a word is found out after 30 + 3 * 10 seconds.
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 # How often connections are looked at for being too slow, or idle.
 CHECK_S: Final = 1.0
 
@@ -74,6 +78,8 @@ class Door:
         refused = {**state.refused, **app.refused}
         return [
             Metric("connections", "gauge", len(state.connections), "Open connections."),
+            Metric("handshakes", "gauge", state.handshakes, "TLS handshakes under way."),
+            Metric("handshakes_failed", "counter", state.handshakes_failed, "Those that failed."),
             Metric("requests_in_flight", "gauge", app.requests, "Requests under way."),
             Metric("streams", "gauge", app.streams, "Open streams: watches and keep-alives."),
             Metric("requests", "counter", app.requests_total, "Requests taken."),
@@ -106,15 +112,20 @@ class Door:
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
         config.load()
-        if self._tls is not None:
-            config.ssl = self._tls.context
         server = self._server = _Server(config)
         server.lifespan = config.lifespan_class(config)
         # Awaited here, not in the task, so that a failure is the caller's.
-        await server.startup(sockets=[listener])
+        await server.startup(sockets=[listener] if self._tls is None else [])
         loop = asyncio.get_running_loop()
+        accepting: asyncio.Task[None] | None = None
+        if self._tls is not None:
+            made = functools.partial(
+                protocol_of(self._state), config, server.server_state, server.lifespan.state
+            )
+            taking = TlsAccepting(self._state, listener, self._tls.context, made)
+            accepting = loop.create_task(taking.run(), name="door accepting")
         self._tasks = [
-            loop.create_task(self._serve(server, listener), name="door"),
+            loop.create_task(self._serve(server, listener, accepting), name="door"),
             loop.create_task(self._check(loop), name="door check"),
         ]
         if self._tls is not None:
@@ -133,8 +144,13 @@ class Door:
             await self._tls.reload()
 
     @staticmethod
-    async def _serve(server: _Server, listener: socket.socket) -> None:
+    async def _serve(
+        server: _Server, listener: socket.socket, accepting: asyncio.Task[None] | None
+    ) -> None:
         await server.main_loop()
+        if accepting is not None:
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
         await server.shutdown(sockets=[listener])
 
     async def stop(self) -> None:
@@ -161,6 +177,12 @@ def _bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Inherited by connections. A quiet watch sends nothing: only the kernel finds out that its
+        # client is gone without a word, and frees its place among the streams.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):  # not on every system
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         listener.bind(address)
         # Two sockets may be bound to one address as long as neither listens: so listen here.
         listener.listen(BACKLOG)

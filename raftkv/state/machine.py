@@ -394,7 +394,8 @@ class StateMachine:
         """What is kept about a number: its outcome, or ABSENT if it has not been applied.
 
         For resolving waiting callers after a snapshot was installed. `command` is the class of the
-        command, for decoding a result from the snapshot; without it that is given as plain data.
+        command, for decoding a result from the snapshot; without it that is given as plain data,
+        as is the result of another command that came first under this number.
         """
         outcome = self._sessions.recall(session, seq)
         if isinstance(outcome, RestoredResult):
@@ -412,7 +413,10 @@ class StateMachine:
     def _decode_result(self, data: bytes, command: type[msgspec.Struct] | None) -> Any:
         for routed in self._all.values():
             if command in routed.result_decoders:
-                return routed.result_decoders[command](data)
+                try:
+                    return routed.result_decoders[command](data)
+                except (msgspec.MsgspecError, ValueError):
+                    break  # the result of another command: see `_again`
         return msgspec.msgpack.decode(data)
 
     def invariants(self) -> list[str]:

@@ -142,6 +142,8 @@ class LeaseHolders:
             if histories == self._histories:
                 self._promises[promise.lease] = promise
                 promise.sent(sent_at)
+            if self._node(name) is not node:
+                return None  # it died with the answer on its lips
             key = b"lease/%x" % granted.id
             put = node.kv.put(key, b"", lease=granted.id, timeout_s=TIMEOUT_S)
             await self._world.call(name, put)

@@ -220,7 +220,10 @@ class Watchers:
         else:
             if cancelled.reason == "slow":
                 self._marks.hit("watch too slow")
-            if cancelled.resume_revision not in (0, wanted):
+            if cancelled.resume_revision > wanted:
+                # As good as a mark: nothing in between concerned the watch.
+                self._check(watcher, name, WatchBatch(cancelled.resume_revision - 1, ()))
+            elif cancelled.resume_revision not in (0, wanted):
                 self._violated(
                     "watch promises",
                     f"{watcher.name} at {name} is to go on from {cancelled.resume_revision}, and "

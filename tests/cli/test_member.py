@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from raftkv.cli.door_client import DoorClient
+from raftkv.errors import Timeout
 from tests.cli.test_main import one_line_error, raftkv
 
 ROW = {
@@ -90,6 +92,15 @@ def test_a_verb_is_repeated_until_a_node_can_take_it(door: str) -> None:
     assert len(Scripted.asked) == 3
     path, body = Scripted.asked[0]
     assert (path, body["name"], body["address"]) == ("/v1/members/add", "core2", "h:3")
+
+
+@pytest.mark.parametrize("status", [408, 502, 503, 504])
+def test_a_proxys_word_does_not_let_a_write_be_repeated(door: str, status: int) -> None:
+    """Some say 503 when the connection behind them broke: the write may have been applied."""
+    Scripted.script = [(status, {"error": "reset before headers"}), (200, {})]
+    with pytest.raises(Timeout, match="reset before headers"):
+        DoorClient([door]).put(b"k", b"v")
+    assert len(Scripted.asked) == 1
 
 
 def test_a_node_without_a_leader_is_not_asked(door: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,10 +75,13 @@ def shell(
 
 
 @contextlib.contextmanager
-def started(dev: DevCluster, *arguments: str, behind: tuple[str, ...] = ()) -> Iterator[Any]:
+def started(
+    dev: DevCluster, *arguments: str, behind: tuple[str, ...] = (), stdin: bool = True
+) -> Iterator[Any]:
     """A command in a process of its own, which is ended if it has not by itself."""
+    shell = [] if stdin else ["sh", "-c", 'exec "$@" <&-', "sh"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "raftkv", *arguments, "--dir", dev.directory, *behind],
+        [*shell, sys.executable, "-m", "raftkv", *arguments, "--dir", dev.directory, *behind],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -325,6 +328,33 @@ def test_a_signal_reaches_the_command_of_a_lock(dev: DevCluster, shell: Shell) -
         out, err = locking.communicate(timeout=TIMEOUT_S)
     assert (locking.returncode, out, err) == (3, b"got it\n", b"")
     assert shell.run("get", "sig/", "--prefix", "--count-only") == "0\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_defect(shell: Shell, closed: str) -> None:
+    line = f'exec "$@" {closed}'
+    for words, code in ((("put", "closed/a", "b"), 0), (("get", "closed/none"), 1)):
+        command = [sys.executable, "-m", "raftkv", *words, "--dir", shell.directory]
+        done = subprocess.run(
+            ["sh", "-c", line, "sh", *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=TIMEOUT_S,
+        )
+        said = b"" if code == 0 or "2>" in closed else b"there is no key closed/none\n"
+        assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_lock_works_without_a_stdin(dev: DevCluster, shell: Shell) -> None:
+    """As a daemon is started: Python then has no sys.stdin."""
+    script = 'trap "exit 3" INT; echo ready; while :; do sleep 0.05; done'
+    with started(dev, "lock", "bare", behind=("--", "sh", "-c", script), stdin=False) as locking:
+        assert line_of(locking.stdout) == "ready"
+        locking.send_signal(signal.SIGINT)
+        _, err = locking.communicate(timeout=TIMEOUT_S)
+    assert (locking.returncode, err) == (3, b"")
+    assert shell.run("get", "bare/", "--prefix", "--count-only") == "0\n"
 
 
 def test_a_command_whose_lock_is_lost_is_ended(dev: DevCluster, shell: Shell) -> None:

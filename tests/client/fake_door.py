@@ -74,6 +74,13 @@ def error(reason: str, status: int, **fields: Any) -> Say:
     return Say({"error": reason, "code": 14, "reason": reason, **fields}, status)
 
 
+class Before(NamedTuple):
+    """Raw bytes, and then an ordinary answer."""
+
+    raw: bytes
+    answer: Say
+
+
 class Lines:
     """A stream: JSON documents or raw bytes, then nothing until it is ended."""
 
@@ -157,6 +164,9 @@ class FakeDoor:
                 await writer.drain()
             writer.write(b"0\r\n\r\n")
             return True
+        if isinstance(said, Before):
+            writer.write(said.raw)
+            said = said.answer
         assert isinstance(said, Say)
         body = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
         ending = b"connection: close\r\n" if said.close else b""

@@ -30,6 +30,7 @@ from tests.client.fake_door import (
     HANG_UP,
     SILENCE,
     Asked,
+    Before,
     FakeDoor,
     Say,
     b64,
@@ -219,6 +220,34 @@ async def test_without_sessions_a_lost_answer_is_unknown_at_once() -> None:
             await client.kv.put(b"k", b"v")
         assert door.paths() == ["/v3/kv/put"]
         assert "raftkv-session" not in door.asked[0].headers
+
+
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+def test_a_proxys_word_does_not_say_that_a_write_was_not_applied(status: int) -> None:
+    """Some answer 503 when the connection behind them breaks, whatever was sent on it before."""
+
+    @in_loop
+    async def scenario() -> None:
+        proxy = Say(b"upstream connect error or disconnect/reset before headers", status)
+        async with FakeDoor(door_of(in_turn(proxy, DONE, proxy, proxy))) as door:
+            async with Client(door.url) as client:
+                await client.kv.put(b"k", b"v")  # sent again under its number
+                assert door.paths()[1:] == ["/v3/kv/put"] * 2
+            async with Client(door.url, exactly_once=False) as client:
+                with pytest.raises(Timeout):
+                    await client.kv.put(b"k", b"v")
+                assert door.paths()[3:] == ["/v3/kv/put"]
+
+    scenario()
+
+
+@in_loop
+async def test_a_word_before_the_answer_is_not_the_answer() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: <x>\r\n\r\n"
+    async with FakeDoor(lambda asked: Before(early, FOUND)) as door, Client(door.url) as client:
+        for _ in range(2):
+            assert await client.kv.get(b"k") == KeyValue(b"k", b"v", 5, 7, 2)
+        assert (len(door.asked), door.connections) == (2, 1)
 
 
 @in_loop

@@ -75,6 +75,25 @@ async def test_a_watch_gives_batches_with_whole_revisions_and_deletions() -> Non
 
 
 @in_loop
+async def test_a_watch_takes_a_key_or_the_bounds_of_a_range() -> None:
+    forms: list[tuple[dict[str, Any], tuple[bytes, bytes]]] = [
+        ({"key": b"k"}, (b"k", b"")),
+        ({"first": b"k"}, (b"k", b"\0")),
+        ({"first": b"k", "last": b"m"}, (b"k", b"m")),
+        ({}, (b"\0", b"\0")),
+    ]
+    async with FakeDoor(lambda asked: Lines(created(6))) as door, Client(door.url) as client:
+        for form, (key, end) in forms:
+            async with client.kv.watch(**form) as watch:
+                await watch.created()
+            request = door.asked[-1].body["create_request"]
+            assert (request["key"], request.get("range_end", "")) == (b64(key), b64(end))
+        for wrong in ({"key": b"a", "first": b"b"}, {"first": b"a", "prefix": b"b"}):
+            with pytest.raises(TypeError, match="not both"):
+                client.kv.watch(**wrong)
+
+
+@in_loop
 async def test_a_watch_resumes_behind_what_it_has_given() -> None:
     """Half a line, and a batch that nobody has taken, are asked for again."""
     half = b'{"result":{"header":{"revision":"9"},"eve'
@@ -163,6 +182,38 @@ def test_other_ends_are_resumed(reason: str) -> None:
             assert start_of(door.asked[1]) == 8
 
     scenario()
+
+
+@pytest.mark.parametrize("reason", ["raftkv: stopped: watch again from revision 7", "raftkv: slow"])
+def test_a_node_that_is_about_to_stop_is_left_for_another(reason: str) -> None:
+    """It takes the request, and then ends the watch in the line that says `created`."""
+
+    @in_loop
+    async def scenario() -> None:
+        no = {"result": {"created": True, "canceled": True, "cancel_reason": reason}}
+        streams = [Lines(created(6)), Lines(no), Lines(created(9), told(8, change(8)))]
+        async with FakeDoor(lambda asked: streams.pop(0)) as door, Client(door.url) as client:
+            first = streams[0]
+            watch = client.kv.watch(b"k")
+            assert await watch.created() == 6
+            first.end()
+            assert (await anext(watch)).revision == 8
+            assert [start_of(asked) for asked in door.asked] == [0, 7, 7]
+
+    scenario()
+
+
+@in_loop
+async def test_a_client_that_is_closed_while_a_watch_connects_ends_it() -> None:
+    lines = Lines(created(6))
+    async with FakeDoor(lambda asked: lines) as door:
+        client = Client(door.url)
+        waiting = asyncio.create_task(anext(client.kv.watch(b"k"), None))
+        await asyncio.sleep(0)  # it is connecting
+        await asyncio.sleep(0)
+        await client.close()
+        async with asyncio.timeout(5):
+            assert await waiting is None
 
 
 @in_loop

@@ -23,7 +23,7 @@ from raftkv.errors import NoLeader, Refused, RemoteFailed, Timeout
 from raftkv.kv import KV, KVApi, LeaseApi
 from raftkv.kv.service import KVService
 from raftkv.plugin import Outcome
-from raftkv.state import Envelope, NodeUp, StateMachine, View, encode_batch
+from raftkv.state import Envelope, NodeUp, SetSetting, StateMachine, View, encode_batch
 from raftkv.testing import clock
 
 T = TypeVar("T")
@@ -207,6 +207,12 @@ class MemoryStore:
         self._seq += 1
         self._commit(self._seq, command)
         return self.outcomes[self._seq]
+
+    def set(self, key: str, value: Any) -> None:
+        """One of the keyspace's settings."""
+        self._seq += 1
+        command = SetSetting.of("kv", key, value)
+        assert self._apply(self._session, self._seq, "core", command) is None
 
     def _apply(self, session: int, seq: int, plugin: str, command: msgspec.Struct) -> Any:
         envelope = Envelope(session, seq, 1, plugin, msgspec.msgpack.encode(command))

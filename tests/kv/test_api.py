@@ -96,6 +96,21 @@ def test_a_range_without_room_never_means_all_keys(kv: KVApi, host: FakeHost, bo
     assert run(kv.range(count_only=True)).count == 4
 
 
+def test_a_watch_takes_a_key_or_the_bounds_of_a_range(kv: KVApi) -> None:
+    class Hub:
+        def open(self, key: bytes, range_end: bytes, **words: Any) -> tuple[bytes, bytes]:
+            return key, range_end
+
+    kv.hub = cast("Any", Hub())
+    assert kv.watch(b"k") == (b"k", b"")
+    assert kv.watch(first=b"k") == (b"k", b"\0")
+    assert kv.watch(first=b"k", last=b"m") == kv.watch(b"k", b"m") == (b"k", b"m")
+    assert kv.watch(first=b"") == kv.watch() == kv.watch(prefix=b"") == (b"\0", b"\0")
+    for wrong in ({"key": b"a", "first": b"b"}, {"first": b"a", "prefix": b"b"}):
+        with pytest.raises(TypeError, match="not both"):
+            kv.watch(**cast("Any", wrong))
+
+
 def test_delete(kv: KVApi) -> None:
     fill(kv)
     assert run(kv.delete(b"x")).deleted == 0

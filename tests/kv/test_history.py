@@ -302,6 +302,18 @@ def test_the_history_keeps_so_many_bytes(host: FakeHost, size: int, puts: int) -
     assert lowest(host) == min(rows) > 2
 
 
+@pytest.mark.parametrize("put", [Put, PutWith])
+def test_a_small_value_in_place_of_a_large_one_counts_as_large(host: FakeHost, put: Any) -> None:
+    limit = 1024 * 1024
+    host.set("history_bytes_max", limit)
+    for number in range(40):
+        host.apply(put(b"%d" % number, b"v" * 500_000))
+    for number in range(40):
+        host.apply(put(b"%d" % number, b""))
+        total = sum(map(row_bytes, history(host).values()))
+        assert total <= limit + compaction.TRIM_REVISIONS * compaction.TRIM_BYTES
+
+
 def test_the_newest_row_stays_however_large_it_is(host: FakeHost) -> None:
     host.set("history_bytes_max", 64 * 1024)
     for _ in range(3):

@@ -238,20 +238,24 @@ def test_a_lease_granted_anew_does_not_inherit_what_was_kept_alive() -> None:
     run(test)
 
 
-def test_a_lease_whose_grant_was_applied_late_is_not_missed() -> None:
+@pytest.mark.parametrize(("after_ms", "ttl_s", "lease"), [(10, 2, 9), (0, 1, 9), (0, 1, -9)])
+def test_a_lease_whose_grant_was_applied_late_is_not_missed(
+    after_ms: int, ttl_s: int, lease: int
+) -> None:
     """Its row appears behind the place up to which the lessor has looked."""
 
     async def test(store: MemoryStore) -> None:
+        store.set("lease_ttl_min_s", 1)
         await store.leases.grant(3600)
         await asyncio.sleep(5)
         stamp = store.machine.now
         real = store.now_ms
-        store.now_ms = lambda: stamp + 10  # type: ignore[method-assign]
-        store.apply(Grant(2, 9))
+        store.now_ms = lambda: stamp + after_ms  # type: ignore[method-assign]
+        store.apply(Grant(ttl_s, lease))
         store.now_ms = real  # type: ignore[method-assign]
         granted_at = now()
-        assert store.view().table("leases")[9].due_ms < store.now_ms()
-        ended = await gone_at(store, 9, granted_at + 10)
+        assert store.view().table("leases")[lease].due_ms < store.now_ms()
+        ended = await gone_at(store, lease, granted_at + 10)
         assert ended is not None
         assert ended - granted_at <= 2 + SLACK_S
 
@@ -450,6 +454,20 @@ def test_keeping_survives_an_outage_shorter_than_the_lease() -> None:
                 store.set_leader(True)
             assert not lease.is_lost
             assert not lease.lost.done()
+
+    run(test)
+
+
+def test_keeping_that_breaks_down_tells_its_holder() -> None:
+    async def test(store: MemoryStore) -> None:
+        async def broken(id: int, *, timeout_s: float | None = None) -> int:
+            raise RuntimeError("a defect")
+
+        store.leases.keep_alive = broken  # type: ignore[method-assign]
+        async with store.leases.keeping(6) as lease:
+            async with asyncio.timeout(6):
+                await lease.lost
+            assert lease.is_lost
 
     run(test)
 

@@ -235,6 +235,27 @@ def test_rows_are_counted_over_all_levels(host: FakeHost) -> None:
     assert isinstance(refused, LimitExceeded)
 
 
+def test_the_shape_of_a_deep_txn_is_checked_without_copying_it_at_each_level(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[bytes] = []
+    add = _Deletions.add
+
+    def counted(union: _Deletions, start: bytes, end: bytes | None) -> None:
+        added.append(start)
+        add(union, start, end)
+
+    monkeypatch.setattr(_Deletions, "add", counted)
+    deep = inner(*(DeleteRangeOp(b"%03d" % number) for number in range(0, 90, 2)))
+    for level in range(TXN_DEPTH_MAX - 1):
+        deep = inner(DeleteRangeOp(b"x%03d" % level), deep)
+    assert txn(host, deep, DeleteRangeOp(b"y")).succeeded
+    assert len(added) < 3 * (45 + TXN_DEPTH_MAX)
+    # It is still known, at every level, what those inside delete.
+    assert isinstance(txn(host, deep, PutOp(b"044", b"")), DuplicateKey)
+    assert txn(host, deep, PutOp(b"045", b"")).succeeded
+
+
 @given(
     st.lists(st.tuples(st.binary(max_size=2), st.one_of(st.none(), st.binary(max_size=2)))),
     st.lists(st.binary(max_size=3), min_size=1),

@@ -556,6 +556,26 @@ def test_the_end_of_the_node_ends_the_watches(node: FakeNode) -> None:
     assert node.hub.count == 0
 
 
+def test_an_idle_watch_is_resumed_behind_all_that_its_node_has_shown(node: FakeNode) -> None:
+    # Else a quiet key would be watched anew from a revision that was compacted long ago.
+    quiet, read = node.watch(b"quiet"), node.watch(b"a")
+    for _ in range(10):
+        node.put(b"a")
+    assert quiet.revision == 11
+    node.hub.stop()
+    assert (ended(quiet).reason, ended(quiet).resume_revision) == ("stopped", 12)
+    assert quiet.revision == 11
+    assert ended(read).resume_revision == 2, "what was in the buffer was not given"
+
+
+@pytest.mark.parametrize(("start", "resume"), [(0, 0), (1, 2), (5, 5)])
+def test_a_watch_that_a_stopped_node_does_not_take_resumes_where_it_was_to_start(
+    node: FakeNode, start: int, resume: int
+) -> None:
+    node.hub.stop()
+    assert ended(node.watch(start_revision=start)).resume_revision == resume
+
+
 def test_who_waits_for_the_beginning_hears_of_the_end() -> None:
     async def story() -> None:
         node = FakeNode(incarnation=0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import http.client
+import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from raftkv.config import HttpTls, NodeConfig, load_config
+from raftkv.config import HttpLimits, HttpTls, NodeConfig, load_config
 from raftkv.errors import CertificateError, ConfigError
 from raftkv.security.authority import Authority, issue, new_authority, to_pem
 from raftkv.security.identity import CertificateIdentity
@@ -108,6 +111,63 @@ def test_others_are_not(world: World, secure: Served, tmp_path: Path, who: str) 
 def test_plain_http_is_not_answered(secure: Served) -> None:
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         secure.ask("GET", "/version")
+
+
+def figures(server: Served) -> dict[str, float]:
+    return {each.name: each.value for each in server.door.metrics() if not each.labels}
+
+
+def until(server: Served, holds: Callable[[dict[str, float]], bool]) -> None:
+    async def wait() -> None:
+        async with asyncio.timeout(10):
+            while not holds(figures(server)):
+                await asyncio.sleep(0.001)
+
+    server.run(wait())
+
+
+def test_a_handshake_counts_as_a_connection(world: World) -> None:
+    server = Served(tls=DoorTls(world.files), limits=HttpLimits(connections_max=2))
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.door.port), 10) as silent:
+            until(server, lambda now: now["handshakes"] == 1)
+            assert get(server, world.context(world.client)) == 200
+            until(server, lambda now: now["connections"] == 0)
+            with socket.create_connection(("127.0.0.1", server.door.port), 10) as second:
+                until(server, lambda now: now["handshakes"] == 2)
+                with pytest.raises(OSError):  # noqa: PT011  # reset or closed, as it comes
+                    get(server, world.context(world.client))
+                second.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                until(server, lambda now: now["handshakes_failed"] == 1)
+            assert get(server, world.context(world.client)) == 200
+            assert server.door._state.refused["connections_max"] == 1
+            silent.shutdown(socket.SHUT_RDWR)
+        until(server, lambda now: now["handshakes"] == 0 and now["handshakes_failed"] == 2)
+    finally:
+        server.stop()
+
+
+def test_a_handshake_has_a_time(world: World) -> None:
+    server = Served(tls=DoorTls(world.files), limits=HttpLimits(request_timeout_s=0.1))
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.door.port), 10) as silent:
+            assert silent.recv(1) == b""
+        until(server, lambda now: now["handshakes"] == 0)
+        assert figures(server)["handshakes_failed"] == 1
+    finally:
+        server.stop()
+
+
+def test_handshakes_end_with_the_door(world: World) -> None:
+    server = Served(tls=DoorTls(world.files))
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.door.port), 10) as silent:
+        until(server, lambda now: now["handshakes"] == 1)
+        server.stop()
+        with contextlib.suppress(ConnectionError):
+            assert silent.recv(1) == b""
 
 
 def test_without_ca_anybody_comes(world: World) -> None:

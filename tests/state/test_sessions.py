@@ -404,3 +404,12 @@ def plain(outcome: Any) -> Any:
     if isinstance(outcome, SequenceTooFar):
         return "far"
     return ("refused", outcome.args) if isinstance(outcome, Refused) else outcome
+
+
+def test_a_number_used_for_two_commands_is_recalled_as_the_first_after_a_restore() -> None:
+    # Recalled while a snapshot is installed: a client's mistake must not stop the node.
+    driver = started()
+    driver.send(Deposit("a", 5), seq=1)
+    restored = copy_of(driver.machine)
+    assert restored.recall(driver.session, 1, Deposit) == Balance("a", 5)
+    assert restored.recall(driver.session, 1, Close) == ["balance", "a", 5]

@@ -1,0 +1,144 @@
+"""What a door does with odd bytes: no unbounded memory, no answer to the wrong request, no request
+made of another one's body."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from raftkv.config import HttpLimits
+from raftkv.server.bounded import BoundedHttp
+from raftkv.server.streams import SEND_TIMEOUT_S
+from tests.server.conftest import Served, b64
+from tests.server.test_door import connection_of
+from tests.server.wire import Wire, post
+
+PUT = b'{"key":"aw==","value":"dg=="}'
+GET = b'{"key":"aw=="}'
+UPGRADE = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQ")
+CHUNKED = b"POST /v3/kv/range HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def sent_until_closed(wire: Wire, piece: bytes) -> bool:
+    """Whether the door closes before it has taken twice the largest head and what sockets hold."""
+    try:
+        for _ in range(40 * 1024 * 1024 // len(piece)):
+            wire.send(piece)
+    except OSError:
+        return True
+    return False
+
+
+def refused_heads(server: Served) -> int:
+    return server.door._state.refused["head_bytes_max"]
+
+
+@pytest.mark.parametrize("piece", [b"x-padding: %b\r\n" % (b"y" * 8_000), b"y" * 8_000])
+def test_endless_trailers_close_the_connection(served: Served, piece: bytes) -> None:
+    before = refused_heads(served)
+    with Wire(served.door.port) as wire:
+        wire.send(CHUNKED + b"e\r\n" + GET + b"\r\n0\r\nx-last: ")
+        assert sent_until_closed(wire, piece)
+    assert refused_heads(served) == before + 1
+
+
+def test_an_endless_extension_of_a_chunk_closes_the_connection(served: Served) -> None:
+    with Wire(served.door.port) as wire:
+        wire.send(CHUNKED + b"e;")
+        assert sent_until_closed(wire, b"y" * 8_000)
+
+
+def test_a_body_in_many_small_chunks_is_taken(served: Served) -> None:
+    """Only what is no body is counted."""
+    blanks = 2 * HttpLimits().head_bytes_max // 6
+    with Wire(served.door.port) as wire:
+        wire.send(CHUNKED + b"1\r\n \r\n" * blanks + b"e\r\n" + GET + b"\r\n0\r\n\r\n")
+        assert wire.response()[0] == 200
+
+
+def test_trailers_are_not_taken_for_headers(served: Served) -> None:
+    put = CHUNKED.replace(b"range", b"put")
+    with Wire(served.door.port) as wire:
+        wire.send(put + b"1d\r\n" + PUT + b"\r\n0\r\nraftkv-session: 1-2\r\n\r\n")
+        assert wire.response()[0] == 200  # this door has no sessions: as a header it is refused
+
+
+def test_garbage_behind_a_request_is_not_its_answer(served: Served) -> None:
+    """The put is carried out, so it must not be told that it was no valid request."""
+    with Wire(served.door.port) as wire:
+        wire.send(post("/v3/kv/put", PUT, "x-unknown: head") + b"GARBAGE\x01\r\n\r\n")
+        try:
+            status = wire.response()[0]
+        except ConnectionError:
+            status = None
+    assert status in (None, 200)
+
+
+@pytest.mark.parametrize("behind", [b"GARBAGE\x01\r\n\r\n", b"GET / HTTP/1.1\r\nx: "])
+def test_what_is_refused_behind_a_stream_is_no_part_of_it(served: Served, behind: bytes) -> None:
+    with Wire(served.door.port) as wire:
+        wire.open_stream("/v3/watch", {"create_request": {"key": b64(b"k")}})
+        wire.end_body()
+        assert wire.head()[0] == 200
+        wire.result()
+        wire.send(behind)
+        if behind.startswith(b"GET"):
+            assert sent_until_closed(wire, b"y" * 8_000)
+        assert wire.closed()
+
+
+def test_an_offer_to_upgrade_is_passed_over(served: Served) -> None:
+    """Java's HttpClient makes it with each request to an http endpoint."""
+    for _ in range(2):
+        with Wire(served.door.port) as wire:
+            wire.send(post("/v3/kv/put", PUT, *UPGRADE))
+            assert wire.response()[0] == 200
+            wire.send(post("/v3/kv/range", GET))
+            assert b'"value":"dg=="' in wire.response()[2]
+
+
+def test_the_body_of_an_offer_to_upgrade_is_no_request(served: Served) -> None:
+    """The parser takes no body there: a proxy and the door would disagree about what it is."""
+    hidden = post("/v3/kv/put", PUT)
+    head = post("/v3/kv/range", hidden, *UPGRADE)[: -len(hidden)]
+    with Wire(served.door.port) as wire:
+        wire.send(head[:40])
+        connection_of(served, lambda found: not found._at_rest)
+        wire.send(head[40:])
+        assert wire.response()[0] == 400
+        assert wire.closed()
+    assert served.post("/v3/kv/range", {"key": b64(b"k")})[1].get("kvs") is None
+
+
+def test_a_client_that_takes_no_answer_is_cut_off(served: Served) -> None:
+    for number in range(16):
+        served.put(b"large%d" % number, b"x" * 700_000)
+    every = b'{"key":"AA==","range_end":"AA=="}'
+    with Wire(served.door.port) as wire:
+        wire.shut_reading()
+        wire.send(post("/v3/kv/range", every))
+        connection = connection_of(served, _has_unread)
+        before = served.door._state.refused["send_timeout_s"]
+
+        async def look(after_s: float) -> bool:
+            connection.check(asyncio.get_running_loop().time() + after_s)
+            return connection.transport.is_closing()
+
+        assert not served.run(look(0))
+        assert not served.run(look(SEND_TIMEOUT_S / 2))
+        assert served.run(look(2 * SEND_TIMEOUT_S))
+        assert served.door._state.refused["send_timeout_s"] == before + 1
+
+
+def _has_unread(connection: BoundedHttp) -> bool:
+    return connection._rests and connection.transport.get_write_buffer_size() > 0
+
+
+def test_a_peer_that_is_gone_without_a_word_is_found_out(served: Served) -> None:
+    """A watch that has nothing to say sends nothing; the kernel asks in its place."""
+    with Wire(served.door.port):
+        connection = connection_of(served, lambda found: True)
+        mine = connection.transport.get_extra_info("socket")
+        assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
