@@ -10,7 +10,7 @@ stops the process for 60 ms, with 700,000 for 120 ms. So a large table is spread
 each of which grows by itself, at another moment and in less than a millisecond. But the look-up in
 a dict is a C function, the most frequent operation of all, and a shard has to be chosen in Python.
 So a table stays one dict as long as copying it goes unnoticed, and most tables stay so for ever.
-`grown` makes the change; that copies once, at a size where it takes about 5 ms.
+`grown` makes the change; that copies once, at a size where it takes some milliseconds.
 
 A second reason: the values of most tables are structs that the garbage collector does not track,
 and a plain dict of such is not tracked either. A dict of a subclass, such as `SortedDict`, always
@@ -30,8 +30,8 @@ from sortedcontainers import SortedDict, SortedList
 
 __all__ = ["Rows", "RunRows", "ShardedRows", "SmallRows", "grown"]
 
-# Growing over this size takes a dict 2 ms, building the shards 5 ms.
-SMALL_ROWS_MAX: Final = 32_768
+# Growing over this size takes a dict 1 ms, building the shards 3 to 5 ms.
+SMALL_ROWS_MAX: Final = 16_384
 # With 10^7 rows a shard grows in 7 ms; an empty shard costs 64 bytes.
 SHARDS: Final = 64
 

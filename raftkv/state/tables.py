@@ -351,11 +351,13 @@ class _Ghosts(SortedList):  # type: ignore[misc, unused-ignore]
 class FrozenTable:
     """The rows of one table at the moment of the freeze."""
 
-    __slots__ = ("_cursor", "_ghosts", "_left", "_looked", "_rows", "_saved", "_table")
+    __slots__ = ("_cursor", "_end", "_ghosts", "_left", "_looked", "_rows", "_saved", "_table")
 
     def __init__(self, table: Table[Any, Any]) -> None:
         self._table: Table[Any, Any] | None = table
         self._rows = table._rows
+        # The walk ends here. Keys behind it are younger; a log may get very many of them meanwhile.
+        self._end: Any = next(table._rows.irange(reverse=True), ABSENT)
         self._left: _Left | None = None
         self._cursor: Any = ABSENT
         # The keys of the slice that was given last: what was saved of them can go when it passes.
@@ -365,6 +367,8 @@ class FrozenTable:
 
     def _save(self, key: Any, old: Any, vanishes: bool) -> None:
         if self._cursor is not ABSENT and key <= self._cursor:
+            return
+        if self._end is ABSENT or key > self._end:
             return
         if key not in self._saved:
             self._saved[key] = old
@@ -392,11 +396,13 @@ class FrozenTable:
         return []
 
     def _next_keys(self, count: int) -> list[Any]:
-        low = None if self._cursor is ABSENT else self._cursor
-        inclusive = (False, False)
-        keys = list(islice(self._rows.irange(low, None, inclusive), count))
+        low, end = None if self._cursor is ABSENT else self._cursor, self._end
+        if end is ABSENT:
+            return []
+        inclusive = (False, True)
+        keys = list(islice(self._rows.irange(low, end, inclusive), count))
         if len(self._ghosts):
-            ghosts = list(islice(self._ghosts.irange(low, None, inclusive), count))
+            ghosts = list(islice(self._ghosts.irange(low, end, inclusive), count))
             keys = sorted({*keys, *ghosts})[:count]  # a key may have vanished and come back
         return keys
 

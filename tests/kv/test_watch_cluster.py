@@ -53,8 +53,9 @@ class Watcher:
             except WatchCancelled as cancelled:
                 self.ends.append(cancelled.reason)
                 # Behind what was given; further if what came since did not concern the watch.
-                assert cancelled.resume_revision > self.position
-                self.position = cancelled.resume_revision - 1
+                given, self.position = self.position, cancelled.resume_revision - 1
+                if self.position < given:
+                    raise AssertionError(f"{given} was given already") from cancelled
             await asyncio.sleep(0.01)  # the node may be stopping: it ends new watches at once
 
     async def reach(self, revision: int) -> None:

@@ -161,6 +161,17 @@ def test_what_was_passed_costs_nothing_any_more() -> None:
     assert frozen.next_rows(5) == []
 
 
+def test_what_comes_behind_the_end_costs_a_walk_nothing() -> None:
+    table = table_of({1: 1, 2: 2})
+    frozen, of_nothing = table.freeze(), table_of({}).freeze()
+    for key in range(3, 1000):
+        table.put(key, 0)
+    table.delete(2)
+    assert frozen._saved == {2: 2}
+    assert walk(frozen, 5) == [(1, 1), (2, 2)]
+    assert walk(of_nothing, 5) == []
+
+
 def test_a_restore_rebinds_table_and_view() -> None:
     table = table_of({1: 1})
     view = table.view
