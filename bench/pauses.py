@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,8 +28,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.control import LINE_BYTES_MAX
-from bench.layouts import ROOT, Layout, WorkerFailed, node_configs
+from bench.asked import AskedProcess
+from bench.layouts import Layout, WorkerFailed, node_configs
 from bench.loopwatch import Watched
 from bench.pause_node import Answer, Ask, Load, Puts, Setup, Snapshot, WatchStart, WatchStop, Where
 from raftkv.config import NodeConfig
@@ -105,59 +104,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Node:
+class _Node(AskedProcess[Answer]):
     """A process of `bench.pause_node`."""
 
     def __init__(self, name: str, config: NodeConfig, out: Path, *, tuned: bool) -> None:
-        self.name = name
-        self._file = out / f"{name}.json"
-        self._log = out / f"{name}.log"
-        self._file.write_bytes(msgspec.json.encode(Setup(config, tuned)))
-        self._process: asyncio.subprocess.Process | None = None
-        self.decode = msgspec.json.Decoder(Answer).decode
-
-    async def spawn(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"}
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "bench.pause_node", str(self._file),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                limit=LINE_BYTES_MAX, env=environment,
-            )  # fmt: skip
-
-    async def answer(self) -> Answer:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
-            line = await self._process.stdout.readline()
-        if not line.endswith(b"\n"):
-            words = self._log.read_text(encoding="utf-8", errors="replace").strip()
-            raise WorkerFailed(f"{self.name} ended. Its last words:\n{words[-2000:]}")
-        answer = self.decode(line)
-        if answer.error:
-            raise WorkerFailed(f"{self.name}: {answer.error}")
-        return answer
-
-    async def ask(self, ask: Ask) -> Answer:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(ask) + b"\n")
-        await self._process.stdin.drain()
-        return await self.answer()
-
-    async def end(self) -> None:
-        """Ask it to stop cleanly, then make it."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(30.0):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        super().__init__(name, "bench.pause_node", Setup(config, tuned), Answer, out)
 
 
 class _Run:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from raftkv.kv.commands import (
-    FROM_KEY,
     CompactResult,
     Compare,
     DeleteRangeOp,
@@ -23,7 +22,7 @@ from raftkv.kv.commands import (
     SortBy,
     TxnOp,
     TxnResult,
-    prefix_end,
+    bounds_of,
 )
 from raftkv.plugin import Consistency
 
@@ -111,7 +110,7 @@ class ClientKV:
         A missing bound is open; bounds that leave no room are a ValueError. `limit` 0 gives all
         keys in one answer; the result's `more` and `count` tell what a limit has left out.
         """
-        key, range_end = _bounds(first, last, prefix)
+        key, range_end = bounds_of(first, last, prefix)
         operation = RangeOp(
             key,
             range_end,
@@ -169,7 +168,7 @@ class ClientKV:
         """
         if page_keys < 1:
             raise ValueError(f"page_keys = {page_keys}: it must be 1 or more")
-        key, range_end = _bounds(first, last, prefix)
+        key, range_end = bounds_of(first, last, prefix)
         while True:
             operation = RangeOp(key, range_end, page_keys, keys_only, revision=revision)
             page = await self.read(operation, consistency=consistency, timeout_s=timeout_s)
@@ -200,7 +199,7 @@ class ClientKV:
                 raise TypeError("delete needs a key or a prefix")
             range_end = b""
         else:
-            key, range_end = _bounds(key, last, prefix)
+            key, range_end = bounds_of(key, last, prefix)
         operation = DeleteRangeOp(key, range_end, prev_kv)
         return await self.delete_range(operation, timeout_s=timeout_s)
 
@@ -263,7 +262,7 @@ class ClientKV:
         if prefix is None and last is None and key is not None:
             range_end = b""
         else:
-            key, range_end = _bounds(key if first is None else first, last, prefix)
+            key, range_end = bounds_of(key if first is None else first, last, prefix)
         _check(key)
         if start_revision < 0 or progress_s < 0:
             raise ValueError("start_revision and progress_s must be 0 or more")
@@ -293,17 +292,3 @@ def _check_txn(operation: TxnOp) -> None:
             _check(each.key, each.value)
         else:
             _check(each.key)
-
-
-def _bounds(first: bytes | None, last: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes]:
-    """A half-open range in etcd's notation."""
-    if prefix is not None:
-        if first is not None or last is not None:
-            raise TypeError("give a prefix, or bounds, not both")
-        return (prefix, prefix_end(prefix)) if prefix else (b"\0", FROM_KEY)
-    low = first or b"\0"
-    if last is None:
-        return low, FROM_KEY
-    if last <= low:
-        raise ValueError(f"there is no key between {low!r} and {last!r}")
-    return low, last

@@ -15,7 +15,6 @@ from raftkv.plugin import Consistency, Host
 
 from .changing import check_ignored
 from .commands import (
-    FROM_KEY,
     Compact,
     CompactResult,
     Compare,
@@ -37,7 +36,7 @@ from .commands import (
     Txn,
     TxnOutcome,
     TxnResult,
-    prefix_end,
+    bounds_of,
 )
 from .history import Past, key_at, require_readable, revision_of
 from .leases import LeaseApi
@@ -142,7 +141,7 @@ class KVApi:
         leaves the values empty. The four bounds of revisions, 0 is none, leave keys out; `count` is
         the number of keys in the range all the same. For large ranges see `pages`.
         """
-        key, range_end = _bounds(first, last, prefix)
+        key, range_end = bounds_of(first, last, prefix)
         operation = RangeOp(
             key,
             range_end,
@@ -217,7 +216,7 @@ class KVApi:
         """
         if page_keys < 1:
             raise ValueError(f"page_keys = {page_keys}: it must be 1 or more")
-        key, range_end = _bounds(first, last, prefix)
+        key, range_end = bounds_of(first, last, prefix)
         self._check(key)
         await self._host.barrier(consistency, timeout_s=timeout_s)
         past = Past(key, range_end, revision if revision > 0 else self.revision)
@@ -248,7 +247,7 @@ class KVApi:
                 raise TypeError("delete needs a key or a prefix")
             range_end = b""
         else:
-            key, range_end = _bounds(key, last, prefix)
+            key, range_end = bounds_of(key, last, prefix)
         operation = DeleteRangeOp(key, range_end, prev_kv)
         return await self.delete_range(operation, timeout_s=timeout_s)
 
@@ -322,7 +321,7 @@ class KVApi:
         if key is not None and last is None and prefix is None:
             low, range_end = key, b""
         else:
-            low, range_end = _bounds(key if first is None else first, last, prefix)
+            low, range_end = bounds_of(key if first is None else first, last, prefix)
         self._check(low)
         if self.hub is None:
             raise Stopped("the node was not started")
@@ -366,18 +365,3 @@ class KVApi:
                     check_ignored(item)
                 elif not isinstance(item, NestedTxn):
                     self._check(item.key)
-
-
-def _bounds(first: bytes | None, last: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes]:
-    """A half-open range in etcd's notation."""
-    if prefix is not None:
-        if first is not None or last is not None:
-            raise TypeError("give a prefix, or bounds, not both")
-        return (prefix, prefix_end(prefix)) if prefix else (b"\0", FROM_KEY)
-    low = first or b"\0"
-    if last is None:
-        return low, FROM_KEY
-    if last <= low:
-        # etcd's notation has no empty range: b"" would mean one key, and b"\0" all of them.
-        raise ValueError(f"there is no key between {low!r} and {last!r}")
-    return low, last

@@ -78,6 +78,7 @@ __all__ = [
     "TxnOutcome",
     "TxnResult",
     "ValueGiven",
+    "bounds_of",
     "events_of",
     "prefix_end",
 ]
@@ -499,3 +500,21 @@ def prefix_end(prefix: bytes) -> bytes:
     """The range_end of all keys that start with `prefix`; FROM_KEY if there is no end."""
     stem = prefix.rstrip(b"\xff")
     return FROM_KEY if not stem else stem[:-1] + bytes([stem[-1] + 1])
+
+
+def bounds_of(first: bytes | None, last: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes]:
+    """(key, range_end) for `first <= k < last`, a missing bound being open, or for a prefix.
+
+    Raises TypeError for both, ValueError for bounds without room between them.
+    """
+    if prefix is not None:
+        if first is not None or last is not None:
+            raise TypeError("give a prefix, or bounds, not both")
+        return (prefix, prefix_end(prefix)) if prefix else (b"\0", FROM_KEY)
+    low = first or b"\0"
+    if last is None:
+        return low, FROM_KEY
+    if last <= low:
+        # etcd's notation has no empty range: b"" would mean one key, and b"\0" all of them.
+        raise ValueError(f"there is no key between {low!r} and {last!r}")
+    return low, last

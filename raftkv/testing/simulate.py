@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from raftkv.testing.arguments import positive
 from raftkv.testing.marks import Marks
 from raftkv.testing.planted import BUGS
 from raftkv.testing.planted_table import write_table
@@ -193,13 +194,6 @@ def _seeds(text: str) -> tuple[int, int]:
     return low, high
 
 
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tools/simulate",
@@ -213,12 +207,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A:B",
         help="the seeds A to B - 1 (default 0:100); without B until --minutes are over",
     )
-    parser.add_argument("--minutes", type=_positive, metavar="M", help="start no seed after that")
+    parser.add_argument("--minutes", type=positive, metavar="M", help="start no seed after that")
     parser.add_argument("--jobs", type=int, default=2, help="processes at one time (default 2)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="show this one, event by event")
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         default=30.0,
         help="simulated seconds of faults per seed (default 30); healing comes on top",
     )

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from raftkv.testing.arguments import positive
 from raftkv.testing.fuzz.campaign import CORPUS, PLANS, Batch, Saved, Totals, run_plan, target_of
 from raftkv.testing.fuzz.target import kind_of
 from raftkv.testing.fuzz.tracing import arcs_of, write_corpus
@@ -140,13 +141,6 @@ def _replay(path: str) -> int:
     return 0
 
 
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tools/fuzz",
@@ -158,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("target", choices=[*PLANS, "replay"], help="what to fuzz")
     parser.add_argument("file", nargs="?", help="the saved finding to be replayed")
     parser.add_argument("--count", type=int, default=100_000, metavar="N", help="how many inputs")
-    parser.add_argument("--minutes", type=_positive, metavar="M", help="start no batch after that")
+    parser.add_argument("--minutes", type=positive, metavar="M", help="start no batch after that")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="other inputs (default 1)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at one time (default 2)")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead")
