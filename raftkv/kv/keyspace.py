@@ -201,6 +201,7 @@ class KV(Plugin[KVApi]):
             old = keys.get(key)
             if old is None:
                 new = KeyValue(key, value, revision, revision, 1)
+                keys.put(key, new)
                 size = len(key) + len(value)
             else:
                 if old.lease:
@@ -208,7 +209,7 @@ class KV(Plugin[KVApi]):
                 size = 2 * len(key) + len(value) + len(old.value)
                 # The row's own key: its versions then share one.
                 new = KeyValue(old.key, value, old.create_revision, revision, old.version + 1)
-            keys.put(key, new)
+                keys.replace(key, old, new)
             meta.put("revision", revision)
             if ctx.version >= FORMAT_LEASES:
                 history = table("history")

@@ -27,8 +27,11 @@ log = logging.getLogger("raftkv.raft")
 
 # Rows per slice: a slice of this many small rows is encoded in about a millisecond.
 SLICE_ROWS = 500
-# Chunks go to the disk thread together up to this size: sessions make many small ones.
-WRITE_BYTES = 16 * 1024
+# Chunks go to the disk thread together up to this size: handing them over costs as much as encoding
+# some hundred rows.
+WRITE_BYTES = 256 * 1024
+# Behind so many bytes others get their turn: sessions make many small chunks.
+TURN_BYTES = 16 * 1024
 # How far writing may run ahead of its rate before it waits: shorter waits are not worth a timer.
 AHEAD_S_MAX = 0.02
 
@@ -120,15 +123,19 @@ class Snapshotting:
         """One slice a turn of the loop; not faster than the limit on average."""
         runtime = self._engine.runtime
         bytes_per_s = self._engine.limits.snapshot_write_bytes_per_s
-        began, total, some, size = runtime.monotonic(), 0, [], 0
+        began, total, some, size, turn = runtime.monotonic(), 0, [], 0, 0
         for chunk in frozen.slices(SLICE_ROWS):
             some.append(chunk)
             size += len(chunk)
+            turn += len(chunk)
             if size < WRITE_BYTES:
+                if turn >= TURN_BYTES:
+                    turn = 0
+                    await runtime.sleep(0)
                 continue
             await runtime.offload_bulk(writer.write, *some)
             total += size
-            some, size = [], 0
+            some, size, turn = [], 0, 0
             ahead_s = total / bytes_per_s - (runtime.monotonic() - began)
             if ahead_s > AHEAD_S_MAX:
                 await runtime.sleep(ahead_s)

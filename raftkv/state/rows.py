@@ -42,6 +42,11 @@ class SmallRows(SortedDict):  # type: ignore[misc, unused-ignore]
     # SortedDict would look the key up once more before it does just this.
     replace: ClassVar[Any] = dict.__setitem__
 
+    def pick(self, keys: Iterable[Any], default: Any) -> list[tuple[Any, Any]]:
+        """Each key with its value, or with `default`."""
+        get = self.get
+        return [(key, get(key, default)) for key in keys]
+
     def drop_some(self, count: int) -> None:
         """Forget so many rows. For freeing only."""
         for _ in range(min(count, len(self))):
@@ -72,6 +77,11 @@ class ShardedRows:
             shards[hash(key) % SHARDS][key] = value
         sharded._bind(SortedList(rows))
         return sharded
+
+    def pick(self, keys: Iterable[Any], default: Any) -> list[tuple[Any, Any]]:
+        """Each key with its value, or with `default`."""
+        shards = self._shards
+        return [(key, shards[hash(key) % SHARDS].get(key, default)) for key in keys]
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self._shards[hash(key) % SHARDS].get(key, default)
@@ -132,6 +142,11 @@ class RunRows:
         if self._head <= place < len(self._values):
             return self._values[place]
         return default
+
+    def pick(self, keys: Iterable[Any], default: Any) -> list[tuple[Any, Any]]:
+        """Each key with its value, or with `default`."""
+        get = self.get
+        return [(key, get(key, default)) for key in keys]
 
     def __contains__(self, key: Any) -> bool:
         return bool(self._head <= key - self._base < len(self._values))

@@ -13,7 +13,8 @@ Rules of this file
    chunks, does not depend on where the stream was cut: equal states have equal digests, whether
    they were walked at once or in slices between other commands.
 2. A chunk is closed at CHUNK_BYTES; only a single row can make it larger. A reader refuses a chunk
-   above CHUNK_BYTES_MAX before decoding it.
+   above CHUNK_BYTES_MAX before decoding it. A chunk may have no rows: the walk has passed keys that
+   are all younger than the freeze. It must be a step nonetheless, or there is no limit to one.
 3. Reading builds an `Image` aside, chunk by chunk; its tables are ready for use when the last chunk
    has been read. Nothing is replaced before the end marker, the counts and the digest have been
    found right: a restore happens wholly or not at all.
@@ -119,23 +120,9 @@ def decode_outcome(kind: int, data: bytes, refusals: Refusals) -> Any:
     raise LookupError(f"unknown kind of outcome {kind}")
 
 
-class _Packed:
-    """Items that are encoded one by one into what is, with its head, one msgpack array."""
-
-    __slots__ = ("body", "count")
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.count = 0
-
-    def add(self, item: Any) -> bool:
-        """Whether there is room for more."""
-        _encoder.encode_into(item, self.body, -1)
-        self.count += 1
-        return len(self.body) < CHUNK_BYTES
-
-    def array(self) -> bytes:
-        return b"\xdd" + self.count.to_bytes(4, "big") + self.body
+def _array(count: int, items: bytearray) -> bytes:
+    """Encoded items and their number as one msgpack array."""
+    return b"\xdd" + count.to_bytes(4, "big") + items
 
 
 _ARRAY_HEAD = 5
@@ -154,7 +141,7 @@ class _Digest:
     def add(self, chunk: Header | Rows | Opened | Outcomes, count: int) -> None:
         update = self._hash.update
         if isinstance(chunk, Rows):
-            if self._table != (chunk.plugin, chunk.table):
+            if count and self._table != (chunk.plugin, chunk.table):
                 self._table = (chunk.plugin, chunk.table)
                 update(_encoder.encode(self._table))
             update(memoryview(chunk.rows)[_ARRAY_HEAD:])
@@ -206,13 +193,15 @@ class Frozen:
         try:
             yield self._chunk(self.header, 0)
             for plugin, name, table in self._tables:
-                while packed := self._pack_rows(table, rows_max):
-                    yield self._chunk(Rows(plugin, name, packed.array()), packed.count)
+                while (packed := self._pack_rows(table, rows_max)) is not None:
+                    count, rows = packed
+                    yield self._chunk(Rows(plugin, name, rows), count)
             while (session := self._sessions.next()) is not None:
                 yield self._chunk(_opened(session), 1)
                 todo = iter(sorted(session.done))
-                while packed := self._pack_outcomes(todo, session.done, rows_max):
-                    yield self._chunk(Outcomes(packed.array()), packed.count)
+                while (packed := self._pack_outcomes(todo, session.done, rows_max)) is not None:
+                    count, outcomes = packed
+                    yield self._chunk(Outcomes(outcomes), count)
             end = self._digest.end()
             self._hex = end.digest.hex()
             yield _encoder.encode(end)
@@ -229,27 +218,32 @@ class Frozen:
         self._digest.add(chunk, count)
         return _encoder.encode(chunk)
 
-    def _pack_rows(self, table: FrozenTable, rows_max: int) -> _Packed | None:
-        packed = _Packed()
-        last = None
-        for row in table.next_rows(rows_max):
-            last = row[0]
-            if not packed.add(row):
-                break
-        if not packed.count:
+    def _pack_rows(self, table: FrozenTable, rows_max: int) -> tuple[int, bytes] | None:
+        """How many rows, and these. None: the table has no more."""
+        rows = table.next_rows(rows_max)
+        if rows is None:
             return None
-        table.passed(last)
-        return packed
+        body, count, encode_into = bytearray(), 0, _encoder.encode_into
+        for row in rows:
+            encode_into(row, body, -1)
+            count += 1
+            if len(body) >= CHUNK_BYTES:
+                break
+        if count:
+            table.passed(rows[count - 1][0])
+        return count, _array(count, body)
 
     def _pack_outcomes(
         self, todo: Iterator[int], done: dict[int, Any], rows_max: int
-    ) -> _Packed | None:
-        packed = _Packed()
+    ) -> tuple[int, bytes] | None:
+        body, count = bytearray(), 0
         for seq in todo:
-            room = packed.add((seq, *encode_outcome(done[seq], self._refusals)))
-            if not room or packed.count == rows_max:
+            outcome = encode_outcome(done[seq], self._refusals)
+            _encoder.encode_into((seq, *outcome), body, -1)
+            count += 1
+            if count == rows_max or len(body) >= CHUNK_BYTES:
                 break
-        return packed if packed.count else None
+        return (count, _array(count, body)) if count else None
 
 
 def _opened(session: Session) -> Opened:

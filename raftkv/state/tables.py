@@ -208,6 +208,14 @@ class Table(TableView[K, V]):
         else:
             rows.replace(key, value)
 
+    def replace(self, key: K, old: V, value: V) -> None:
+        """`put`, by someone who has just got `old` from this row: spares looking for it again."""
+        self._record((self, key, old))
+        if self._frozen:
+            for frozen in self._frozen:
+                frozen._save(key, old, False)
+        self._rows.replace(key, value)
+
     def delete(self, key: K) -> bool:
         """Remove the row of `key`; return whether there was one."""
         rows = self._rows
@@ -377,23 +385,25 @@ class FrozenTable:
         elif vanishes and self._saved[key] is not ABSENT and key not in self._ghosts:
             self._ghosts.add(key)
 
-    def next_rows(self, count: int) -> list[tuple[Any, Any]]:
-        """The next rows in key order, at most `count` of them. Empty when the walk is over."""
-        while self._table is not None:
-            keys = self._looked = self._next_keys(count)
-            if len(keys) == 0:
-                self.close()
-                break
-            saved, live = self._saved, self._rows
-            rows = []
-            for key in keys:
-                value = saved[key] if key in saved else live[key]
-                if value is not ABSENT:
-                    rows.append((key, value))
-            if rows:
-                return rows
-            self.passed(keys[-1])  # all of them are younger than the freeze
-        return []
+    def next_rows(self, count: int) -> list[tuple[Any, Any]] | None:
+        """The next rows in key order, found among the next `count` keys; None: the walk is over.
+
+        Of keys that are all younger than the freeze none is given. These are passed.
+        """
+        if self._table is None:
+            return None
+        keys = self._looked = self._next_keys(count)
+        if len(keys) == 0:
+            self.close()
+            return None
+        saved = self._saved
+        rows: list[tuple[Any, Any]] = self._rows.pick(keys, ABSENT)
+        if saved:
+            rows = [(key, saved[key]) if key in saved else (key, live) for key, live in rows]
+            rows = [row for row in rows if row[1] is not ABSENT]
+            if not rows:
+                self.passed(keys[-1])
+        return rows
 
     def _next_keys(self, count: int) -> list[Any]:
         low, end = None if self._cursor is ABSENT else self._cursor, self._end

@@ -30,10 +30,11 @@ def table_of(rows: dict[Any, Any]) -> Table[Any, Any]:
 
 def walk(frozen: FrozenTable, count: int = 3) -> list[tuple[Any, Any]]:
     rows: list[tuple[Any, Any]] = []
-    while part := frozen.next_rows(count):
+    while (part := frozen.next_rows(count)) is not None:
         assert len(part) <= count
         rows += part
-        frozen.passed(part[-1][0])
+        if part:
+            frozen.passed(part[-1][0])
     return rows
 
 
@@ -150,6 +151,7 @@ def test_what_was_passed_costs_nothing_any_more() -> None:
     table = table_of(dict.fromkeys(range(10), 0))
     frozen = table.freeze()
     rows = frozen.next_rows(5)
+    assert rows is not None
     frozen.passed(rows[-1][0])
     for key in range(5):
         table.put(key, 1)
@@ -158,7 +160,34 @@ def test_what_was_passed_costs_nothing_any_more() -> None:
     frozen.close()
     table.put(9, 1)
     assert frozen._saved == {}
-    assert frozen.next_rows(5) == []
+    assert frozen.next_rows(5) is None
+
+
+def test_a_step_of_a_walk_is_short_however_many_younger_keys_there_are() -> None:
+    table = table_of({0: "old", 1000: "old"})
+    frozen = table.freeze()
+    for key in range(1, 1000):
+        table.put(key, "young")
+    steps = []
+    while (rows := frozen.next_rows(100)) is not None:
+        steps.append(rows)
+        if rows:
+            frozen.passed(rows[-1][0])
+    assert steps == [[(0, "old")], *[[]] * 9, [(1000, "old")]]
+    assert frozen._saved == {}
+
+
+def test_put_and_replace_leave_the_same() -> None:
+    undo: UndoLog = []
+    table: Table[Any, Any] = Table("p", "t", undo)
+    table.put(1, "a")
+    frozen = table.freeze()
+    table.replace(1, "a", "b")
+    assert undo[-1] == (table, 1, "a")
+    assert walk(frozen) == [(1, "a")]
+    assert table.view.get(1) == "b"
+    undo_to(undo, 1)
+    assert table.get(1) == "a"
 
 
 def test_what_comes_behind_the_end_costs_a_walk_nothing() -> None:
@@ -237,12 +266,13 @@ class TableModel(RuleBasedStateMachine):
     def slice(self, walk: tuple[FrozenTable, list[Any], list[Any]], count: int, take: int) -> Any:
         frozen, expected, seen = walk
         # A caller may take fewer rows than it was given, when its chunk is full.
-        rows = frozen.next_rows(count)[:take]
-        if not rows:
+        rows = frozen.next_rows(count)
+        if rows is None:
             assert seen == expected
             return multiple()
-        frozen.passed(rows[-1][0])
-        seen += rows
+        if rows := rows[:take]:
+            frozen.passed(rows[-1][0])
+            seen += rows
         assert seen == expected[: len(seen)]
         return walk
 
