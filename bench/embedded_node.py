@@ -112,6 +112,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     applied: int = 0
     keys: int = 0
     rss_bytes: int = 0
+    snapshotting: bool = False
+    snapshots: int = 0
     done: int = 0
     won: int = 0
     seconds: float = 0.0
@@ -156,6 +158,8 @@ class EmbeddedNode:
             applied=node.machine.index,
             keys=len(node.machine.view("kv").table("keys")),
             rss_bytes=_rss_bytes(),
+            snapshotting=self._snapshotting.writing,
+            snapshots=self._snapshots,
             **more,
         )
 
@@ -234,10 +238,22 @@ class EmbeddedNode:
                 await asyncio.gather(*created[-1000:])
         await asyncio.gather(*created)
 
+    @property
+    def _engine(self) -> Any:
+        return self._node._part.engine  # type: ignore[union-attr]
+
+    @property
+    def _snapshotting(self) -> Any:
+        return self._engine.snapshotting
+
+    @property
+    def _snapshots(self) -> int:
+        """Snapshots begun so far."""
+        return int(self._engine.counts.snapshots_written + self._snapshotting.writing)
+
     async def _snapshot(self) -> int:
-        engine = self._node._part.engine  # type: ignore[union-attr]
-        engine.snapshotting.begin()
-        while engine.snapshotting.writing:
+        self._snapshotting.begin()
+        while self._snapshotting.writing:
             await asyncio.sleep(0.01)
         files = Path(self._node.config.dir).rglob("*.snap")
         newest = max(files, key=lambda path: path.stat().st_mtime, default=None)

@@ -20,6 +20,7 @@ from raftkv.config import NodeConfig
 __all__ = ["Cores", "Member"]
 
 LEADER_TIMEOUT_S = 30.0
+SETTLE_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 
 
@@ -64,6 +65,15 @@ class Cores:
     @property
     def pids(self) -> Sequence[int]:
         return [member.pid for member in self.members if member.pid is not None]
+
+    async def settled(self) -> None:
+        """Wait until no member writes a snapshot: that is the work of the load that came before."""
+        until_s = time.monotonic() + SETTLE_TIMEOUT_S
+        running = [each for each in self.members if each.pid is not None]
+        while any([(await each.ask(Where())).snapshotting for each in running]):
+            if time.monotonic() > until_s:
+                raise WorkerFailed(f"a core writes a snapshot for over {SETTLE_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(_POLL_S)
 
     async def leader(self) -> tuple[Member, Answer]:
         """The leader and what it says of itself. Raises `WorkerFailed` when there is none."""

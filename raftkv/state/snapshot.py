@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -120,9 +120,16 @@ def decode_outcome(kind: int, data: bytes, refusals: Refusals) -> Any:
     raise LookupError(f"unknown kind of outcome {kind}")
 
 
-def _array(count: int, items: bytearray) -> bytes:
-    """Encoded items and their number as one msgpack array."""
-    return b"\xdd" + count.to_bytes(4, "big") + items
+def _array() -> bytearray:
+    """Begin a msgpack array, to which encoded items are added one by one."""
+    return bytearray(b"\xdd\0\0\0\0")
+
+
+def _counted(array: bytearray, count: int) -> bytes:
+    """The array, once so many items are in it."""
+    array[1:_ARRAY_HEAD] = count.to_bytes(4, "big")
+    # A copy for the type's sake would be one of the whole state.
+    return cast("bytes", array)
 
 
 _ARRAY_HEAD = 5
@@ -223,7 +230,7 @@ class Frozen:
         rows = table.next_rows(rows_max)
         if rows is None:
             return None
-        body, count, encode_into = bytearray(), 0, _encoder.encode_into
+        body, count, encode_into = _array(), 0, _encoder.encode_into
         for row in rows:
             encode_into(row, body, -1)
             count += 1
@@ -231,19 +238,19 @@ class Frozen:
                 break
         if count:
             table.passed(rows[count - 1][0])
-        return count, _array(count, body)
+        return count, _counted(body, count)
 
     def _pack_outcomes(
         self, todo: Iterator[int], done: dict[int, Any], rows_max: int
     ) -> tuple[int, bytes] | None:
-        body, count = bytearray(), 0
+        body, count = _array(), 0
         for seq in todo:
             outcome = encode_outcome(done[seq], self._refusals)
             _encoder.encode_into((seq, *outcome), body, -1)
             count += 1
             if count == rows_max or len(body) >= CHUNK_BYTES:
                 break
-        return (count, _array(count, body)) if count else None
+        return (count, _counted(body, count)) if count else None
 
 
 def _opened(session: Session) -> Opened:
