@@ -234,11 +234,13 @@ async def load(
     chunks = snapshot.chunks()
     turns = 0
     while wanted():
-        some = await runtime.offload_bulk(_read_some, chunks)
-        turns += 1
-        if not some or turns % SETTLE_TURNS == 0:
+        # At the first turn: the log that a starting node has just read.
+        if turns % SETTLE_TURNS == 0:
             collector.settle()
+        turns += 1
+        some = await runtime.offload_bulk(_read_some, chunks)
         if not some:
+            collector.settle()
             return wanted()
         for chunk in some:
             state.add(chunk)
