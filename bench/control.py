@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from bench.scenarios import Collected, Load
+from bench.schema import SessionMode
 from bench.truth import Expectation
 from raftkv.config import NodeConfig
 from raftkv.plugin import Consistency
@@ -31,6 +32,7 @@ __all__ = [
     "Failed",
     "Flush",
     "Function",
+    "HangUp",
     "Lag",
     "Play",
     "ProfileStart",
@@ -43,6 +45,7 @@ __all__ = [
     "State",
     "Status",
     "Stop",
+    "SwitchMode",
     "open_control",
 ]
 
@@ -53,7 +56,8 @@ LINE_BYTES_MAX = 256 * 1024 * 1024
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """The file a worker is started with. `node` None: a caller over HTTP, without a node.
 
-    `drivers` maps the names of all drivers to the Unix sockets of their mesh.
+    `drivers` maps the names of all drivers to the Unix sockets of their mesh. `sessions`: a broker
+    holds sessions on the node, and its messages are counted.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     node: NodeConfig | None
     drivers: dict[str, str]
+    sessions: bool = False
 
 
 class Play(msgspec.Struct, frozen=True, tag="play"):
@@ -107,6 +112,16 @@ class Lag(msgspec.Struct, frozen=True, tag="lag"):
     seconds: float
 
 
+class SwitchMode(msgspec.Struct, frozen=True, tag="switch_mode"):
+    """Switch the cluster to this mode of the registry, and wait until all nodes have adopted it."""
+
+    mode: SessionMode
+
+
+class HangUp(msgspec.Struct, frozen=True, tag="hang_up"):
+    """End all sessions of this node's broker."""
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Ask for `State`."""
 
@@ -130,8 +145,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 Request = (
-    Load | Play | Collect | Audit | CallLoad | Lag | Status | Flush | ProfileStart | ProfileStop
-    | Stop
+    Load | Play | Collect | Audit | CallLoad | Lag | SwitchMode | HangUp | Status | Flush
+    | ProfileStart | ProfileStop | Stop
 )  # fmt: skip
 
 
@@ -146,7 +161,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
-    """What a worker's node says about itself, and its driver's tally for the terminal."""
+    """What a worker's node says about itself, and its driver's tally for the terminal.
+
+    What follows `buckets` is counted since the process began, most of it only where there is a
+    broker; `in_doubt` are rows that the node still has to delete, or to settle, by itself.
+    """
 
     role: str
     leader: str | None
@@ -155,6 +174,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     endpoint: str | None
     outcomes: dict[str, int]
     buckets: dict[int, int]
+    commands_applied: int = 0
+    messages: dict[str, int] = {}
+    sent_bytes: int = 0
+    handovers_lost: int = 0
+    hollow: int = 0
+    in_doubt: int = 0
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):

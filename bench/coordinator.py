@@ -28,7 +28,9 @@ __all__ = [
     "leader_of",
     "node_of",
     "play",
+    "replicated",
     "run_calls",
+    "tally_of",
     "truth_of",
     "wait_for_leader",
 ]
@@ -38,6 +40,9 @@ REST_TIMEOUT_S = 60.0
 """For clients under way to finish: longer than any time-out of theirs, with its retries."""
 
 LEADER_TIMEOUT_S = 15.0
+
+DIRTY = ("legacy", "session-off", "session-both")
+"""Whoever writes into the old registry."""
 
 LEGACY_REST_S = 0.5
 """The old registry cannot say whether a write is still spreading; this and four times the lag is
@@ -90,17 +95,17 @@ async def play(
     began = time.monotonic()
     while (elapsed_s := time.monotonic() - began) < load.warmup_s + load.seconds:
         await asyncio.sleep(min(LOOK_EVERY_S, load.warmup_s + load.seconds - elapsed_s))
-        ok = _tally(await cluster.states(), layout.drivers).ok
+        ok = tally_of(await cluster.states(), layout.drivers).ok
         show(f"{title}: {ok:,} connects")
     show(f"{title}: coming to rest")
     await at_rest(cluster)
-    await _replicated(cluster, load.registry, lag_ms / 1000)
+    await replicated(cluster, load.registry, lag_ms / 1000)
     show(f"{title}: auditing")
     collected = await cluster.ask_all(layout.drivers, Collect(final=True), Collected)
     expectations = evenly(truth_of(list(collected.values())), audit_clients_max)
     audit = Audit(load=load, expectations=tuple(expectations))
     await cluster.ask_all(layout.names, audit, Done)
-    tally = _tally(await cluster.states(), layout.drivers)
+    tally = tally_of(await cluster.states(), layout.drivers)
     await cluster.ask_all(layout.names, Flush(), Done)
     caller = "replicant" if layout.replicants else "core"
     clients = load.clients * len(layout.drivers)
@@ -169,7 +174,8 @@ def evenly(items: Sequence[Expectation], count_max: int) -> list[Expectation]:
     return [items[number * len(items) // count_max] for number in range(count_max)]
 
 
-def _tally(states: Mapping[str, State], drivers: Sequence[str]) -> Tally:
+def tally_of(states: Mapping[str, State], drivers: Sequence[str]) -> Tally:
+    """The connects of the load, of all drivers together."""
     tally = Tally()
     for driver in drivers:
         tally.include(states[driver].outcomes, states[driver].buckets)
@@ -196,9 +202,9 @@ async def at_rest(cluster: Cluster, look_every_s: float = LOOK_EVERY_S / 5) -> N
         await asyncio.sleep(look_every_s)
 
 
-async def _replicated(cluster: Cluster, registry: str, lag_s: float) -> None:
+async def replicated(cluster: Cluster, registry: str, lag_s: float) -> None:
     """Until every node has applied what the leader has committed, and the old registry spread."""
-    if registry == "legacy":
+    if registry in DIRTY:
         await asyncio.sleep(LEGACY_REST_S + 4 * lag_s)
     leader, states = await wait_for_leader(cluster)
     target = states[leader].commit_index

@@ -1,6 +1,6 @@
 """A core with a door, and callers inside it: the process of `bench.embedding`.
 
-    python -m bench.embedded_node CONFIG.json
+    python -m bench.embedded_node SETUP.json
 
 One JSON object a line on the standard input and output, one answer for each request; the first
 answer comes unasked, once the node is ready. It ends with its standard input.
@@ -17,16 +17,20 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bench.control import LINE_BYTES_MAX
+from bench.peers.callers import ReadCheckWrite, Took, read_check_write
 from raftkv import Node, NodeConfig, tune_gc
 from raftkv.errors import RaftkvError
 from raftkv.kv.commands import Compare, PutOp, RangeOp, RangeResult
 from raftkv.plugin import Consistency
 from raftkv.server import door_of
+
+if TYPE_CHECKING:
+    from raftkv_lcr import LcrApi
 
 __all__ = [
     "Answer",
@@ -35,6 +39,7 @@ __all__ = [
     "Gets",
     "Load",
     "Puts",
+    "Setup",
     "Snapshot",
     "Watchers",
     "Where",
@@ -47,6 +52,13 @@ TXN_PUTS = 32
 LOADERS = 6
 KEY = b"key-%010d"
 HOT = b"hot"
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The process's file. `registry`: run the Linear Channel Registry, too."""
+
+    node: NodeConfig
+    registry: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -100,7 +112,7 @@ class Where(msgspec.Struct, frozen=True, tag="where"):
     """Ask for the node's position only."""
 
 
-Ask = Load | Puts | Gets | Cas | Watchers | Snapshot | Where
+Ask = Load | Puts | Gets | Cas | ReadCheckWrite | Watchers | Snapshot | Where
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,14 +133,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     p99_ms: float = 0.0
     max_ms: float = 0.0
     file_bytes: int = 0
+    took: Took = Took()
 
 
 class EmbeddedNode:
     """The node and what is asked of it."""
 
-    def __init__(self, node: Node, endpoint: str) -> None:
+    def __init__(self, node: Node, endpoint: str, lcr: LcrApi | None = None) -> None:
         self._node = node
         self._endpoint = endpoint
+        self._lcr = lcr
         self._watchers: list[asyncio.Task[None]] = []
 
     async def handle(self, ask: Ask) -> Answer:
@@ -144,6 +158,8 @@ class EmbeddedNode:
                 more = await self._gets(ask)
             case Cas():
                 more = await self._cas(ask)
+            case ReadCheckWrite():
+                more["took"] = await read_check_write(self._node, self._lcr, ask)
             case Watchers():
                 await self._watch(ask)
             case Snapshot():
@@ -293,16 +309,22 @@ def _rss_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def _run(config: NodeConfig) -> None:
+async def _run(setup: Setup) -> None:
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async with Node(config, plugins=[]) as node:
+    plugins: list[Any] = []
+    if setup.registry:
+        from raftkv_lcr import LCR
+
+        plugins = [LCR]
+    async with Node(setup.node, plugins=plugins) as node:
         await node.wait_ready(120.0)
         door = door_of(node, version="bench")
         await door.start()
         try:
-            worker = EmbeddedNode(node, door.endpoint)
+            registry = node.plugin(plugins[0]) if plugins else None
+            worker = EmbeddedNode(node, door.endpoint, registry)
             _say(worker.where())
             decode = msgspec.json.Decoder(Ask).decode
             while line := await reader.readline():
@@ -322,7 +344,7 @@ def _say(answer: Answer) -> None:
 
 def main() -> int:
     """Run one node to the end of its standard input."""
-    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=NodeConfig)
+    setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
     tune_gc()
     try:
         import uvloop
@@ -331,7 +353,7 @@ def main() -> int:
     except ImportError:
         factory = None
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_run(config))
+        runner.run(_run(setup))
     # What is left of a million rows need not be freed one by one.
     gc.disable()
     sys.stdout.flush()

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 from bench.asked import AskedProcess
-from bench.embedded_node import Answer, Where
+from bench.embedded_node import Answer, Setup, Where
 from bench.layouts import Layout, WorkerFailed, node_configs
-from raftkv.config import NodeConfig
 
 __all__ = ["Cores", "Member"]
 
@@ -27,19 +26,22 @@ _POLL_S = 0.1
 class Member(AskedProcess[Answer]):
     """One process of `bench.embedded_node`."""
 
-    def __init__(self, name: str, config: NodeConfig, directory: Path) -> None:
-        super().__init__(name, "bench.embedded_node", config, Answer, directory)
+    def __init__(self, name: str, setup: Setup, directory: Path) -> None:
+        super().__init__(name, "bench.embedded_node", setup, Answer, directory)
 
 
 class Cores:
     """Three cores (or one, or five) that run within the context, with fsync on.
 
-    `directory` must exist and is the caller's to remove.
+    `directory` must exist and is the caller's to remove. With `registry` they run the Linear
+    Channel Registry, too.
     """
 
-    def __init__(self, directory: Path, *, layout: str = "3") -> None:
+    def __init__(self, directory: Path, *, layout: str = "3", registry: bool = False) -> None:
         configs = node_configs(Layout.parse(layout), directory, "on")
-        self.members = [Member(name, config, directory) for name, config in configs.items()]
+        self.members = [
+            Member(name, Setup(config, registry), directory) for name, config in configs.items()
+        ]
 
     async def __aenter__(self) -> Cores:
         try:

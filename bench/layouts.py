@@ -159,14 +159,18 @@ class Cluster:
         fsync: Literal["on", "off"] = "on",
         tls: bool = False,
         lease_ms: int = 0,
+        sessions: bool = False,
     ) -> None:
+        """`sessions`: a broker on every node, as `bench.sessions` has it."""
         self.layout = layout
         self._out = out
-        self._run = run
-        self._data = out / "nodes" / layout.name
+        self.run = run
+        self._sessions = sessions
+        self._data = out / "nodes" / f"{layout.name}{'-sessions' if sessions else ''}"
         self._configs = node_configs(layout, self._data, fsync, tls=tls, lease_ms=lease_ms)
         self._logs: list[IO[bytes]] = []
         self.workers: dict[str, Worker] = {}
+        self.killed: set[str] = set()
 
     async def __aenter__(self) -> Cluster:
         # Not below `out`: the path of a Unix socket has at most 107 characters.
@@ -174,6 +178,7 @@ class Cluster:
         try:
             self._data.mkdir(parents=True, exist_ok=True)
             for name in [*self.layout.names, HTTP_CALLER]:
+                (self._data / f"{name}.log").unlink(missing_ok=True)
                 self.workers[name] = await self._spawn(name)
             await self.states(START_TIMEOUT_S)
         except BaseException:
@@ -202,16 +207,17 @@ class Cluster:
     async def _spawn(self, name: str) -> Worker:
         setup = Setup(
             name=name,
-            run=self._run,
+            run=self.run,
             layout=self.layout.name,
             out=str(self._out),
             node=self._configs.get(name),
             drivers={driver: str(self._sockets / driver) for driver in self.layout.drivers},
+            sessions=self._sessions,
         )
         file = self._data / f"{name}.json"
         file.write_bytes(msgspec.json.format(msgspec.json.encode(setup)))
         log = self._data / f"{name}.log"
-        stream = log.open("wb")
+        stream = log.open("ab")  # of a process that was killed, too, and comes again
         self._logs.append(stream)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.worker", "--config", str(file),
@@ -237,8 +243,20 @@ class Cluster:
         return dict(zip(names, replies, strict=True))
 
     async def states(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, State]:
-        """What every node says about itself; a node answers once it is ready."""
-        return await self.ask_all(self.layout.names, Status(), State, timeout_s)
+        """What every running node says about itself; a node answers once it is ready."""
+        running = [name for name in self.layout.names if name not in self.killed]
+        return await self.ask_all(running, Status(), State, timeout_s)
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL. The node's directory stays, so that it can come back."""
+        self.killed.add(name)
+        await self.workers[name].kill()
+
+    async def revive(self, name: str) -> None:
+        """Start a killed node again, as its old self; returns when it is ready."""
+        self.workers[name] = await self._spawn(name)
+        await self.ask(name, Status(), State, START_TIMEOUT_S)
+        self.killed.discard(name)
 
 
 def node_configs(

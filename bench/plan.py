@@ -10,9 +10,12 @@ from bench.layouts import Layout
 from bench.scenarios import Load
 from raftkv.plugin import Consistency
 
-__all__ = ["IN_FLIGHT", "PUT_EVERY", "REGISTRY_SCENARIOS", "Plan"]
+__all__ = ["IN_FLIGHT", "PUT_EVERY", "REGISTRY_SCENARIOS", "SESSION_SCENARIOS", "Plan"]
 
 REGISTRY_SCENARIOS = ("initial", "reconnect", "same_client")
+SESSION_SCENARIOS = (*REGISTRY_SCENARIOS, "lagging", "leader_dies")
+"""The seed's performance test. The last two are played with sessions only."""
+
 PUT_EVERY = {"puts": 1, "gets": 0, "mixed": 10}
 """Calls from one put to the next in the scenarios without a registry; the others are gets."""
 
@@ -47,9 +50,13 @@ class Plan:
     tls: bool
     lease_ms: int
     quick: bool
+    session_scenarios: tuple[str, ...] = ()
+    session_registries: tuple[str, ...] = ()
+    session_seconds: float = 0.0
+    session_lag_ms: float = 0.0
 
     def loads(self) -> list[Load]:
-        """Every scenario with every registry."""
+        """Every scenario with bare calls of every registry."""
         return [
             Load(
                 scenario=scenario,
@@ -63,6 +70,25 @@ class Plan:
             for scenario in self.scenarios
             if scenario in REGISTRY_SCENARIOS
             for registry in self.registries
+        ]
+
+    def session_loads(self, layout: Layout) -> list[Load]:
+        """The performance test: every scenario in every mode. Its clients sit in replicants."""
+        if not layout.replicants:
+            return []
+        return [
+            Load(
+                scenario=scenario,
+                registry=registry,
+                clients=self.clients,
+                seconds=self.session_seconds,
+                warmup_s=min(1.5, self.session_seconds / 4),
+                think_ms=self.think_ms,
+                rate_per_s=self.rate_per_s,
+                lagging=layout.drivers[0] if scenario == "lagging" else None,
+            )
+            for scenario in self.session_scenarios
+            for registry in self.session_registries
         ]
 
     def calls(self, layout: Layout) -> list[CallRun]:

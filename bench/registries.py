@@ -1,8 +1,9 @@
 """What the driver needs from a registry, so that it drives all of them in the same way.
 
-The driver knows two registries, "lcr" and "legacy", only through this protocol; tests bring their
-own with known faults. The types are the driver's own: they must travel between drivers, and the
-driver must not depend on what else a registry keeps in its rows.
+The driver knows registries only through this protocol: here are "lcr" and "legacy", which are bare
+calls of one registry or the other; `bench.sessions` has the whole flow of a broker; tests bring
+their own with known faults. The types are the driver's own: they must travel between drivers, and
+the driver must not depend on what else a registry keeps in its rows.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ class Registry(Protocol):
         """The channels this node shows for the client, from its own copy."""
 
     def holds(self, seat: Seat) -> bool:
-        """Whether this node, where the channel lives, still believes it to be registered."""
+        """Whether this node, where the channel lives, still believes it to be registered.
+
+        Asked about a channel that was taken over: if so, the driver removes it. Always false for a
+        registry whose nodes do that themselves.
+        """
 
     def discarded(self, seat: Seat) -> bool:
         """Whether the registry ended this channel of this node without naming it to anybody.

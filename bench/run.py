@@ -1,9 +1,16 @@
 """`python -m bench run`: clusters of real processes, the scenarios, and their log.
 
-For each layout: start its processes, play the three scenarios with the registry on (lcr) and off
-(legacy), let the cluster come to rest and audit every node, then measure puts and gets by the
-place of their callers. All rows go to `DIR/log`, the conditions to `DIR/conditions.json`. What
-this prints is a rough look for whoever waits; the figures come from `python -m bench analyse DIR`.
+For each layout: start its processes, play the three scenarios with bare calls of the registry (lcr)
+and of the old one (legacy), let the cluster come to rest and audit every node, then measure puts
+and gets by the place of their callers. On a layout with replicants follows the seed's performance
+test, on processes of its own: sessions that brokers open with the registry on, off and both, also
+while a replicant lags and while the leader is killed (`bench.performance`).
+
+All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads`, the conditions to
+`DIR/conditions.json`. What this prints is a rough look for whoever waits; the figures come from
+`python -m bench analyse DIR`.
+
+    python -m bench run --layout 3+3 --scenario sessions --out DIR    # the performance test alone
 """
 
 from __future__ import annotations
@@ -30,14 +37,22 @@ from bench.control import Flush, Lag, State
 from bench.coordinator import CALLERS, Result, leader_of, play, run_calls
 from bench.layouts import Cluster, Layout, WorkerFailed
 from bench.live import quantile_us
-from bench.plan import IN_FLIGHT, PUT_EVERY, REGISTRY_SCENARIOS, Plan
-from bench.schema import CONSISTENCIES, LAYOUT_WORDS, LAYOUTS
+from bench.performance import SessionTest, play_sessions
+from bench.plan import IN_FLIGHT, PUT_EVERY, REGISTRY_SCENARIOS, SESSION_SCENARIOS, Plan
+from bench.schema import CONSISTENCIES, LAYOUT_WORDS, LAYOUTS, SESSION_MODES
 from raftkv.plugin import Consistency
 
 __all__ = ["main"]
 
 GETS_MAX = 250_000
 """Enough for a percentile of any kind, and little enough to analyse forty such loads."""
+
+BARE = ("lcr", "legacy")
+REGISTRY_NAMES = {"both": BARE, "sessions": tuple(SESSION_MODES)}
+"""What `--registry` knows besides the names of the log."""
+
+QUICK_SESSION_SCENARIOS = ("reconnect",)
+"""Of the performance test in a quick run of everything: three loads of fifteen, half a minute."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,6 +64,12 @@ def main(arguments: Sequence[str]) -> int:
         console.print(
             f"[red]{out} already holds a log.[/red] Choose another --out, remove it, or add to it "
             f"with --append."
+        )
+        return 2
+    if not any(_parts(plan, Layout.parse(name)) for name in plan.layouts):
+        console.print(
+            "[red]Nothing to run.[/red] Sessions are measured on a layout with replicants: add "
+            "--layout 3+3."
         )
         return 2
     try:
@@ -99,31 +120,66 @@ async def _run(plan: Plan, out: Path, console: Console) -> None:
 async def _run_layout(
     layout: Layout, plan: Plan, out: Path, run: str, progress: Progress
 ) -> list[Result]:
-    loads, calls = plan.loads(), plan.calls(layout)
-    words = LAYOUT_WORDS[layout.name]
-    bar = progress.add_task(words, total=len(loads) + len(calls), live="starting")
-    results = []
+    parts = _parts(plan, layout)
+    if not parts:
+        return []
+    bar = progress.add_task(LAYOUT_WORDS[layout.name], total=parts, live="starting")
+    results: list[Result] = []
 
     def show(live: str) -> None:
         progress.update(bar, live=live)
 
+    def done(result: Result) -> None:
+        results.append(result)
+        progress.advance(bar)
+
+    if plan.loads() or plan.calls(layout):
+        await _run_calls(layout, plan, out, run, show, done)
+    if plan.session_loads(layout):
+        await _run_sessions(layout, plan, out, run, show, done)
+    return results
+
+
+def _parts(plan: Plan, layout: Layout) -> int:
+    """Loads on this layout."""
+    return len(plan.loads()) + len(plan.calls(layout)) + len(plan.session_loads(layout))
+
+
+Show = Callable[[str], None]
+Take = Callable[[Result], None]
+
+
+async def _run_calls(
+    layout: Layout, plan: Plan, out: Path, run: str, show: Show, done: Take
+) -> None:
+    """Bare calls of the registries, puts and gets."""
+    loads, calls = plan.loads(), plan.calls(layout)
     async with Cluster(
         layout, out, run, fsync=plan.fsync, tls=plan.tls, lease_ms=plan.lease_ms
     ) as cluster:
         if loads:
             await cluster.ask_all(layout.drivers, Lag(plan.lag_ms / 1000), object)
         for load in loads:
-            results.append(await play(cluster, load, plan.lag_ms, plan.audit_clients_max, show))
-            progress.advance(bar)
+            done(await play(cluster, load, plan.lag_ms, plan.audit_clients_max, show))
         if calls:
             await cluster.ask_all(layout.drivers, Lag(0.0), object)
         for each in calls:
-            results.append(await run_calls(cluster, each, show))
-            progress.advance(bar)
+            done(await run_calls(cluster, each, show))
         await cluster.ask_all(list(cluster.workers), Flush(), object)
         states: dict[str, State] = await cluster.states()
-        progress.update(bar, live=f"done, led by {leader_of(states) or 'nobody'}")
-    return results
+        show(f"done, led by {leader_of(states) or 'nobody'}")
+
+
+async def _run_sessions(
+    layout: Layout, plan: Plan, out: Path, run: str, show: Show, done: Take
+) -> None:
+    """The performance test, on processes that nobody has used: no row of another load is there."""
+    test = SessionTest(out, plan.session_lag_ms, plan.audit_clients_max, show)
+    show("sessions: starting")
+    async with Cluster(layout, out, run, fsync=plan.fsync, tls=plan.tls, sessions=True) as cluster:
+        for load in plan.session_loads(layout):
+            done(await play_sessions(cluster, load, test))
+        show("done")
 
 
 def _show(results: Sequence[Result], out: Path) -> None:
@@ -180,14 +236,25 @@ def _add_plan(add: Callable[..., object]) -> None:
     add(
         "--scenario",
         action="append",
-        choices=("all", "registry", *REGISTRY_SCENARIOS, *PUT_EVERY),
+        choices=("all", "registry", "sessions", *SESSION_SCENARIOS, *PUT_EVERY),
         dest="scenarios",
-        help="may be repeated; registry: the three of the registry; all: these, puts and gets "
-        "(default: all)",
+        help="may be repeated; registry: the three of the registry; sessions: the five of the "
+        "performance test; all: these, puts and gets (default: all)",
     )
-    add("--registry", choices=("both", "lcr", "legacy"), default="both")
+    add(
+        "--registry",
+        action="append",
+        choices=(*REGISTRY_NAMES, *BARE, *SESSION_MODES),
+        dest="registries",
+        help="may be repeated; both: bare calls of lcr and legacy; sessions: opened by brokers, "
+        "with the registry on, off and both (default: what the scenario says)",
+    )
     add("--clients", type=positive_int, help="clients for each driver (default: 64; quick: 32)")
-    add("--seconds", type=positive, help="of each scenario (default: 20; quick: 3)")
+    add(
+        "--seconds",
+        type=positive,
+        help="of each scenario (default: 20, with sessions 12; quick: 3)",
+    )
     add("--fsync", choices=("on", "off"), default="on")
     add("--tls", action="store_true", help="mutual TLS between the nodes (default: plain streams)")
     add("--append", action="store_true", help="add to a log that is there already")
@@ -266,19 +333,28 @@ def _add_registry(add: Callable[..., object]) -> None:
         default=20_000,
         help="clients audited on every node, evenly chosen (default: 20000)",
     )
+    add(
+        "--session-lag-ms",
+        type=not_negative,
+        default=500.0,
+        help="how late one replicant is in `lagging`; nobody lags in the other scenarios with "
+        "sessions (default: 500)",
+    )
 
 
 def _plan(given: argparse.Namespace) -> Plan:
     quick: bool = given.quick
     seconds = given.seconds or (3.0 if quick else 20.0)
-    scenarios: list[str] = []
-    for name in given.scenarios or ["all"]:
-        scenarios += REGISTRY_SCENARIOS if name in ("all", "registry") else [name]
-        scenarios += ["puts", "gets"] if name == "all" else []
+    names = given.scenarios or ["all"]
+    registries = [
+        registry
+        for name in given.registries or REGISTRY_NAMES
+        for registry in REGISTRY_NAMES.get(name, (name,))
+    ]
     return Plan(
         layouts=tuple(dict.fromkeys(given.layouts or (("3", "3+3") if quick else LAYOUTS))),
-        scenarios=tuple(dict.fromkeys(scenarios)),
-        registries=("lcr", "legacy") if given.registry == "both" else (given.registry,),
+        scenarios=_scenarios(names, bare=any(name in registries for name in BARE)),
+        registries=tuple(name for name in BARE if name in registries),
         clients=given.clients or (32 if quick else 64),
         seconds=seconds,
         warmup_s=min(2.0, seconds / 4),
@@ -298,7 +374,38 @@ def _plan(given: argparse.Namespace) -> Plan:
         gets_max=given.gets_max,
         lease_ms=given.lease_ms,
         quick=quick,
+        session_scenarios=_session_scenarios(names, quick=quick, asked=bool(given.registries)),
+        session_registries=tuple(name for name in SESSION_MODES if name in registries),
+        session_seconds=given.seconds or (3.0 if quick else 12.0),
+        session_lag_ms=given.session_lag_ms,
     )
+
+
+def _scenarios(names: Sequence[str], *, bare: bool) -> tuple[str, ...]:
+    """Those without sessions; of the registry only if there are `bare` calls of one."""
+    found: list[str] = []
+    for name in names:
+        if name in ("all", "registry"):
+            found += REGISTRY_SCENARIOS
+        elif name in REGISTRY_SCENARIOS or name in PUT_EVERY:
+            found.append(name)
+        found += ["puts", "gets"] if name == "all" else []
+    return tuple(name for name in dict.fromkeys(found) if bare or name not in REGISTRY_SCENARIOS)
+
+
+def _session_scenarios(names: Sequence[str], *, quick: bool, asked: bool) -> tuple[str, ...]:
+    """Those with sessions. What bare calls can play, too, only if registries were `asked` for."""
+    found: list[str] = []
+    for name in names:
+        if name == "all":
+            found += QUICK_SESSION_SCENARIOS if quick else SESSION_SCENARIOS
+        elif name == "sessions":
+            found += SESSION_SCENARIOS
+        elif name == "registry" and asked:
+            found += REGISTRY_SCENARIOS
+        elif name in SESSION_SCENARIOS and (asked or name not in REGISTRY_SCENARIOS):
+            found.append(name)
+    return tuple(dict.fromkeys(found))
 
 
 def _arguments(plan: Plan) -> dict[str, object]:
@@ -311,7 +418,8 @@ def _arguments(plan: Plan) -> dict[str, object]:
         **asdict(plan),
         "drivers": "; ".join(f"{name}: {place}" for name, place in places.items()),
         "lag": "replicants apply the log later; the nodes with drivers apply later what the legacy "
-        "registry spreads to them. During puts and gets there is none.",
+        "registry spreads to them. During puts and gets there is none. With sessions one replicant "
+        "lags, in one scenario.",
     }
 
 

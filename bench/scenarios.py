@@ -1,10 +1,12 @@
-"""The three scenarios of the registry benchmark, played by a driver inside a node's process.
+"""The scenarios of the registry benchmark, played by a driver inside a node's process.
 
     initial      every connect is the first one of a new client id; every eighth client says
                  goodbye at once, so that a deletion races its own registration
     reconnect    each client connects, again and again, each time through the next driver; every
                  eighth time it says goodbye first and must find no session
     same_client  all clients connect with one client id, at once, through all drivers
+    lagging      reconnect, while one driver's node applies later what the others write
+    leader_dies  reconnect, while the leader is killed
 
 The load is a closed loop: `clients` clients for each driver, each with one operation outstanding,
 optionally slowed down by a rate and by a pause before a client comes back. A client of `reconnect`
@@ -57,7 +59,8 @@ AUDITS_PER_TURN = 500
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """One scenario with one registry, over when the time is or after so many connects.
 
-    `connects_max` and `rate_per_s` are for each driver; 0 means no limit.
+    `connects_max` and `rate_per_s` are for each driver; 0 means no limit. `lagging` names the
+    driver whose node lags on purpose, if only one does.
     """
 
     scenario: str
@@ -68,6 +71,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     think_ms: float = 0.0
     rate_per_s: float = 0.0
     connects_max: int = 0
+    lagging: str | None = None
 
 
 class Baton(msgspec.Struct, frozen=True, tag="baton"):
@@ -178,6 +182,9 @@ class Driver:
             "initial": self._newcomer,
             "reconnect": self._first_connect,
             "same_client": self._contender,
+            # What happens to the cluster meanwhile is the coordinator's part.
+            "lagging": self._first_connect,
+            "leader_dies": self._first_connect,
         }[load.scenario]
         for slot in range(load.clients):
             self._spawn(play(slot))

@@ -49,10 +49,13 @@ __all__ = [
     "ROLES",
     "SCENARIOS",
     "SCENARIO_WORDS",
+    "SESSION_MODES",
     "Column",
     "Row",
     "RowWriter",
+    "SessionMode",
     "arrow_schema",
+    "columns_of",
     "spark_schema",
 ]
 
@@ -66,6 +69,8 @@ SCENARIO_WORDS: Mapping[str, str] = types.MappingProxyType(
         "initial": "initial connections",
         "reconnect": "reconnections",
         "same_client": "all clients with the same client id",
+        "lagging": "reconnections while one replicant lags",
+        "leader_dies": "reconnections while the leader is killed",
         "puts": "puts",
         "gets": "gets",
         "mixed": "nine gets to one put",
@@ -77,16 +82,30 @@ PHASES = ("warmup", "load", "quiesce", "audit")
 PHASE_OF_CALLS = "c[1-9][0-9]*"
 """The phase of `puts`, `gets` and `mixed` names the number of calls in flight: c1, c16, c64."""
 
-REGISTRIES = ("lcr", "legacy", "none")
-ROLES = ("leader", "follower", "replicant", "http", "http_follower", "http_replicant")
-"""Inside a node of that kind, or outside and over HTTP: to the leader (http), or to another."""
+SessionMode = typing.Literal["enabled", "dual", "disabled"]
+SESSION_MODES: Mapping[str, SessionMode] = types.MappingProxyType(
+    {"session-on": "enabled", "session-both": "dual", "session-off": "disabled"}
+)
+"""Sessions opened by a broker through the product's whole flow, and the replicated mode in force.
+
+`lcr` and `legacy` are bare calls of one registry or the other, without a broker and its sessions.
+"""
+REGISTRIES = ("lcr", "legacy", *SESSION_MODES, "none")
+ROLES = (
+    *("leader", "follower", "replicant", "lagging"),
+    *("http", "http_follower", "http_replicant"),
+)
+"""Inside a node of that kind, or outside and over HTTP: to the leader (http), or to another.
+
+`lagging` is the one replicant that lags on purpose, while the others do not.
+"""
 
 OPS = ("connect", "disconnect", "lookup", "put", "get", "audit")
 
 CONSISTENCIES = ("linearizable", "lease", "local")
 """What a get asked for. Rows of other operations have none."""
 
-REFUSALS = ("restart", "outdated_early", "outdated_late", "ahead")
+REFUSALS = ("restart", "outdated_early", "outdated_late", "ahead", "in_progress")
 """The registry's verdict against a caller: a correct answer, but not the one it hoped for."""
 
 ERRORS = ("retries_exhausted", "timeout", "no_leader", "overloaded")
@@ -110,7 +129,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     layout: Annotated[str, "string", "processes of the cluster: one of LAYOUTS"]
     scenario: Annotated[str, "string", "what the clients did: one of SCENARIOS"]
     phase: Annotated[str, "string", "part of the run: one of PHASES, or c<calls in flight>"]
-    registry: Annotated[str, "string", "lcr (on), legacy (off), or none (not involved)"]
+    registry: Annotated[str, "string", "one of REGISTRIES; none: not involved"]
     node: Annotated[str, "string", "name of the node that served the call"]
     role: Annotated[str, "string", "where the caller sat: one of ROLES"]
     op: Annotated[str, "string", "the operation: one of OPS"]
@@ -127,7 +146,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the log: `type` is one of string, int32, int64, bool."""
+    """A column of the log: `type` is one of string, int32, int64, double, bool."""
 
     name: str
     type: str
@@ -135,16 +154,17 @@ class Column:
     meaning: str
 
 
-def _columns() -> tuple[Column, ...]:
+def columns_of(kind: type[msgspec.Struct]) -> tuple[Column, ...]:
+    """The columns that a struct's annotations declare, in their order."""
     columns = []
-    for name, hint in typing.get_type_hints(Row, include_extras=True).items():
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         value_type, stored_type, meaning = typing.get_args(hint)
         required = type(None) not in typing.get_args(value_type)
         columns.append(Column(name, stored_type, required, meaning))
     return tuple(columns)
 
 
-COLUMNS: tuple[Column, ...] = _columns()
+COLUMNS: tuple[Column, ...] = columns_of(Row)
 
 
 def arrow_schema() -> pyarrow.Schema:
@@ -170,7 +190,7 @@ def arrow_schema() -> pyarrow.Schema:
     )
 
 
-def spark_schema() -> StructType:
+def spark_schema(columns: tuple[Column, ...] = COLUMNS) -> StructType:
     """The columns as Spark reads them. All nullable: whether nulls are there is what it checks."""
     from pyspark.sql import types as t
 
@@ -178,10 +198,11 @@ def spark_schema() -> StructType:
         "string": t.StringType,
         "int32": t.IntegerType,
         "int64": t.LongType,
+        "double": t.DoubleType,
         "bool": t.BooleanType,
     }
     return t.StructType(
-        [t.StructField(column.name, kinds[column.type](), nullable=True) for column in COLUMNS]
+        [t.StructField(column.name, kinds[column.type](), nullable=True) for column in columns]
     )
 
 

@@ -48,9 +48,9 @@ UNKNOWN_OUTCOMES = frozenset({"timeout"})
 
 _NEVER_APPLIED = frozenset(
     {
-        *("restart", "outdated_early", "outdated_late", "ahead", "retries_exhausted"),
-        *("no_leader", "overloaded", "error:too_large", "error:stopped", "error:read_timeout"),
-        *("error:not_applied",),
+        *("restart", "outdated_early", "outdated_late", "ahead", "in_progress"),
+        *("retries_exhausted", "no_leader", "overloaded", "error:too_large", "error:stopped"),
+        *("error:read_timeout", "error:not_applied"),
     }
 )
 

@@ -27,6 +27,7 @@ from bench.control import (
     Done,
     Failed,
     Flush,
+    HangUp,
     Lag,
     Play,
     ProfileStart,
@@ -37,14 +38,17 @@ from bench.control import (
     State,
     Status,
     Stop,
+    SwitchMode,
     open_control,
 )
 from bench.live import Tally
 from bench.mesh import SocketMesh
+from bench.messages import MessageCount
 from bench.probe import Probe
-from bench.registries import LegacyRegistry, LinearRegistry
+from bench.registries import LegacyRegistry, LinearRegistry, Registry
 from bench.scenarios import Driver, Load, Place
 from bench.schema import Row, RowWriter
+from bench.sessions import SessionRegistry, attached_broker, switch_mode
 from raftkv import Node
 from raftkv.config import parse_address
 from raftkv.errors import RaftkvError
@@ -63,6 +67,9 @@ ROLE_EVERY_S = 0.1
 
 READY_TIMEOUT_S = 50.0
 
+SWITCH_TIMEOUT_S = 30.0
+"""A mode is switched while no session is open: nodes have next to nothing to adopt."""
+
 
 class NodeWorker:
     """A node, its driver, and the requests that concern them."""
@@ -75,12 +82,22 @@ class NodeWorker:
         self._probe = Probe()
         self._role = "follower"
         self._load: Load | None = None
-        api = node.plugin(LCR)
+        api = self._api = node.plugin(LCR)
         self._legacy = api.legacy
+        self._messages = MessageCount()
+        self._sessions: dict[str, SessionRegistry] = {}
+        if setup.sessions:
+            self._messages.install()
+            self._sessions = attached_broker(setup.name, api)
+        registries: dict[str, Registry] = {
+            "lcr": LinearRegistry(api),
+            "legacy": LegacyRegistry(api),
+            **self._sessions,
+        }
         self._mesh = SocketMesh(setup.name, setup.drivers)
         self._driver = Driver(
             Place(setup.run, setup.layout, setup.name, self._current_role),
-            {"lcr": LinearRegistry(api), "legacy": LegacyRegistry(api)},
+            registries,
             self._mesh,
             OsClock(),
             self._add,
@@ -100,7 +117,8 @@ class NodeWorker:
         self._tally.add(row)
 
     def _current_role(self) -> str:
-        return self._role
+        lags = self._load is not None and self._load.lagging == self._setup.name
+        return "lagging" if lags else self._role
 
     def _watch_role(self) -> None:
         role = self._node.status().role
@@ -129,6 +147,11 @@ class NodeWorker:
                 self._legacy.lag_s = seconds
                 if self._node.config.role == "replicant":
                     self._node.inject_lag(seconds)
+            case SwitchMode(mode):
+                await switch_mode(self._api, mode, SWITCH_TIMEOUT_S)
+            case HangUp():
+                # Of the old registry, whose rows go last: nobody waits for their removal.
+                await self._sessions["session-off"].hang_up()
             case Flush():
                 await asyncio.to_thread(self._writer.flush)
             case ProfileStart(calls):
@@ -159,10 +182,25 @@ class NodeWorker:
             endpoint=status.endpoint,
             outcomes=self._tally.outcomes,
             buckets=self._tally.buckets,
+            **self._counted(),
         )
+
+    def _counted(self) -> dict[str, Any]:
+        """What only loads with sessions ask for; older revisions may not have it."""
+        if not self._sessions:
+            return {}
+        return {
+            "commands_applied": self._node.status().commands_applied,
+            "messages": self._messages.messages,
+            "sent_bytes": self._messages.bytes,
+            "handovers_lost": sum(each.lost.total() for each in set(self._sessions.values())),
+            "hollow": sum(each.hollow for each in set(self._sessions.values())),
+            "in_doubt": len(self._api.reaper),
+        }
 
     def close(self) -> None:
         self._mesh.close()
+        self._messages.remove()
 
 
 class HttpWorker:

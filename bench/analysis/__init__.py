@@ -5,15 +5,16 @@
     session     the Spark session
     checks      which rows violate the log's own rules                    (Spark)
     tables      every figure of the analysis, each computed here and nowhere else
+    tables_sessions  those of the performance test
     benchmarks  the JSON files of pytest-benchmark as a table
     pipeline    the order of all this; writes tables and summary
     figures     the computed tables as plain rows               (no Spark from here on)
     formats     numbers as people read them
     conditions  under which conditions the figures hold
-    words       sentences made from the tables
-    plots       pictures made from the tables
+    words       sentences made from the tables (words_sessions: of the performance test)
+    plots       pictures made from the tables (plots_sessions)
     markup      pieces of HTML (page_style: the style sheet)
-    page        the report: sentences, pictures, tables, on one page
+    page        the report: sentences, pictures, tables, on one page (page_calls, page_sessions)
     progress    what is being done now, on standard error
 
 Two rules: nothing is dropped silently (what cannot be read or violates the schema goes to

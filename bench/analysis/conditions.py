@@ -12,7 +12,15 @@ from typing import Any
 
 from bench.analysis.formats import bytes_size, number
 
-__all__ = ["UNKNOWN", "condition_line", "flattened", "is_quick", "when"]
+__all__ = [
+    "PUT_WORDS",
+    "SESSION_WORDS",
+    "UNKNOWN",
+    "condition_line",
+    "flattened",
+    "is_quick",
+    "when",
+]
 
 UNKNOWN = "The conditions of this run were not recorded (there is no conditions.json)."
 
@@ -27,6 +35,11 @@ CONNECT_WORDS = {
     "clients": "{} clients for each driver",
     "seconds": "{} s for each load",
     "lag_ms": "{} ms of replication lag injected into the nodes that the clients call",
+}
+SESSION_WORDS = {
+    "clients": "{} clients for each of three drivers",
+    "session_seconds": "{} s for each load",
+    "think_ms": "a client comes back after {} ms",
 }
 PUT_WORDS = {"value_bytes": "values of {}", "put_seconds": "{} s for each load"}
 """What stands beside pictures, if it is known. Puts and gets run without injected lag and have no
@@ -43,8 +56,11 @@ def flattened(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield _readable(name), _value(key, value)
 
 
-def condition_line(conditions: Mapping[str, Any], *, puts: bool = False) -> str:
-    """The most important conditions in one line, for captions. Empty if there are none."""
+def condition_line(conditions: Mapping[str, Any], words: Mapping[str, str] = CONNECT_WORDS) -> str:
+    """The most important conditions in one line, for captions. Empty if there are none.
+
+    `words` says which arguments belong to it: those of connects, PUT_WORDS or SESSION_WORDS.
+    """
     found = conditions.get(ARGUMENTS)
     arguments: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     parts = [*_known(conditions, MACHINE_WORDS)]
@@ -53,7 +69,7 @@ def condition_line(conditions: Mapping[str, Any], *, puts: bool = False) -> str:
     sync = conditions.get("fdatasync")
     if conditions.get("fsync") and isinstance(sync, Mapping) and "median_us" in sync:
         parts.append(f"one fdatasync {number(sync['median_us'])} \N{MICRO SIGN}s")
-    parts += _known(arguments, PUT_WORDS if puts else CONNECT_WORDS)
+    parts += _known(arguments, words)
     line = ", ".join(parts)
     return f"{line[:1].upper()}{line[1:]}." if line else ""
 

@@ -1,4 +1,4 @@
-"""What lies in a benchmark directory: log files, benchmark files, conditions.
+"""What lies in a benchmark directory: log files, facts of loads, benchmark files, conditions.
 
 Every Parquet file is read through once before Spark sees it, pages and checksums included. Spark's
 own choices are to die at the first damaged page or to skip it without a word
@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bench.analysis import AnalysisError
+from bench.facts import Facts
 from bench.schema import arrow_schema
 
 __all__ = ["DamagedFile", "Inputs", "find_inputs", "path_to_read", "path_to_write"]
@@ -40,6 +43,7 @@ class Inputs:
     benchmarks: tuple[Path, ...]
     damaged: tuple[DamagedFile, ...]
     conditions: dict[str, Any]
+    loads: tuple[Facts, ...] = ()
 
 
 def path_to_write(path: Path) -> str:
@@ -71,12 +75,14 @@ def find_inputs(directory: Path) -> Inputs:
     objections = {path: _objection(path) for path in paths}
     damaged = [DamagedFile(path, reason) for path, reason in objections.items() if reason]
     conditions, trouble = _conditions(directory / "conditions.json")
+    loads, unread = _loads(directory / "loads")
     return Inputs(
         directory=directory,
         logs=tuple(path for path in paths if not objections[path]),
         benchmarks=tuple(sorted((directory / "benchmark").glob("*.json"))),
-        damaged=(*damaged, *trouble),
+        damaged=(*damaged, *trouble, *unread),
         conditions=conditions,
+        loads=loads,
     )
 
 
@@ -117,6 +123,17 @@ def _conditions(path: Path) -> tuple[dict[str, Any], list[DamagedFile]]:
     if not isinstance(conditions, dict):
         return {}, [DamagedFile(path, "unreadable: not a JSON object")]
     return conditions, []
+
+
+def _loads(folder: Path) -> tuple[tuple[Facts, ...], list[DamagedFile]]:
+    """The facts of all loads: some dozens, so they are read here and not by Spark."""
+    facts, damaged = [], []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            facts.append(msgspec.json.decode(path.read_bytes(), type=Facts))
+        except (OSError, msgspec.DecodeError) as error:
+            damaged.append(DamagedFile(path, f"unreadable: {_one_line(error)}"))
+    return tuple(facts), damaged
 
 
 def _one_line(error: BaseException) -> str:

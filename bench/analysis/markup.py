@@ -25,7 +25,7 @@ __all__ = [
 
 Words = Callable[[Any], str]
 
-_COLOURED = ("lcr", "legacy")
+_COLOURED = ("lcr", "legacy", *schema.SESSION_MODES)
 
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "layout": {**schema.LAYOUT_WORDS, "all": "all layouts"},

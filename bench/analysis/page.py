@@ -26,6 +26,7 @@ from bench.analysis.markup import (
     table,
 )
 from bench.analysis.page_calls import call_sections
+from bench.analysis.page_sessions import session_sections
 from bench.analysis.page_style import STYLE_SHEET
 
 __all__ = ["render", "write_report"]
@@ -51,7 +52,8 @@ DEFINITIONS = {
         "latency; they are counted beside it."
     ),
     "Refused": (
-        "The registry's verdict against a caller (restart, outdated, ahead): a correct answer to a "
+        "The registry's verdict against a caller (restart, outdated, ahead, in progress): a "
+        "correct answer to a "
         "client that lost a race."
     ),
     "Wrong answers": (
@@ -89,6 +91,7 @@ def render(figures: Figures) -> str:
         _answers(figures, under),
         _speed(figures, under),
         _over_time(figures, under),
+        *session_sections(figures),
         *call_sections(figures),
         _layouts(figures),
         _benchmarks(figures),
@@ -182,7 +185,11 @@ def _answers(figures: Figures, under: str) -> str:
     picture = plots.anomaly_plot(figures)
     if picture is None:
         return ""
-    rows = [r for r in figures.rows("verdicts") if r["layout"] != "all" and r["scenario"] != "all"]
+    rows = [
+        row
+        for row in figures.rows("verdicts")
+        if row["layout"] != "all" and row["scenario"] != "all" and row["registry"] in words.BARE
+    ]
     fields = [
         *(field(name) for name in ("layout", "scenario", "registry")),
         field("connects_checked", words=formats.count),
@@ -252,7 +259,7 @@ def _speed(figures: Figures, under: str) -> str:
 def _over_time(figures: Figures, under: str) -> str:
     picture = plots.time_plot(figures)
     gaps = table(
-        figures.rows("gaps", **CONNECTS),
+        [row for row in figures.rows("gaps", **CONNECTS) if row["registry"] in words.BARE],
         [*(field(n) for n in ("layout", "scenario", "registry")), field("gap_max_ms", "gap")],
     )
     if picture is None:

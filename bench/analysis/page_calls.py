@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.analysis import formats, plots
-from bench.analysis.conditions import condition_line
+from bench.analysis.conditions import PUT_WORDS, condition_line
 from bench.analysis.figures import Figures
 from bench.analysis.markup import field, figure, paragraph, section, table
 
@@ -20,7 +20,7 @@ CALL_FIELDS = (
 
 def call_sections(figures: Figures) -> list[str]:
     """Puts, gets and both mixed; an empty string for what was not measured."""
-    under = condition_line(figures.conditions, puts=True)
+    under = condition_line(figures.conditions, PUT_WORDS)
     return [_puts(figures, under), _gets(figures, under), _mixed(figures)]
 
 

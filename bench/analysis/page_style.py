@@ -13,6 +13,7 @@ STYLE_SHEET = """
   --lcr: #17788c; --legacy: #d8832a; --good: #2c7a51; --bad: #b3372f;
   --leader: #33539e; --follower: #8a63b8; --replicant: #3a9a6b; --http: #8a8f98;
   --httpfollower: #b0793a; --httpreplicant: #b3527e;
+  --session-on: #1f7a8f; --session-both: #7d62b5; --session-off: #cc7a2e;
   color-scheme: light dark;
 }
 @media (prefers-color-scheme: dark) {
@@ -21,6 +22,7 @@ STYLE_SHEET = """
     --lcr: #4db3c6; --legacy: #e6a15a; --good: #6fc498; --bad: #ef8a80;
     --leader: #86a3e6; --follower: #bb99e3; --replicant: #66c796; --http: #a9afb8;
     --httpfollower: #d9a766; --httpreplicant: #e08bb0;
+    --session-on: #58b9cd; --session-both: #b39be2; --session-off: #e39c5c;
   }
 }
 * { box-sizing: border-box; }

@@ -7,12 +7,12 @@ Keys of `summary.json` (format 1; keys are only ever added):
     input            files, files_damaged, rows, rows_accepted, rows_rejected,
                      rejected (scope, reason, count), runs
     operations, outcomes, error_totals, gaps, anomalies, verdicts, registry_ratios,
-    layout_ratios, puts, gets, mixed, benchmarks
+    layout_ratios, puts, gets, mixed, costs, outages, around_death, sessions, benchmarks
                      the rows of the tables with these names, as lists of objects
     tables           every table's directory, relative to the summary; `over_time` and `rejected`
                      are only there
 
-What the columns mean is written in `bench.analysis.tables`.
+What the columns mean is written in `bench.analysis.tables` and `bench.analysis.tables_sessions`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark user knows
 from pyspark.sql import types as t
 
-from bench.analysis import AnalysisError, tables
+from bench.analysis import AnalysisError, tables, tables_sessions
 from bench.analysis.benchmarks import read_benchmarks
 from bench.analysis.checks import REASON, with_reason
 from bench.analysis.figures import Figures, Rows
 from bench.analysis.inputs import DamagedFile, Inputs, path_to_read, path_to_write
+from bench.facts import FACT_COLUMNS
 from bench.schema import spark_schema
 
 if TYPE_CHECKING:
@@ -54,6 +56,10 @@ TABLES = (
     "puts",
     "gets",
     "mixed",
+    "costs",
+    "outages",
+    "around_death",
+    "sessions",
     "benchmarks",
 )
 """The tables in the order in which they are computed; `rejected` is written besides."""
@@ -82,6 +88,9 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
     by_group = tables.operations(prepared).cache()
     by_outcome = tables.outcomes(prepared).cache()
     by_kind = tables.anomalies(prepared).cache()
+    facts = _facts(spark, inputs).cache()
+    verdicts = tables.verdicts(by_kind).cache()
+    costs = tables_sessions.costs(prepared, facts).cache()
     frames = {
         "operations": by_group,
         "outcomes": by_outcome,
@@ -89,12 +98,16 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
         "over_time": tables.over_time(prepared),
         "gaps": tables.gaps(prepared),
         "anomalies": by_kind,
-        "verdicts": tables.verdicts(by_kind),
+        "verdicts": verdicts,
         "registry_ratios": tables.registry_ratios(by_group),
         "layout_ratios": tables.layout_ratios(by_group),
         "puts": tables.puts(by_group),
         "gets": tables.gets(by_group),
         "mixed": tables.mixed(by_group),
+        "costs": costs,
+        "outages": tables_sessions.outages(prepared, facts),
+        "around_death": tables_sessions.around_death(prepared, facts),
+        "sessions": tables_sessions.sessions(by_group, verdicts, costs),
         "benchmarks": benchmark_table,
     }
     rows: dict[str, Rows] = {}
@@ -133,6 +146,12 @@ def _read_logs(spark: SparkSession, paths: tuple[Path, ...]) -> DataFrame:
     return with_reason(named)
 
 
+def _facts(spark: SparkSession, inputs: Inputs) -> DataFrame:
+    """What is known of the loads with sessions beside their rows."""
+    rows = [msgspec.structs.astuple(facts) for facts in inputs.loads]
+    return spark.createDataFrame(rows, spark_schema(FACT_COLUMNS))
+
+
 def _rejected(
     spark: SparkSession, checked: DataFrame, damaged: tuple[DamagedFile, ...]
 ) -> DataFrame:
@@ -153,7 +172,10 @@ def _input_counts(inputs: Inputs, checked: DataFrame, rejected: DataFrame) -> di
     reasons = [row.asDict() for row in tables.rejected_reasons(rejected).collect()]
     damaged = sum(row["count"] for row in reasons if row["scope"] == "file")
     return {
-        "files": len(inputs.logs) + len(inputs.benchmarks) + len(inputs.damaged),
+        "files": len(inputs.logs)
+        + len(inputs.loads)
+        + len(inputs.benchmarks)
+        + len(inputs.damaged),
         "files_damaged": damaged,
         "rows": total["rows"],
         "rows_accepted": total["rows"] - total["rejected"],

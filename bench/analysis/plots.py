@@ -32,10 +32,13 @@ from bench.analysis.words import REGISTRY_WORDS, ROLE_WORDS
 __all__ = [
     "anomaly_plot",
     "gets_plot",
+    "grid_lines",
     "latency_plot",
     "puts_plot",
+    "svg",
     "throughput_plot",
     "time_plot",
+    "value_beside",
 ]
 
 PALETTE = {
@@ -50,6 +53,9 @@ PALETTE = {
     "http": "#8a8f98",
     "httpfollower": "#b0793a",
     "httpreplicant": "#b3527e",
+    "session-on": "#1f7a8f",
+    "session-both": "#7d62b5",
+    "session-off": "#cc7a2e",
 }
 """Stand-in colours by the name of the CSS variable that replaces them."""
 
@@ -60,6 +66,7 @@ MARKERS = {
     "leader": "o",
     "follower": "s",
     "replicant": "D",
+    "lagging": "d",
     "http": "^",
     "http_follower": "v",
     "http_replicant": "<",
@@ -126,11 +133,11 @@ def anomaly_plot(figures: Figures) -> str | None:
                 place = _pair_place(names.index((row["layout"], row["scenario"])), row["registry"])
                 ax.barh(place, value * 100, height=0.34, color=PALETTE[row["registry"]])
                 words = f"{percent(row[share])}  ({count(row[wrong])} of {count(row[checked])})"
-                _value(ax, value * 100, place, words if row[checked] else "not checked")
+                value_beside(ax, value * 100, place, words if row[checked] else "not checked")
             ax.set_title(title)
             noun = "checked connects" if share.startswith("connects") else "audited client ids"
             ax.set_xlabel(f"percent of {noun}")
-            _grid(ax, "x")
+            grid_lines(ax, "x")
             ax.set_xlim(0, max(1.0, ax.get_xlim()[1] * 1.75))
             # The room on the right is for the words at the bars; there is no share above 100 %.
             ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= 100])
@@ -138,7 +145,7 @@ def anomaly_plot(figures: Figures) -> str | None:
         axes[0].set_yticks(range(len(names)), labels)
         axes[0].set_ylim(len(names) - 0.45, -0.55)
         _registry_legend(figure)
-        return _svg(figure, "anomalies")
+        return svg(figure, "anomalies")
 
 
 def latency_plot(figures: Figures) -> str | None:
@@ -161,18 +168,18 @@ def latency_plot(figures: Figures) -> str | None:
                 ax.plot(row["p50_ms"], place, "o", color=colour, ms=7)
                 ax.plot(row["p99_ms"], place, "o", mec=colour, mfc="none", mew=1.8, ms=7)
                 words = f"{number(row['p50_ms'])} \N{RIGHTWARDS ARROW} {number(row['p99_ms'])}"
-                _value(ax, row["p99_ms"], place, words)
+                value_beside(ax, row["p99_ms"], place, words)
             ax.set_xscale("log")
             ax.set_title(_scenario(scenario))
             ax.set_xlabel("milliseconds, logarithmic")
             ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
             ax.xaxis.set_minor_formatter(ticker.NullFormatter())
-            _grid(ax, "x")
+            grid_lines(ax, "x")
         low = min(row["p50_ms"] for row in rows)
         high = max(row["p99_ms"] for row in rows)
         axes[0].set_xlim(low / 1.6, high * (high / low) ** 0.6 * 1.5)
         _registry_legend(figure)
-        return _svg(figure, "latency")
+        return svg(figure, "latency")
 
 
 def time_plot(figures: Figures) -> str | None:
@@ -199,7 +206,7 @@ def time_plot(figures: Figures) -> str | None:
             _from_zero(line)
         figure.supylabel("ok connects per second", fontsize=9, color=PALETTE["muted"])
         _registry_legend(figure)
-        return _svg(figure, "time")
+        return svg(figure, "time")
 
 
 def puts_plot(figures: Figures) -> str | None:
@@ -243,7 +250,7 @@ def _calls_plot(found: Rows, label_of_rate: str, prefix: str) -> str | None:
         figure.legend(
             list(handles.values()), list(handles), loc="outside upper right", ncols=len(handles)
         )
-        return _svg(figure, prefix)
+        return svg(figure, prefix)
 
 
 def _bar_panels(rows: Rows, column: str, unit: str, words: Any, prefix: str) -> str | None:
@@ -257,15 +264,15 @@ def _bar_panels(rows: Rows, column: str, unit: str, words: Any, prefix: str) -> 
             for row in (row for row in rows if row["scenario"] == scenario):
                 place = _pair_place(layouts.index(row["layout"]), row["registry"])
                 ax.barh(place, row[column], height=0.34, color=PALETTE[row["registry"]])
-                _value(ax, row[column], place, words(row[column]))
+                value_beside(ax, row[column], place, words(row[column]))
             ax.set_title(_scenario(scenario))
             ax.set_xlabel(unit)
             ax.xaxis.set_major_locator(ticker.MaxNLocator(4))
             ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            _grid(ax, "x")
+            grid_lines(ax, "x")
         axes[0].set_xlim(0, max(row[column] for row in rows) * 1.22)
         _registry_legend(figure)
-        return _svg(figure, prefix)
+        return svg(figure, prefix)
 
 
 def _panels(scenarios: Sequence[str], layouts: Sequence[str]) -> tuple[Figure, list[Axes]]:
@@ -288,7 +295,7 @@ def _lines_over_time(ax: Axes, rows: Rows) -> None:
                 ax.plot(seconds, [row["ok"] for row in line], "o", color=PALETTE[registry], ms=3)
     ax.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    _grid(ax, "y")
+    grid_lines(ax, "y")
 
 
 def _lines_by_role(ax: Axes, rows: Rows, column: str) -> None:
@@ -315,7 +322,7 @@ def _lines_by_role(ax: Axes, rows: Rows, column: str) -> None:
         ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    _grid(ax, "y")
+    grid_lines(ax, "y")
 
 
 def _from_zero(line: Sequence[Axes]) -> None:
@@ -342,7 +349,8 @@ def _scenario(name: str) -> str:
     return {"same_client": "same client id"}.get(name, schema.SCENARIO_WORDS[name])
 
 
-def _value(ax: Axes, at: float, place: float, words: str) -> None:
+def value_beside(ax: Axes, at: float, place: float, words: str) -> None:
+    """Words to the right of a mark."""
     ax.annotate(
         words,
         (at, place),
@@ -354,7 +362,8 @@ def _value(ax: Axes, at: float, place: float, words: str) -> None:
     )
 
 
-def _grid(ax: Axes, axis: Any) -> None:
+def grid_lines(ax: Axes, axis: Any) -> None:
+    """The lines across one axis, and small labels."""
     ax.grid(True, axis=axis)
     ax.tick_params(axis="both", labelsize=8.5)
 
@@ -374,7 +383,7 @@ def _registry_legend(figure: Figure) -> None:
     )
 
 
-def _svg(figure: Figure, prefix: str) -> str:
+def svg(figure: Figure, prefix: str) -> str:
     """The picture as an SVG element for this page: no header, own ids, the page's colours."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

@@ -47,8 +47,10 @@ __all__ = [
     "over_time",
     "prepared",
     "puts",
+    "ratio",
     "registry_ratios",
     "rejected_reasons",
+    "sorted_table",
     "verdicts",
 ]
 
@@ -126,8 +128,8 @@ def operations(rows: DataFrame, apart: Sequence[str] = ()) -> DataFrame:
         "retried",
         "attempt_max",
         window_s.alias("window_s"),
-        _ratio(F.col("ok"), window_s).alias("throughput_per_s"),
-        _ratio(answered, window_s).alias("answered_per_s"),
+        ratio(F.col("ok"), window_s).alias("throughput_per_s"),
+        ratio(answered, window_s).alias("answered_per_s"),
         (F.col("at")[0] / 1e3).alias("p50_ms"),
         (F.col("at")[1] / 1e3).alias("p95_ms"),
         (F.col("at")[2] / 1e3).alias("p99_ms"),
@@ -136,20 +138,20 @@ def operations(rows: DataFrame, apart: Sequence[str] = ()) -> DataFrame:
         (F.col("error") / F.col("count")).alias("error_share"),
         (F.col("retried") / F.col("count")).alias("retried_share"),
     )
-    return _sorted(table, *group)
+    return sorted_table(table, *group)
 
 
 def outcomes(rows: DataFrame) -> DataFrame:
     """Per group and outcome: how often. Errors by kind are those of class `error`."""
     table = rows.groupBy(*GROUP, "class", "outcome").agg(F.count("*").alias("count"))
-    return _sorted(table, *GROUP, "class", "outcome")
+    return sorted_table(table, *GROUP, "class", "outcome")
 
 
 def error_totals(outcome_table: DataFrame) -> DataFrame:
     """Sums of `outcomes` over all groups, for errors alone: how often each kind came up."""
     # The role `all` repeats the others.
     errors = outcome_table.where((F.col("class") == "error") & (F.col("role") != ALL))
-    return _sorted(errors.groupBy("outcome").agg(F.sum("count").alias("count")), "outcome")
+    return sorted_table(errors.groupBy("outcome").agg(F.sum("count").alias("count")), "outcome")
 
 
 def over_time(rows: DataFrame) -> DataFrame:
@@ -188,7 +190,7 @@ def over_time(rows: DataFrame) -> DataFrame:
     table = grid.join(counted, [*group, "second"], "left").select(
         *group, "second", *filled, whole.alias("whole")
     )
-    return _sorted(table, *group, "second")
+    return sorted_table(table, *group, "second")
 
 
 def gaps(rows: DataFrame) -> DataFrame:
@@ -197,7 +199,7 @@ def gaps(rows: DataFrame) -> DataFrame:
     ok = rows.where(F.col("class") == "ok")
     waited = ok.withColumn("gap_us", F.col("end_us") - F.lag("end_us").over(in_order))
     table = waited.groupBy(*GROUP).agg((F.max("gap_us") / 1e3).alias("gap_max_ms"))
-    return _sorted(table, *GROUP)
+    return sorted_table(table, *GROUP)
 
 
 def anomalies(rows: DataFrame) -> DataFrame:
@@ -228,7 +230,7 @@ def anomalies(rows: DataFrame) -> DataFrame:
         )
         .withColumn("share", F.col("anomalies") / F.col("checked"))
     )
-    return _sorted(table, *group, "kind")
+    return sorted_table(table, *group, "kind")
 
 
 def verdicts(anomaly_table: DataFrame) -> DataFrame:
@@ -256,11 +258,11 @@ def verdicts(anomaly_table: DataFrame) -> DataFrame:
     table = table.withColumns(
         {
             "audits_wrong": wrong_audits,
-            "connects_wrong_share": _ratio(F.col(schema.WRONG_PRESENT), F.col("connects_checked")),
-            "audits_wrong_share": _ratio(wrong_audits, F.col("audits_checked")),
+            "connects_wrong_share": ratio(F.col(schema.WRONG_PRESENT), F.col("connects_checked")),
+            "audits_wrong_share": ratio(wrong_audits, F.col("audits_checked")),
         }
     )
-    return _sorted(table, "layout", "scenario", "registry")
+    return sorted_table(table, "layout", "scenario", "registry")
 
 
 def registry_ratios(operation_table: DataFrame) -> DataFrame:
@@ -268,7 +270,7 @@ def registry_ratios(operation_table: DataFrame) -> DataFrame:
     keys = [key for key in GROUP if key != "registry"]
     on = _figures(operation_table.where(F.col("registry") == "lcr"), keys, "lcr")
     off = _figures(operation_table.where(F.col("registry") == "legacy"), keys, "legacy")
-    return _sorted(_with_ratios(on.join(off, keys), "lcr", "legacy"), *keys)
+    return sorted_table(_with_ratios(on.join(off, keys), "lcr", "legacy"), *keys)
 
 
 def layout_ratios(operation_table: DataFrame) -> DataFrame:
@@ -281,7 +283,7 @@ def layout_ratios(operation_table: DataFrame) -> DataFrame:
     table = _with_ratios(pairs, "layout", "base").select(
         "layout", "base", *keys, *_ratio_columns("layout", "base")
     )
-    return _sorted(table, "layout", "base", *keys)
+    return sorted_table(table, "layout", "base", *keys)
 
 
 def puts(operation_table: DataFrame) -> DataFrame:
@@ -307,13 +309,13 @@ def _calls(operation_table: DataFrame, scenario: str, *keys: str) -> DataFrame:
         *("count", "ok", "error", "throughput_per_s"),
         *("p50_ms", "p95_ms", "p99_ms", "max_ms", "window_s"),
     )
-    return _sorted(table, *keys, "in_flight")
+    return sorted_table(table, *keys, "in_flight")
 
 
 def rejected_reasons(rejected: DataFrame) -> DataFrame:
     """How many files and rows were set aside, by reason."""
     table = rejected.groupBy("scope", "reason").agg(F.count("*").alias("count"))
-    return _sorted(table, "scope", "reason")
+    return sorted_table(table, "scope", "reason")
 
 
 def _windows(rows: DataFrame, group: Sequence[str]) -> DataFrame:
@@ -330,7 +332,7 @@ def _figures(table: DataFrame, keys: list[str], prefix: str) -> DataFrame:
 def _with_ratios(table: DataFrame, first: str, second: str) -> DataFrame:
     for name, unit in (("throughput", "per_s"), ("p50", "ms"), ("p99", "ms")):
         above, below = F.col(f"{first}_{name}_{unit}"), F.col(f"{second}_{name}_{unit}")
-        table = table.withColumn(f"{name}_ratio", _ratio(above, below))
+        table = table.withColumn(f"{name}_ratio", ratio(above, below))
     return table
 
 
@@ -343,7 +345,7 @@ def _ratio_columns(first: str, second: str) -> list[str]:
     ]
 
 
-def _ratio(above: Column, below: Column) -> Column:
+def ratio(above: Column, below: Column) -> Column:
     """Null, not infinity, when there is nothing to divide by."""
     return F.when(below > 0, above / below)
 
@@ -365,7 +367,7 @@ def _rank(name: str) -> Column:
     return F.coalesce(reduce(lambda one, other: F.coalesce(one, other), ranks), in_flight)
 
 
-def _sorted(table: DataFrame, *keys: str) -> DataFrame:
+def sorted_table(table: DataFrame, *keys: str) -> DataFrame:
     """A stable order, that of the schema where it has one, in one file."""
     by = [_rank(key) if key in _ORDER or key == "base" else F.col(key) for key in keys]
     return table.coalesce(1).sortWithinPartitions(*by)

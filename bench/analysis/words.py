@@ -16,6 +16,7 @@ from bench.analysis.figures import CONNECTS, Figures
 from bench.analysis.formats import count, listed, milliseconds, number, percent, rate, times
 
 __all__ = [
+    "BARE",
     "KIND_WORDS",
     "REGISTRY_WORDS",
     "ROLE_WORDS",
@@ -28,12 +29,23 @@ __all__ = [
 
 Tone = Literal["plain", "good", "bad"]
 
-REGISTRY_WORDS = {"lcr": "LCR", "legacy": "legacy", "none": "no registry"}
+REGISTRY_WORDS = {
+    "lcr": "LCR",
+    "legacy": "legacy",
+    "session-on": "sessions, on",
+    "session-both": "sessions, both",
+    "session-off": "sessions, off",
+    "none": "no registry",
+}
+BARE = ("lcr", "legacy")
+LINEAR = ("lcr", "session-on", "session-both")
+"""Answers of these come from the log: a wrong one is a fault of ours."""
 ROLE_WORDS = {
     "all": "all callers",
     "leader": "in the leader",
     "follower": "in a follower",
     "replicant": "in a replicant",
+    "lagging": "in the replicant that lags",
     "http": "over HTTP",
     "http_follower": "over HTTP to a follower",
     "http_replicant": "over HTTP to a replicant",
@@ -47,6 +59,14 @@ KIND_WORDS = {
 }
 
 SCENARIO_NOUNS = {**schema.SCENARIO_WORDS, "same_client": "connects to one shared client id"}
+
+SUBJECTS = {
+    "lcr": "With the registry on (LCR)",
+    "legacy": "With the legacy registry",
+    "session-on": "With sessions and the registry on",
+    "session-both": "With sessions and both registries",
+    "session-off": "With sessions and the registry off",
+}
 
 EQUAL_WITHIN = 0.05
 """Ratios closer to one than this are called equal: runs on one machine differ by as much."""
@@ -65,7 +85,7 @@ def lead(figures: Figures) -> list[Finding]:
     return [
         _verdict(row)
         for row in figures.rows("verdicts", layout="all", scenario="all")
-        if row["registry"] in ("lcr", "legacy")
+        if row["registry"] in SUBJECTS
     ]
 
 
@@ -93,6 +113,11 @@ def compared(figures: Figures) -> list[str]:
             "the replicated log) and off (legacy: dirty writes, replicated later, below a lock "
             "for each client id in the whole cluster)."
         )
+    if figures.rows("sessions"):
+        sentences.append(
+            "On processes of their own, brokers opened sessions with the registry on, off, and "
+            "with both (see below)."
+        )
     sentences.append(_where_callers_sat(figures))
     sentences.append(_what_lag_does(figures))
     operations = figures.input["rows_accepted"]
@@ -105,7 +130,10 @@ def compared(figures: Figures) -> list[str]:
 
 
 def findings(figures: Figures) -> list[Finding]:
-    """What came out besides the verdicts: speed, layouts, calls, errors, what was set aside."""
+    """What came out besides the verdicts: speed, layouts, calls, errors, what was set aside.
+
+    Sessions have a section and findings of their own (`words_sessions`).
+    """
     return [
         *_registry_findings(figures),
         *_layout_findings(figures),
@@ -126,15 +154,14 @@ def time_words(ratio: float | None) -> str:
 
 
 def _verdict(row: Mapping[str, Any]) -> Finding:
-    name = {"lcr": "With the registry on (LCR)", "legacy": "With the legacy registry"}
-    subject = name[row["registry"]]
+    subject, linear = SUBJECTS[row["registry"]], row["registry"] in LINEAR
     checked = (
         f"{count(row['connects_checked'])} checked connects and "
         f"{count(row['audits_checked'])} audited client ids"
     )
     if row["anomalies"] == 0:
         text = f"{subject} there was no wrong answer in {checked}."
-        return Finding(text, "good" if row["registry"] == "lcr" else "plain")
+        return Finding(text, "good" if linear else "plain")
     kinds = [
         f"{count(row[kind])} {_plural(KIND_WORDS[kind], row[kind])}"
         for kind in schema.ANOMALIES
@@ -149,7 +176,7 @@ def _verdict(row: Mapping[str, Any]) -> Finding:
         f"{subject} {count(row['anomalies'])} answers were wrong in {checked}: {listed(kinds)} "
         f"({listed(shares)})."
     )
-    if row["registry"] == "lcr":
+    if linear:
         return Finding(f"{text} There must be none: this is a fault of LCR.", "bad")
     return Finding(text)
 
@@ -177,7 +204,8 @@ def _where_callers_sat(figures: Figures) -> str:
 def _what_lag_does(figures: Figures) -> str:
     """Without this the figures of 3+3 look slower than anything in them is."""
     lag_ms = figures.conditions.get("arguments", {}).get("lag_ms")
-    if not lag_ms or "replicant" not in figures.values("operations", "role", op="connect"):
+    called = figures.rows("operations", role="replicant", op="connect")
+    if not lag_ms or not any(row["registry"] in BARE for row in called):
         return ""
     return (
         f"Replication to the nodes of the clients was delayed by {lag_ms:g} ms on purpose. An LCR "

@@ -2,10 +2,12 @@
 
     debian.py     programs of Debian packages: found, or downloaded into a cache directory
     children.py   the processes that are started
+    callers.py    callers inside a raftkv node that read, check and write
     etcd.py       etcd 3.4, one member or three
+    mnesia.py     Mnesia on three Erlang nodes; mnesia_bench.erl has its callers
 
-Others follow in the same form: a module that starts the peer, and a command that runs the same
-load against both in turns.
+Each has a module `beside_*.py` that runs the same load against both in turns. Others follow in the
+same form: such a module offers a `Peer` (peer.py) to the command.
 """
 
 from __future__ import annotations

@@ -8,23 +8,28 @@ cannot be embedded in Python: they stand beside etcd's answers over HTTP.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import http.client
 import json
 import urllib.parse
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from bench import cas, wrk
+from bench.arguments import positive_int
 from bench.embedded_node import Cas, Gets
 from bench.embedding import Cores
+from bench.peers import debian
 from bench.peers.debian import Program
 from bench.peers.etcd import Etcd
-from bench.peers.figures import Sample
+from bench.peers.figures import Comparison, Sample, lines
+from bench.peers.peer import Peer, Step, numbers
 
-__all__ = ["AGAINST", "LOADS", "Plan", "measure"]
+__all__ = ["AGAINST", "ETCD", "LOADS", "Plan", "measure"]
 
 PEER: Final = "etcd"
 KEYS: Final = 1000
@@ -74,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure(
-    plan: Plan, etcd: Etcd, cores: Cores, program: Program, step: Callable[[str], None]
+    plan: Plan, etcd: Etcd, cores: Cores, program: Program, step: Step
 ) -> list[Sample]:
     """Run the plan; `step` is told what comes next. Raises `WrkFailed`, `WorkerFailed`."""
     turns = _Turns(plan, etcd, cores, program, step)
@@ -85,9 +90,7 @@ async def measure(
 
 
 class _Turns:
-    def __init__(
-        self, plan: Plan, etcd: Etcd, cores: Cores, program: Program, step: Callable[[str], None]
-    ) -> None:
+    def __init__(self, plan: Plan, etcd: Etcd, cores: Cores, program: Program, step: Step) -> None:
         self.samples: list[Sample] = []
         self._plan = plan
         self._etcd = etcd
@@ -190,5 +193,61 @@ def _put_hot(endpoint: str) -> None:
         connection.close()
 
 
-#: What a peer's module offers to the command.
-Measure = Callable[..., Awaitable[list[Sample]]]
+def _plan(given: argparse.Namespace) -> Plan:
+    return Plan(
+        loads=given.loads or LOADS,
+        connections=given.connections,
+        seconds=given.seconds,
+        rounds=given.rounds,
+        value_bytes=given.value_bytes,
+    )
+
+
+async def _compare(
+    given: argparse.Namespace, place: Path, step: Step, conditions: dict[str, Any]
+) -> Comparison:
+    """Start both, run the plan, end both."""
+    program = debian.find("wrk")
+    for name in (PEER, "raftkv"):
+        (place / name).mkdir()
+    with Etcd(place / PEER) as etcd:
+        async with Cores(place / "raftkv") as cores:
+            samples = await measure(_plan(given), etcd, cores, program, step)
+        return Comparison(
+            peer=PEER,
+            peer_version=etcd.version,
+            conditions=conditions,
+            lines=lines(samples, PEER, AGAINST),
+            samples=samples,
+        )
+
+
+def _notes(found: Comparison) -> list[str]:
+    wins = {line.load: line for line in found.lines if line.load.startswith("CAS")}
+    loop, in_log = wins.get("CAS wins, loop"), wins.get("CAS wins inside a node, in the log")
+    if loop is None or in_log is None:
+        return []
+    times = in_log.raftkv_per_s.median / loop.peer_per_s.median
+    return [f"Wins decided in raftkv's log: {times:,.0f} times those of etcd's loop."]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--load", action="append", choices=LOADS, dest="loads", metavar="LOAD",
+        help=f"may be repeated (default: all): {'; '.join(LOADS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--connections", type=numbers, default=[1, 16, 64, 256], metavar="N,N",
+        help="default: 1,16,64,256",
+    )  # fmt: skip
+    parser.add_argument("--value-bytes", type=positive_int, default=64, help="default: 64")
+
+
+ETCD: Final = Peer(
+    name=PEER,
+    summary="Debian's etcd-server, by wrk: puts, gets and CAS over HTTP",
+    add_arguments=_add_arguments,
+    steps=lambda given: _plan(given).steps + 2,
+    compare=_compare,
+    notes=_notes,
+)

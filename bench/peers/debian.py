@@ -1,6 +1,6 @@
-"""Programs of Debian packages that tests and benchmarks need: etcd's server and wrk.
+"""Programs of Debian packages that tests and benchmarks need: etcd's server, wrk, Erlang.
 
-    python -m bench.peers.debian [etcd wrk]     make sure that they are there; says where they are
+    python -m bench.peers.debian [etcd wrk erl] make sure that they are there; says where they are
 
 What is installed is taken as it is. Otherwise the packages are downloaded with `apt-get download`
 and unpacked below the user's cache directory with `dpkg -x`: that needs no root, and it starts no
@@ -33,11 +33,19 @@ class Missing(Exception):
 
 
 class Package(msgspec.Struct, frozen=True):
-    """How a program is had: the packages to unpack, the program in them, how it is tried out."""
+    """How a program is had: the packages to unpack, the program in them, how it is tried out.
+
+    `path` may be a pattern, for paths that hold a version. `environment` is for an unpacked
+    program that looks for its parts where its package would have put them: `{root}` stands for the
+    directory it was unpacked below, `{bin}` for its own. A program that ends with one of `codes`
+    after its trial is taken.
+    """
 
     packages: tuple[str, ...]
     path: str
     trial: tuple[str, ...]
+    codes: tuple[int, ...] = (0,)
+    environment: dict[str, str] = {}
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -54,18 +62,33 @@ class Program(msgspec.Struct, frozen=True):
 
 PROGRAMS: Final[Mapping[str, Package]] = {
     "etcd": Package(("etcd-server",), "usr/bin/etcd", ("--version",)),
-    # wrk needs LuaJIT's library, which is rarely installed; the rest is on every Debian.
-    "wrk": Package(("wrk", "libluajit-5.1-2"), "usr/bin/wrk", ("-v",)),
-}
+    # wrk needs LuaJIT's library, which is rarely installed; the rest is on every Debian. It ends
+    # with 1 after it has told its version.
+    "wrk": Package(("wrk", "libluajit-5.1-2"), "usr/bin/wrk", ("-v",), codes=(0, 1)),
+    # Erlang's emulator, with Mnesia. Debian's `erl` is a script that knows only /usr/lib/erlang,
+    # so what it ends in is started directly, with the variables that it would have set.
+    "erl": Package(
+        ("erlang-mnesia", "erlang-base", "erlang-crypto"),
+        "usr/lib/erlang/erts-*/bin/erlexec",
+        ("-noinput", "-eval", "halt(case code:which(mnesia) of non_existing -> 3; _ -> 0 end)."),
+        environment={
+            "ROOTDIR": "{root}/usr/lib/erlang", "BINDIR": "{bin}", "EMU": "beam",
+            "PROGNAME": "erl",
+        },
+    ),
+}  # fmt: skip
 
 
-def find(name: str, *, cache: Path | None = None) -> Program:
-    """The program `name` of `PROGRAMS`, downloaded if it is not there. Raises `Missing`."""
-    package = PROGRAMS[name]
+def find(name: str, *, package: Package | None = None, cache: Path | None = None) -> Program:
+    """The program `name` of `PROGRAMS`, or of `package`, downloaded if it is not there.
+
+    Raises `Missing`.
+    """
+    package = package or PROGRAMS[name]
     installed = shutil.which(name)
-    if installed is not None and _runs(Program(installed), package.trial):
+    if installed is not None and _runs(Program(installed), package):
         return Program(installed)
-    root = (cache or _cache()) / name
+    root = ((cache or _cache()) / name).resolve()
     unpacked = _unpacked(root, package)
     if unpacked is None:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -82,16 +105,19 @@ def _cache() -> Path:
 
 
 def _unpacked(root: Path, package: Package) -> Program | None:
-    path = root / package.path
-    if not path.exists():
+    path = next(iter(sorted(root.glob(package.path))), None)
+    if path is None:
         return None
     libraries = sorted({str(each.parent) for each in root.glob("usr/lib/**/*.so*")})
-    environment = {}
+    environment = {
+        name: value.format(root=root, bin=path.parent)
+        for name, value in package.environment.items()
+    }
     if libraries:
         known = os.environ.get("LD_LIBRARY_PATH")
         environment["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *([known] if known else [])])
     program = Program(str(path), environment)
-    return program if _runs(program, package.trial) else None
+    return program if _runs(program, package) else None
 
 
 def _download(root: Path, name: str, package: Package) -> Program:
@@ -120,15 +146,16 @@ def _download(root: Path, name: str, package: Package) -> Program:
     return program
 
 
-def _runs(program: Program, trial: Sequence[str]) -> bool:
-    """Whether it starts at all. wrk ends with 1 after it has told its version."""
+def _runs(program: Program, package: Package) -> bool:
+    """Whether it starts at all."""
     try:
         done = subprocess.run(
-            [program.path, *trial], env=program.env, capture_output=True, timeout=30.0, check=False
-        )
+            [program.path, *package.trial], env=program.env, stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=30.0, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode in (0, 1)
+    return done.returncode in package.codes
 
 
 def _call(command: Sequence[str], directory: str) -> str:

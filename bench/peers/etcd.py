@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from bench.peers import debian
 from bench.peers.children import Children
+from bench.peers.peer import PeerFailed
 from raftkv.cli.processes import free_ports
 
 __all__ = ["Etcd", "EtcdFailed"]
@@ -26,7 +27,7 @@ QUOTA_BYTES: Final = 8 << 30
 _POLL_S: Final = 0.05
 
 
-class EtcdFailed(Exception):
+class EtcdFailed(PeerFailed):
     """etcd did not do what it should; the message has its last words."""
 
 

@@ -22,15 +22,34 @@ def show(console: Console, found: Comparison) -> None:
         f"{found.conditions['cores']} processors",
         title_justify="left",
     )
+    beside = any(line.beside for line in found.lines)
+    aims = any(line.aim for line in found.lines)
     table.add_column("load")
+    if beside:
+        table.add_column(f"beside {found.peer}'s")
     for heading in ("at once", f"{found.peer}/s", "raftkv/s", "ratio", "lowest to highest",
                     f"p99 ms {found.peer}", "raftkv"):  # fmt: skip
         table.add_column(heading, justify="right")
-    last = ""
+    if aims:
+        table.add_column("aim: ratio, p99", no_wrap=True)
+    last = ("", "")
     for line in found.lines:
-        table.add_row(line.load if line.load != last else "", *_cells(line))
-        last = line.load
+        name = (line.load, line.beside)
+        row = [line.load if line.load != last[0] else ""]
+        row += [line.beside if name != last else ""] if beside else []
+        row += _cells(line)
+        row += [_aim(line)] if aims else []
+        table.add_row(*row)
+        last = name
     console.print(table)
+
+
+def _aim(line: Line) -> str:
+    if line.aim is None:
+        return ""
+    p99 = "" if line.aim.p99_ms is None else f", < {line.aim.p99_ms:.0f} ms"
+    word = "[green]met[/green]" if line.met else "[red]missed[/red]"
+    return f"{line.aim.times:g}{p99}: {word}"
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -58,7 +77,7 @@ def plot(found: Comparison, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    loads = list(dict.fromkeys(line.load for line in found.lines))
+    loads = list(dict.fromkeys((line.load, line.beside) for line in found.lines))
     columns = min(COLUMNS, len(loads))
     rows = -(-len(loads) // columns)
     figure, axes = pyplot.subplots(
@@ -67,7 +86,7 @@ def plot(found: Comparison, path: Path) -> None:
     for unused in axes.flat[len(loads) :]:
         unused.set_visible(False)
     for axis, load in zip(axes.flat, loads, strict=False):
-        chosen = [line for line in found.lines if line.load == load]
+        chosen = [line for line in found.lines if (line.load, line.beside) == load]
         places = range(len(chosen))
         for offset, side in ((-0.2, found.peer), (0.2, "raftkv")):
             spreads = [
@@ -84,7 +103,7 @@ def plot(found: Comparison, path: Path) -> None:
                 capsize=2,
                 label=side,
             )
-        axis.set_title(load, fontsize=10)
+        axis.set_title(load[0] + (f"\nbeside {load[1]}" if load[1] else ""), fontsize=10)
         axis.set_xticks(list(places), [str(line.in_flight) for line in chosen])
         axis.set_xlabel("at once")
     for first in axes[:, 0]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.facts import Facts, write_facts
 from bench.schema import Row, RowWriter
 
 BEGAN_US = 1_790_000_000_000_000
@@ -68,6 +69,45 @@ def _connects(
             )  # fmt: skip
 
 
+SESSION_COST_MS = {"session-on": 9.0, "session-both": 10.0, "session-off": 14.0}
+KILLED_AT_S = 2.4
+
+
+def _sessions(chance: random.Random, scenario: str, registry: str, scale: Scale) -> Iterator[Row]:
+    cost_ms = SESSION_COST_MS[registry] * (4 if scenario == "same_client" else 1)
+    bare = "legacy" if registry == "session-off" else "lcr"
+    for n in range(int(scale.seconds * scale.connects_per_s / cost_ms * 9)):
+        at_us = chance.randrange(scale.seconds * 1_000_000)
+        if scenario == "leader_dies" and 0 <= at_us / 1e6 - KILLED_AT_S < 0.4:
+            continue
+        node = chance.choice(NODES["3+3"])
+        role = "lagging" if scenario == "lagging" and node == "r1" else "replicant"
+        duration_us = int(chance.lognormvariate(0, 0.4) * cost_ms * 1000)
+        duration_us += 500_000 if role == "lagging" and bare == "lcr" else 0
+        outcome, present, attempt = _answer(chance, bare, scenario, expected=scenario != "initial")
+        yield Row(
+            run="demo", layout="3+3", scenario=scenario, phase="load", registry=registry,
+            node=node, role=role, op="connect", client=f"c{n % 200}", attempt=attempt,
+            start_us=BEGAN_US + at_us, duration_us=duration_us, outcome=outcome,
+            session_present=present,
+            expected_present=scenario != "initial" if outcome == "ok" else None,
+        )  # fmt: skip
+
+
+def _facts(scenario: str, registry: str, scale: Scale) -> Facts:
+    linear, dies = registry != "session-off", scenario == "leader_dies"
+    return Facts(
+        run="demo", layout="3+3", scenario=scenario, registry=registry, clients=192,
+        began_us=BEGAN_US, elapsed_s=float(scale.seconds), switch_s=0.2,
+        entries=900 if linear else 12, commands=3_500 if linear else 14,
+        raft_messages=None if dies else 9_000, feed_messages=None if dies else 4_000,
+        call_messages=None if dies else 7_000, sent_bytes=None if dies else 3_000_000,
+        idle_messages_per_s=70.0, hollow=0, handovers_lost=0 if linear else 3,
+        killed="c2" if dies else None,
+        killed_us=BEGAN_US + int(KILLED_AT_S * 1e6) if dies else None,
+    )  # fmt: skip
+
+
 def _audits(chance: random.Random, layout: str, scenario: str, registry: str) -> Iterator[Row]:
     kinds = ["ok"] * 16 + ["duplicate_session"] * 3 + ["lost_registration"]
     for n in range(200):
@@ -75,7 +115,7 @@ def _audits(chance: random.Random, layout: str, scenario: str, registry: str) ->
             run="demo", layout=layout, scenario=scenario, phase="audit", registry=registry,
             node=NODES[layout][0], role="replicant" if layout == "3+3" else "leader", op="audit",
             client=f"c{n}", attempt=1, start_us=BEGAN_US + 9_000_000 + n * 100, duration_us=90,
-            outcome="ok" if registry == "lcr" else chance.choice(kinds),
+            outcome=chance.choice(kinds) if registry in ("legacy", "session-off") else "ok",
         )  # fmt: skip
 
 
@@ -128,6 +168,14 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
                         writer.add(row)
                     for row in _audits(chance, layout, scenario, registry):
                         writer.add(row)
+        for scenario in ("initial", "reconnect", "same_client", "lagging", "leader_dies"):
+            for registry in SESSION_COST_MS:
+                write_facts(directory, _facts(scenario, registry, scale))
+                for row in _sessions(chance, scenario, registry, scale):
+                    writer.add(row)
+                for row in _audits(chance, "3+3", scenario, registry):
+                    writer.add(row)
+        for layout in NODES:
             for row in (*_puts(chance, layout, scale), *_gets(chance, layout, scale)):
                 writer.add(row)
     conditions = {
@@ -137,7 +185,8 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
         "fdatasync": {"median_us": 577.0, "p99_us": 940.0},
         "arguments": {
             "clients": 200, "seconds": scale.seconds, "lag_ms": 50.0, "put_seconds": 2.0,
-            "value_bytes": 64, "quick": True,
+            "value_bytes": 64, "quick": True, "session_seconds": 6.0, "session_lag_ms": 500.0,
+            "think_ms": 10.0,
         },
     }  # fmt: skip
     (directory / "conditions.json").write_text(json.dumps(conditions), encoding="utf-8")

@@ -27,6 +27,7 @@ import bench.__main__ as command
 from bench import analyse
 from bench.analysis import AnalysisError
 from bench.analysis.java import find_java
+from bench.facts import Facts, write_facts
 from bench.schema import Row, RowWriter, arrow_schema
 
 # The first test waits for the JVM and the whole analysis: half a minute, more on a busy machine.
@@ -105,10 +106,68 @@ def gets() -> Iterator[Row]:
     yield row(0, 4_000, **{**mixed, "op": "put", "consistency": None})
 
 
+ON: dict[str, Any] = {"layout": "3+3", "registry": "session-on", "role": "replicant"}
+KILLED_US = 40_000_000
+
+
+def sessions() -> Iterator[Row]:
+    """Reconnections: 5 answered, one of them refused, one in the warm-up. One audit."""
+    right: dict[str, Any] = {**ON, "session_present": True, "expected_present": True}
+    yield row(30_000_000, 1_000, **{**right, "phase": "warmup"})
+    yield row(31_000_000, 2_000, **right)
+    yield row(31_500_000, 4_000, **right)
+    yield row(31_998_000, 2_000, **right)
+    yield row(31_600_000, 3_000, "outdated_late", **ON)
+    yield row(33_000_000, 90, **{**ON, "op": "audit", "phase": "audit"})
+
+
+def lagging() -> Iterator[Row]:
+    """The registry off: 500 ms in the replicant that lags, 2 ms in another."""
+    off = {"layout": "3+3", "registry": "session-off", "scenario": "lagging"}
+    yield row(35_000_000, 500_000, **off, role="lagging", node="r1")
+    yield row(35_100_000, 2_000, **off, role="replicant", node="r2")
+
+
+def leader_dies() -> Iterator[Row]:
+    """Two ok before the kill, one over it, two after it; one failed. Ends: see the durations."""
+    dying = {**ON, "scenario": "leader_dies"}
+    for at_us, duration_us, outcome in (
+        (39_000_000, 10_000, "ok"),
+        (39_989_000, 10_000, "ok"),
+        (39_995_000, 60_000, "ok"),
+        (40_010_000, 190_000, "ok"),
+        (40_020_000, 300_000, "no_leader"),
+        (41_500_000, 10_000, "ok"),
+    ):
+        yield row(at_us, duration_us, outcome, **dying)
+
+
+def facts(**changes: Any) -> Facts:
+    values: dict[str, Any] = {
+        "run": "r1", "layout": "3+3", "scenario": "reconnect", "registry": "session-on",
+        "clients": 3, "began_us": T0 + 30_000_000, "elapsed_s": 2.0, "switch_s": 0.25,
+        "entries": 10, "commands": 20, "raft_messages": 30, "feed_messages": 15,
+        "call_messages": 5, "sent_bytes": 500, "idle_messages_per_s": 5.0, "hollow": 0,
+    }  # fmt: skip
+    return Facts(**{**values, **changes})
+
+
+FACTS = (
+    facts(),
+    facts(
+        scenario="leader_dies", killed="c1", killed_us=T0 + KILLED_US, raft_messages=None,
+        feed_messages=None, call_messages=None, sent_bytes=None, handovers_lost=2,
+    ),
+    facts(run="a run whose rows were lost"),
+)  # fmt: skip
+
 OLD_PUTS = [row(0, 2_000, op="put", scenario="puts", registry="none", phase="c64", layout="5")]
 """In a file of the time before gets, which has no column `consistency`."""
 
-GOOD_ROWS = [*lcr_connects(), *legacy_connects(), *audits(), *puts(), *gets()]
+GOOD_ROWS = [
+    *(*lcr_connects(), *legacy_connects(), *audits(), *puts(), *gets()),
+    *(*sessions(), *lagging(), *leader_dies()),
+]
 
 BAD_ROWS: dict[str, dict[str, Any]] = {
     "run is missing": {"run": None},
@@ -173,6 +232,9 @@ def analysed(java: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_old_file(directory / "log" / "old.parquet")
     write_damaged_files(directory / "log", directory / "log" / "r1-n1-0.parquet")
     write_bad_rows(directory / "log" / "bad-rows.parquet")
+    for one_load in FACTS:
+        write_facts(directory, one_load)
+    (directory / "loads" / "broken-load.json").write_text('{"run": "r1"}')
     (directory / "benchmark").mkdir()
     (directory / "benchmark" / "parts.json").write_text(json.dumps(benchmark_json()))
     (directory / "benchmark" / "broken.json").write_text('{"benchmarks": [')
@@ -229,6 +291,7 @@ class TestFigures:
         }
         assert {one["outcome"]: one["count"] for one in table(analysed, "error_totals")} == {
             "error:stopped": 1,
+            "no_leader": 1,
             "timeout": 1,
         }
 
@@ -327,6 +390,59 @@ class TestFigures:
         assert dict(found["extra_info"]) == {"entries": "10"}
 
 
+RECONNECT = {"layout": "3+3", "scenario": "reconnect", "registry": "session-on"}
+
+
+class TestSessions:
+    def test_costs_are_divided_by_every_answered_connect(self, analysed: Path) -> None:
+        found = only(analysed, "costs", **RECONNECT)
+        # Five answered connects: the one that was refused cost entries, too.
+        assert found["connects"] == 5
+        figures = ("entries", "commands", "messages", "raft", "feed", "call", "idle", "bytes")
+        assert [found[f"{name}_per_connect"] for name in figures] == [
+            pytest.approx(value) for value in (2, 4, 10, 6, 3, 1, 2, 100)
+        ]
+
+    def test_messages_that_nobody_counted_have_no_figure(self, analysed: Path) -> None:
+        found = only(analysed, "costs", scenario="leader_dies")
+        assert found["entries_per_connect"] == pytest.approx(10 / 5)
+        assert (found["messages_per_connect"], found["idle_per_connect"]) == (None, None)
+        assert found["handovers_lost"] == 2
+
+    def test_a_mode_in_one_line(self, analysed: Path) -> None:
+        found = only(analysed, "sessions", **RECONNECT)
+        # Under load from 31.0 to 32.0 s; 2, 2, 3 and 4 ms.
+        assert (found["count"], found["ok"], found["refused"]) == (4, 3, 1)
+        assert found["throughput_per_s"] == pytest.approx(3 / 1.0)
+        assert found["p50_ms"] == pytest.approx(2.5)
+        assert (found["anomalies"], found["connects_checked"], found["audits_checked"]) == (0, 4, 1)
+        assert found["messages_per_connect"] == pytest.approx(10)
+        lagging = only(analysed, "sessions", scenario="lagging")
+        assert (lagging["throughput_per_s"], lagging["entries_per_connect"]) == (
+            pytest.approx(2 / 0.5),
+            None,
+        )
+
+    def test_the_outage_as_clients_saw_it(self, analysed: Path) -> None:
+        found = only(analysed, "outages")
+        assert (found["registry"], found["killed"]) == ("session-on", "c1")
+        # Ends of ok connects: 39.01, 39.999 | 40.055 (under way at the kill), 40.2, 41.51.
+        assert found["gap_ms"] == pytest.approx(1310)
+        assert found["first_ms"] == pytest.approx(200)
+        assert found["slowest_ms"] == pytest.approx(190)
+        assert (found["errors"], found["wrong_flags"]) == (1, 0)
+        assert found["before_per_s"] == pytest.approx(2 / 1.0)
+        assert found["after_per_s"] == pytest.approx(1 / 0.51)
+
+    def test_tenths_of_a_second_around_the_kill(self, analysed: Path) -> None:
+        rows = table(analysed, "around_death")
+        assert [one["at_ms"] for one in rows] == list(range(-1000, 1500, 100))
+        assert {one["at_ms"]: one["ok"] for one in rows if one["ok"]} == {
+            -1000: 1, -100: 1, 0: 1, 200: 1,
+        }  # fmt: skip
+        assert {one["at_ms"] for one in rows if one["error"]} == {300}
+
+
 class TestSetAside:
     def test_rows_with_every_reason(self, analysed: Path) -> None:
         rows = table(analysed, "rejected", scope="row")
@@ -346,6 +462,7 @@ class TestSetAside:
             "flipped.parquet": "unreadable",
             "columns.parquet": "wrong schema",
             "broken.json": "unreadable",
+            "broken-load.json": "unreadable",
         }
 
     def test_they_are_counted(self, analysed: Path) -> None:
@@ -354,7 +471,7 @@ class TestSetAside:
         assert counts["rows"] == accepted + len(BAD_ROWS)
         assert counts["rows_accepted"] == accepted
         assert counts["rows_rejected"] == len(BAD_ROWS)
-        assert (counts["files"], counts["files_damaged"]) == (9, 5)
+        assert (counts["files"], counts["files_damaged"]) == (13, 6)
         assert counts["runs"] == ["r1", "r2"]
 
 
@@ -364,7 +481,7 @@ class TestSummary:
         assert list(summary) == [
             "format", "conditions", "input", "operations", "outcomes", "error_totals", "gaps",
             "anomalies", "verdicts", "registry_ratios", "layout_ratios", "puts", "gets", "mixed",
-            "benchmarks", "tables",
+            "costs", "outages", "around_death", "sessions", "benchmarks", "tables",
         ]  # fmt: skip
         assert summary["format"] == 1
         assert summary["conditions"]["cores"] == 2
@@ -373,7 +490,7 @@ class TestSummary:
 
     def test_it_holds_the_tables(self, analysed: Path) -> None:
         summary = json.loads((analysed / "summary.json").read_text())
-        for name in ("operations", "verdicts", "registry_ratios", "puts", "gets", "mixed"):
+        for name in ("operations", "verdicts", "puts", "gets", "mixed", "sessions", "outages"):
             assert summary[name] == table(analysed, name), name
 
 
@@ -424,7 +541,10 @@ class TestReport:
     def test_it_has_its_pictures(self, page: Page) -> None:
         assert "svg" in page.tags
         prefixes = {name.split("-")[0] for name in page.ids}
-        assert prefixes == {"anomalies", "throughput", "latency", "time", "puts", "gets"}
+        assert prefixes == {
+            *("anomalies", "throughput", "latency", "time", "puts", "gets"),
+            *("sessions", "costs", "death"),
+        }
 
     def test_it_says_in_words_what_came_out(self, page: Page) -> None:
         words = " ".join("".join(page.words).split())
@@ -440,9 +560,25 @@ class TestReport:
             against 2.00/s, median 3.00 ms against 5.00 ms, 16.7 % of the connects refused by LCR
             as lost races).
 
-            Operations without an answer: 1 error:stopped and 1 timeout.
+            Operations without an answer: 1 error:stopped, 1 no_leader and 1 timeout.
 
-            8 rows and 5 files were set aside
+            8 rows and 6 files were set aside
+
+            With sessions and the registry on there was no wrong answer in 4 checked connects and 1
+            audited client ids.
+
+            Reconnections: on 3.00/s (median 2.50 ms, 99th percentile 3.97 ms; for each connect
+            2.00 entries of the log with 4.00 commands, 10.0 messages; 25.0 % refused as lost
+            races).
+
+            Off: in the replicant that lags a connect took 500 ms (median; 99th percentile
+            500 ms), in the others 2.00 ms (2.00 ms).
+
+            On: c1 was killed. No connect was answered ok for 1.31 s; the first one that began
+            afterwards had its answer 200 ms after the kill, the slowest took 190 ms. 1 connect
+            failed (in the whole load 1 no_leader). 2.00/s before, 1.96/s from a second after it on.
+
+            This run left out: initial connections and all clients with the same client id.
 
             2 CPU cores shared by all nodes and clients, fsync before acknowledging, 5 clients for
             each driver.

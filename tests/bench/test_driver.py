@@ -300,6 +300,15 @@ def test_one_driver_hands_its_clients_to_itself() -> None:
     assert {row.node for row in played.rows} == {"c1"}
 
 
+@pytest.mark.parametrize("scenario", ["lagging", "leader_dies"])
+def test_what_happens_to_the_cluster_is_not_the_driver_s_part(scenario: str) -> None:
+    played = play(Truthful(), scenario)
+    assert played.findings == {"ok"}
+    clients = {row.client for row in played.of("connect")}
+    assert len(clients) == 4 * len(DRIVERS)
+    assert len({row.node for row in played.of("connect")}) == len(DRIVERS)
+
+
 def test_phases_follow_the_clock() -> None:
     played = play(Truthful(), "initial", warmup_s=0.1)
     phases = [row.phase for row in played.of("connect")]

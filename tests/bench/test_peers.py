@@ -137,6 +137,35 @@ def test_an_unpacked_program_finds_its_libraries(
     assert found.env["LD_LIBRARY_PATH"].startswith(str(tmp_path / "wrk" / "usr" / "lib" / "own"))
 
 
+def test_an_unpacked_program_is_told_where_its_parts_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Erlang's emulator is at a path that holds its version, and knows only its package's place."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    place = tmp_path / "erl" / "usr" / "lib" / "erlang" / "erts-13.1.5" / "bin"
+    place.mkdir(parents=True)
+    fake(
+        place / "erlexec",
+        "import os, sys\nhere = os.environ['ROOTDIR'], os.environ['BINDIR']\n"
+        f"sys.exit(0 if here == ({str(place.parents[1])!r}, {str(place)!r}) else 9)",
+    )
+    assert debian.find("erl", cache=tmp_path).path == str(place / "erlexec")
+
+
+def test_a_program_whose_trial_fails_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wrk ends with 1 after it has told its version; an Erlang without Mnesia ends with 3."""
+    for name, code in (("wrk", 1), ("erl", 3), ("etcd", 1)):
+        fake(tmp_path / name, f"import sys\nsys.exit({code})")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert debian.find("wrk", cache=tmp_path / "cache").path == str(tmp_path / "wrk")
+    with pytest.raises(debian.Missing, match="apt-get install erlang-mnesia"):
+        debian.find("erl", cache=tmp_path / "cache")
+    with pytest.raises(debian.Missing, match="apt-get install etcd-server"):
+        debian.find("etcd", cache=tmp_path / "cache")
+
+
 def test_a_missing_program_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,10 +18,10 @@ from pyarrow import parquet
 from bench.control import Function, State
 from bench.coordinator import evenly, leader_of
 from bench.layouts import ROOT, Layout, node_configs
-from bench.plan import REGISTRY_SCENARIOS, Plan
+from bench.plan import REGISTRY_SCENARIOS, SESSION_SCENARIOS, Plan
 from bench.profile import by_module, module_of
 from bench.run import _parser, _plan, main
-from bench.schema import LAYOUTS
+from bench.schema import LAYOUTS, SESSION_MODES
 from bench.truth import Expectation
 
 FINISH_S = 120.0
@@ -82,6 +82,7 @@ def test_a_run_convicts_the_legacy_registry_and_acquits_the_linear_one(tmp_path:
     process = start(
         out, "--layout", "3+3", "--clients", "8", "--seconds", "1", "--put-seconds", "0.1",
         "--lag-ms", "150", "--in-flight", "1", "--in-flight", "64", "--lease-ms", "300",
+        "--registry", "both",
     )  # fmt: skip
     printed, errors = process.communicate(timeout=FINISH_S)
     assert process.returncode == 0, errors.decode()
@@ -118,6 +119,43 @@ def test_a_run_convicts_the_legacy_registry_and_acquits_the_linear_one(tmp_path:
     assert conditions["arguments"]["lag_ms"] == 150
     assert not workers_of(out)
     assert not list((out / "nodes" / "3+3").glob("*/"))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_sessions_survive_a_lagging_replicant_and_the_leader_s_death(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(
+        out, "--layout", "3+3", "--clients", "4", "--seconds", "1.5", "--session-lag-ms", "200",
+        "--scenario", "same_client", "--scenario", "lagging", "--scenario", "leader_dies",
+        "--registry", "session-on", "--registry", "session-both", "--registry", "session-off",
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=FINISH_S)
+    assert process.returncode == 0, errors.decode()
+    rows = rows_of(out)
+    assert {row["registry"] for row in rows} == set(SESSION_MODES)
+    linear = [row for row in rows if row["registry"] != "session-off"]
+    assert [row for row in linear if is_wrong(row)] == []
+    assert {row["node"] for row in linear if row["role"] == "lagging"} == {"r1"}
+    facts = [json.loads(path.read_bytes()) for path in sorted((out / "loads").iterdir())]
+    assert len(facts) == 9
+    for one in facts:
+        connects = sum(
+            row["op"] == "connect" and row["outcome"] == "ok"
+            for row in rows
+            if (row["scenario"], row["registry"]) == (one["scenario"], one["registry"])
+        )
+        assert connects > 0, one
+        assert one["handovers_lost"] == 0 or one["registry"] == "session-off"
+        if one["registry"] == "session-off":
+            # Nothing of it is in the log but what nodes write there by themselves.
+            assert one["commands"] < connects
+        else:
+            assert one["commands"] >= connects
+        killed = one["scenario"] == "leader_dies"
+        assert (one["killed"] is not None) == killed
+        assert (one["raft_messages"] is None) == killed
+    assert not workers_of(out)
 
 
 @pytest.mark.cluster
@@ -243,6 +281,50 @@ def test_a_mix_is_linearizable_and_puts_once_in_ten() -> None:
 
 def test_everything_means_the_registry_puts_and_gets() -> None:
     assert plan_of().scenarios == (*REGISTRY_SCENARIOS, "puts", "gets")
+
+
+def session_loads(*options: str, layout: str = "3+3") -> list[tuple[str, str]]:
+    loads = plan_of(*options).session_loads(Layout.parse(layout))
+    return [(load.scenario, load.registry) for load in loads]
+
+
+def test_the_performance_test_is_five_scenarios_in_three_modes() -> None:
+    whole = [(scenario, mode) for scenario in SESSION_SCENARIOS for mode in SESSION_MODES]
+    assert session_loads("--scenario", "sessions") == whole
+    assert session_loads() == whole
+    assert not plan_of("--scenario", "sessions").loads()
+    assert session_loads(layout="5") == [], "its clients sit in replicants"
+    lagging = {
+        load.lagging
+        for load in plan_of().session_loads(Layout.parse("3+3"))
+        if load.scenario == "lagging"
+    }
+    assert lagging == {"r1"}
+
+
+def test_a_quick_run_of_everything_has_the_first_three_loads_of_sessions() -> None:
+    assert session_loads("--quick") == [("reconnect", mode) for mode in SESSION_MODES]
+    assert len(session_loads("--quick", "--scenario", "sessions")) == 15
+
+
+def test_scenarios_that_both_can_play_are_bare_calls_unless_sessions_are_asked_for() -> None:
+    assert session_loads("--scenario", "reconnect") == []
+    assert session_loads("--scenario", "registry", "--registry", "both") == []
+    asked = ("--scenario", "reconnect", "--registry", "session-off", "--registry", "lcr")
+    assert session_loads(*asked) == [("reconnect", "session-off")]
+    assert [load.registry for load in plan_of(*asked).loads()] == ["lcr"]
+    assert session_loads("--scenario", "leader_dies", "--registry", "session-on") == [
+        ("leader_dies", "session-on")
+    ]
+
+
+def test_a_run_without_any_load_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--out", str(tmp_path / "out"), "--layout", "3", "--scenario", "sessions"]
+    assert main(options) == 2
+    assert "3+3" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def state(role: str) -> State:

@@ -1,0 +1,62 @@
+"""What is known of a load beside its rows: a file for each, `DIR/loads/<run>-<layout>-<n>.json`.
+
+Rows say what each operation was told. How many entries and messages all of them cost together, when
+the leader was killed and how long a switch of the mode took belong to no operation, so they stand
+here, once for each load of the performance test (`bench.performance`). As with the log, both sides
+derive their columns from the annotations, a file is there whole or not at all, and nothing is in it
+that can be worked out from rows: what an entry is divided by is for the Spark job to count.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from bench.schema import Column, columns_of
+
+__all__ = ["FACT_COLUMNS", "Facts", "write_facts"]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """One load. Counts cover all of it: from the first client until everybody was at rest."""
+
+    run: Annotated[str, "string", "names the run, as in the log"]
+    layout: Annotated[str, "string", "processes of the cluster: one of LAYOUTS"]
+    scenario: Annotated[str, "string", "what the clients did: one of SCENARIOS"]
+    registry: Annotated[str, "string", "the mode in force: one of SESSION_MODES"]
+    clients: Annotated[int, "int64", "clients of all drivers"]
+    began_us: Annotated[int, "int64", "when the clients were sent off, microseconds since 1970"]
+    elapsed_s: Annotated[float, "double", "what the counts cover"]
+    switch_s: Annotated[float, "double", "the switch to this mode, until all nodes had adopted it"]
+    entries: Annotated[int, "int64", "entries committed to the log; one holds many commands"]
+    commands: Annotated[int, "int64", "commands applied"]
+    raft_messages: Annotated[int | None, "int64", "sent between cores, heartbeats included"] = None
+    feed_messages: Annotated[int | None, "int64", "sent between replicants and their cores"] = None
+    call_messages: Annotated[int | None, "int64", "of calls between nodes; a call has two"] = None
+    sent_bytes: Annotated[int | None, "int64", "of all messages, before TLS"] = None
+    idle_messages_per_s: Annotated[float | None, "double", "of all nodes, without a load"] = None
+    handovers_lost: Annotated[int, "int64", "sessions whose content could not be had"] = 0
+    hollow: Annotated[int | None, "int64", "sessions present without their message"] = None
+    lagging: Annotated[str | None, "string", "the replicant that lagged"] = None
+    lag_ms: Annotated[float | None, "double", "by how much"] = None
+    killed: Annotated[str | None, "string", "the leader that was killed"] = None
+    killed_us: Annotated[int | None, "int64", "when, microseconds since the epoch"] = None
+
+
+FACT_COLUMNS: tuple[Column, ...] = columns_of(Facts)
+
+
+def write_facts(directory: Path, facts: Facts) -> Path:
+    """Writes the file of one load below `directory`. Raises OSError."""
+    folder = directory / "loads"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while (path := folder / f"{facts.run}-{facts.layout}-{number}.json").exists():
+        number += 1
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    os.replace(temporary, path)
+    return path
