@@ -1,7 +1,8 @@
 """What the Linear Channel Registry says through the log, and what it keeps.
 
-Everything here is data: the commands with their results, the rows of the tables, the refusals and
-the replicated settings. The decisions are in `registry.py`.
+Everything here is data: the commands with their results, the rows of the tables and the refusals.
+The decisions are in `registry.py`, `modes.py` and `past.py`, the replicated settings in
+`settings.py`.
 
 A *channel* is one connection of one client, held by one life (incarnation) of one node. Its
 *version* says how new it is. By default the version is the channel's *ticket*: the serial number
@@ -9,43 +10,69 @@ of the command with which the connection first reached the log. Tickets are uniq
 ordered without any clock, so connections of the same millisecond are decided like all others. A
 caller may supply a version of its own (the transport's or the client's timestamp); it then decides
 first, and the ticket breaks ties.
+
+Format 1, that of 0.1.0, has `Register`, `Unregister`, `TakeTicket` and `Cleanup`. Format 2 adds
+words and never fields: a member that runs 0.1.0 meanwhile cannot decode them, and no other member
+may do what it cannot (`plugin.py`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from raftkv.errors import Refused
-from raftkv.plugin import Setting, TableSpec
+from raftkv.plugin import TableSpec
 
 __all__ = [
     "CHANNEL_CHARS_MAX",
+    "CLEANUP_ROWS_LIMIT",
     "CLIENT_ID_CHARS_MAX",
+    "FORMAT_1",
+    "FORMAT_SESSIONS",
+    "MODES",
+    "PROTOCOL",
     "REFUSALS",
-    "SETTINGS",
     "TABLES",
     "VERSION_MAX",
+    "Adopt",
     "Ahead",
+    "Announce",
+    "Announced",
+    "BadEpoch",
     "BadTicket",
     "Channel",
     "Claim",
     "Cleaned",
     "Cleanup",
     "Entry",
+    "Gone",
     "InProgress",
+    "Mode",
+    "ModeChanged",
+    "ModeRow",
+    "ModeSwitched",
     "NoOrigin",
+    "NodeRow",
+    "NotAMember",
+    "NotAdopted",
+    "OldNodes",
+    "Open",
     "OutdatedEarly",
     "OutdatedLate",
     "Register",
     "Registered",
     "Restart",
     "SelfTakeover",
+    "SwitchMode",
     "TakeTicket",
     "Ticket",
+    "TrimPast",
+    "Trimmed",
     "Unregister",
     "Unregistered",
+    "WrongStep",
     "is_newer",
     "same_channel",
 ]
@@ -56,12 +83,19 @@ CLIENT_ID_CHARS_MAX = 16_383
 CHANNEL_CHARS_MAX = 256
 # Versions are 63-bit, so that every language and msgpack agree on them.
 VERSION_MAX = 2**63 - 1
-# Rows of one Cleanup command, see `cleanup_rows_max` below.
+# Rows of one Cleanup or TrimPast, see `cleanup_rows_max` in settings.py.
 CLEANUP_ROWS_LIMIT = 1_000
+# The calls between nodes that this code speaks ("session.begin" and so on). The old registry's
+# calls, without versions and tokens, are protocol 1; a node that announces nothing speaks that one.
+PROTOCOL = 2
+PROTOCOL_MAX = 2**31 - 1
 
 ClientId = Annotated[str, msgspec.Meta(min_length=1, max_length=CLIENT_ID_CHARS_MAX)]
 ChannelId = Annotated[str, msgspec.Meta(min_length=1, max_length=CHANNEL_CHARS_MAX)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)]
+# Which registries are read and written, see modes.py.
+Mode = Literal["disabled", "dual", "migration", "enabled"]
+MODES: tuple[Mode, ...] = ("disabled", "dual", "migration", "enabled")
 
 
 class Channel(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -97,6 +131,36 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     claim: Claim | None = None
 
 
+class ModeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What all nodes do from one index of the log on. `epoch` is that index; 0: never switched.
+
+    `serial` is that of the switch: older than every ticket drawn under this mode.
+    """
+
+    mode: Mode
+    epoch: int
+    serial: int = 0
+
+
+class NodeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A life of a node that speaks the session protocol `protocol`.
+
+    `epoch` is the latest one for which it says that all of its channels stand where the mode of
+    that epoch wants them.
+    """
+
+    incarnation: int
+    protocol: int
+    epoch: int
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """History: the last channel of a client, which left at `at_ms` (log clock)."""
+
+    channel: Channel
+    at_ms: int
+
+
 def same_channel(one: Channel, other: Channel) -> bool:
     """Whether both rows stand for the same connection, however they were versioned."""
     return (
@@ -119,7 +183,7 @@ def is_newer(one: Channel, other: Channel) -> bool:
     return one.ticket > other.ticket
 
 
-# --- results of Register: one Struct per outcome of the seed's decision ---------------------------
+# --- results of Register and Open: one Struct per outcome of the seed's decision ------------------
 
 
 class Registered(msgspec.Struct, frozen=True, array_like=True, tag="registered"):
@@ -174,6 +238,15 @@ class InProgress(msgspec.Struct, frozen=True, array_like=True, tag="in_progress"
     index: int
 
 
+class ModeChanged(msgspec.Struct, frozen=True, array_like=True, tag="mode_changed"):
+    """The mode was switched since this node looked. Nothing was written: start again under it."""
+
+    outcome: ClassVar[str] = "mode_changed"
+    mode: Mode
+    epoch: int
+    index: int
+
+
 class OutdatedEarly(msgspec.Struct, frozen=True):
     """Decided by this node's own copy, without the log: `newer` is a newer connection."""
 
@@ -202,6 +275,30 @@ class Cleaned(msgspec.Struct, frozen=True, array_like=True):
     """How many rows a Cleanup deleted."""
 
     rows: int
+    index: int
+
+
+class Announced(msgspec.Struct, frozen=True, array_like=True):
+    """The node is known. `mode` and `epoch` are the present ones: are they those it announced?"""
+
+    mode: Mode
+    epoch: int
+    index: int
+
+
+class ModeSwitched(msgspec.Struct, frozen=True, array_like=True):
+    """The mode that stands now, and since which index of the log: this one, if it changed."""
+
+    mode: Mode
+    epoch: int
+    index: int
+
+
+class Trimmed(msgspec.Struct, frozen=True, array_like=True):
+    """How many rows of history a TrimPast deleted, and whether more are due."""
+
+    rows: int
+    more: bool
     index: int
 
 
@@ -247,6 +344,70 @@ class Cleanup(msgspec.Struct, frozen=True, array_like=True, tag="cleanup"):
     done: bool
 
 
+# --- commands of format 2 -------------------------------------------------------------------------
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """As Register, for a connection whose session flow began under the mode of `epoch`.
+
+    `resume` says whether the predecessor's session is continued. Without it the channel takes the
+    predecessor's place and nothing else: its content could not be had. `clean` says that nothing is
+    to be continued, whoever the predecessor is: the log finds it, and the connection need name none.
+    """
+
+    Result: ClassVar[Any] = Registered | OutdatedLate | Restart | Ahead | InProgress | ModeChanged
+    client_id: ClientId
+    channel: ChannelId
+    predecessor: Channel | None
+    version: Version | None
+    ticket: Version
+    resume: bool
+    epoch: Version
+    clean: bool = False
+
+
+class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
+    """Enter a channel that lives already, but has no row. It displaces nobody.
+
+    A node does that for its own channels after a switch of the mode or in a new life, and for those
+    of an old node, which `channel` then names. A channel without a ticket (0) gets the serial of
+    the switch if it is the sender's own, else this command's; without a supplied version, its
+    ticket is its version.
+    """
+
+    Result: ClassVar[Any] = Registered | OutdatedLate
+    channel: Channel
+    session_present: bool
+
+
+class Announce(msgspec.Struct, frozen=True, array_like=True, tag="announce"):
+    """The sending node speaks `protocol`, and has adopted all of its channels for `epoch`."""
+
+    Result: ClassVar[Any] = Announced
+    protocol: Annotated[int, msgspec.Meta(ge=1, le=PROTOCOL_MAX)]
+    epoch: Version
+
+
+class SwitchMode(msgspec.Struct, frozen=True, array_like=True, tag="switch_mode"):
+    """Let all nodes work in another mode from this entry on. One step; see modes.py."""
+
+    Result: ClassVar[Any] = ModeSwitched
+    mode: Mode
+
+
+class TrimPast(msgspec.Struct, frozen=True, array_like=True, tag="trim_past"):
+    """Delete at most `rows` rows of the history that are due, oldest first."""
+
+    Result: ClassVar[Any] = Trimmed
+    rows: Annotated[int, msgspec.Meta(ge=1, le=CLEANUP_ROWS_LIMIT)]
+
+
+# The format that has these five, modes, adoption and history.
+FORMAT_SESSIONS = 2
+# What 0.1.0 can decode.
+FORMAT_1: tuple[type[msgspec.Struct], ...] = (Register, Unregister, TakeTicket, Cleanup)
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -268,56 +429,61 @@ class SelfTakeover(Refused):
     code = "lcr_self_takeover"
 
 
-REFUSALS: tuple[type[Refused], ...] = (NoOrigin, BadTicket, SelfTakeover)
+class NotAMember(Refused):
+    """The life of the node that is said to hold the channel is over, so the channel is."""
+
+    code = "lcr_not_a_member"
 
 
-# --- tables and settings --------------------------------------------------------------------------
+class OldNodes(Refused):
+    """Nodes that know the old registry only are members: upgrade them, or stop them, first."""
+
+    code = "lcr_old_nodes"
+
+
+class NotAdopted(Refused):
+    """Nodes have not entered all of their channels for the present mode yet: wait, try again."""
+
+    code = "lcr_not_adopted"
+
+
+class WrongStep(Refused):
+    """No step leads from the present mode to the wanted one. The message names one that does."""
+
+    code = "lcr_wrong_step"
+
+
+class BadEpoch(Refused):
+    """An epoch that has not begun was announced: only what the log said can be adopted."""
+
+    code = "lcr_bad_epoch"
+
+
+REFUSALS: tuple[type[Refused], ...] = (
+    NoOrigin,
+    BadTicket,
+    SelfTakeover,
+    NotAMember,
+    OldNodes,
+    NotAdopted,
+    WrongStep,
+    BadEpoch,
+)
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 TABLES = (
     # client id -> Entry
     TableSpec("clients", str, Entry),
     # (node, incarnation) of a life that ended and may still hold rows -> when it ended, log clock
     TableSpec("ended", tuple[str, int], int),
-)
-
-
-def _check_policy(value: Any) -> str | None:
-    return None if value in ("displace", "refuse") else 'must be "displace" or "refuse"'
-
-
-def _check_claim_ms(value: Any) -> str | None:
-    return None if 100 <= value <= 600_000 else "must be 100 to 600000 milliseconds"
-
-
-def _check_cleanup_rows_max(value: Any) -> str | None:
-    if 1 <= value <= CLEANUP_ROWS_LIMIT:
-        return None
-    return f"must be 1 to {CLEANUP_ROWS_LIMIT} rows"
-
-
-SETTINGS = (
-    Setting(
-        "policy",
-        str,
-        "displace",
-        _check_policy,
-        "What a third connection meets while a second takes over: the newest displaces, or is "
-        "refused.",
-    ),
-    # Longer than any takeover should last, as long as the lock that the seed wants to get rid of.
-    Setting(
-        "claim_ms",
-        int,
-        30_000,
-        _check_claim_ms,
-        "Milliseconds of the log's clock after which a claimant that did not return is ignored.",
-    ),
-    # Some 2 ms of apply: the batch must not hold up a heartbeat.
-    Setting(
-        "cleanup_rows_max",
-        int,
-        200,
-        _check_cleanup_rows_max,
-        "Rows of a dead node that one log entry deletes.",
-    ),
+    # "mode" -> the mode; no row: disabled, epoch 0
+    TableSpec("mode", str, ModeRow),
+    # node -> what it announced in its present life; no row: an old node
+    TableSpec("nodes", str, NodeRow),
+    # client id -> the last channel of a client that has none
+    TableSpec("past", str, Gone),
+    # (Gone.at_ms, client id), oldest first
+    TableSpec("past_due", tuple[int, str], None),
 )

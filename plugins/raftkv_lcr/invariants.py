@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from raftkv.plugin import TableView, View
 
-from .commands import Channel, Entry, is_newer, same_channel
+from .commands import PROTOCOL, Channel, Entry, Gone, NodeRow, is_newer, same_channel
+from .modes import MODE_KEY, mode_of
 
 __all__ = ["violations"]
 
@@ -17,7 +18,6 @@ def violations(view: View) -> list[str]:
     """Every violated invariant, in words; empty when all is well."""
     found: list[str] = []
     clients: TableView[str, Entry] = view.table("clients")
-    tickets: dict[int, str] = {}
     for client_id, entry in clients.scan():
         found += _of_entry(client_id, entry)
         for row in _rows(entry):
@@ -26,10 +26,7 @@ def violations(view: View) -> list[str]:
                     f"client {client_id!r}: {row.node} incarnation {row.incarnation} ended, but no "
                     f"cleanup is marked for its row"
                 )
-            other = tickets.setdefault(row.ticket, client_id)
-            if other != client_id:
-                found.append(f"clients {other!r} and {client_id!r} share ticket {row.ticket}")
-    return found
+    return found + _of_history(view) + _of_modes(view)
 
 
 def _rows(entry: Entry) -> list[Channel]:
@@ -41,6 +38,8 @@ def _of_entry(client_id: str, entry: Entry) -> list[str]:
     if any(row.client_id != client_id for row in _rows(entry)):
         found.append(f"client {client_id!r}: holds a row of another client")
     if entry.claim is not None:
+        if entry.claim.channel.ticket == entry.owner.ticket:
+            found.append(f"client {client_id!r}: owner and claimant share a ticket")
         if same_channel(entry.claim.channel, entry.owner):
             found.append(f"client {client_id!r}: the owner claims from itself")
         if is_newer(entry.owner, entry.claim.channel):
@@ -54,3 +53,36 @@ def _is_accounted_for(row: Channel, view: View) -> bool:
     if member is not None and member.up and member.incarnation == row.incarnation:
         return True
     return (row.node, row.incarnation) in view.table("ended")
+
+
+def _of_history(view: View) -> list[str]:
+    """`past` and `past_due` say the same, and only of clients that have no channel."""
+    found = []
+    past: TableView[str, Gone] = view.table("past")
+    due = view.table("past_due")
+    for client_id, row in past.scan():
+        if row.channel.client_id != client_id:
+            found.append(f"client {client_id!r}: its history is that of another client")
+        if (row.at_ms, client_id) not in due:
+            found.append(f"client {client_id!r}: its history is never due")
+        if client_id in view.table("clients"):
+            found.append(f"client {client_id!r}: stands in the history and has a channel")
+    if len(due) != len(past):
+        found.append(f"{len(past)} rows of history, but {len(due)} are due at some time")
+    return found
+
+
+def _of_modes(view: View) -> list[str]:
+    """The mode was switched by some entry, and only lives that go on have announced it."""
+    found = []
+    for key, mode in view.table("mode").scan():
+        if key != MODE_KEY or not 0 < mode.epoch <= view.index:
+            found.append(f"mode row {key!r} has epoch {mode.epoch} at index {view.index}")
+    nodes: TableView[str, NodeRow] = view.table("nodes")
+    for name, row in nodes.scan():
+        member = view.members.get(name)
+        if member is None or not member.up or member.incarnation != row.incarnation:
+            found.append(f"{name} incarnation {row.incarnation} ended, but stands announced")
+        if row.epoch > mode_of(view).epoch or row.protocol < PROTOCOL:
+            found.append(f"{name} announced epoch {row.epoch} of protocol {row.protocol}")
+    return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from raftkv.errors import Refused
+from raftkv.errors import Refused, UnknownCommand
 from raftkv.plugin import (
     Context,
     Host,
@@ -21,9 +21,28 @@ from raftkv.plugin import (
 
 from . import registry
 from .api import LcrApi
-from .commands import REFUSALS, SETTINGS, TABLES, Cleanup, Register, TakeTicket, Unregister
+from .commands import (
+    FORMAT_1,
+    FORMAT_SESSIONS,
+    REFUSALS,
+    TABLES,
+    Adopt,
+    Announce,
+    Cleanup,
+    Open,
+    Register,
+    SwitchMode,
+    TakeTicket,
+    TrimPast,
+    Unregister,
+)
 from .invariants import violations
+from .options import LcrOptions
 from .service import LcrService
+from .settings import SETTINGS
+
+if TYPE_CHECKING:
+    import typer
 
 __all__ = ["LCR"]
 
@@ -32,18 +51,27 @@ class LCR(Plugin[LcrApi]):
     """The Linear Channel Registry: one owner per client id, decided in the log."""
 
     name: ClassVar[str] = "lcr"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         Register,
         Unregister,
         TakeTicket,
         Cleanup,
+        Open,
+        Adopt,
+        Announce,
+        SwitchMode,
+        TrimPast,
     )
     tables: ClassVar[tuple[TableSpec, ...]] = TABLES
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
     refusals: ClassVar[tuple[type[Refused], ...]] = REFUSALS
+    options: ClassVar[type[msgspec.Struct] | None] = LcrOptions
 
     def apply(self, command: Any, ctx: Context) -> Any:
+        if ctx.version < FORMAT_SESSIONS and not isinstance(command, FORMAT_1):
+            # In the machine's own words: a member that runs 0.1.0 keeps this answer, too.
+            raise UnknownCommand(f"the plugin {self.name!r} cannot decode the command")
         return registry.apply(command, ctx)
 
     def on_members(self, change: MemberChange, ctx: Context) -> None:
@@ -57,3 +85,9 @@ class LCR(Plugin[LcrApi]):
 
     def service(self, host: Host, api: LcrApi) -> Service:
         return LcrService(host, api)
+
+    def cli(self) -> typer.Typer:
+        # A node has no use for the command line's modules.
+        from .cli import app
+
+        return app

@@ -1,20 +1,31 @@
 """The decision of the Linear Channel Registry, evaluated where it counts: at apply.
 
-Rules of this file: pure. It sees its two tables, the members and the log's clock, and everything
-it answers is the same on every node. Waiting, talking to channels and retrying happen elsewhere.
+Rules of this file: pure. It sees its tables, the members and the log's clock, and everything it
+answers is the same on every node. Waiting, talking to channels and retrying happen elsewhere.
 
 **The decision.** A connection that registers states the predecessor that it has taken over, as its
 own node's copy showed it (the seed's *LocalMax*). At apply the table is the truth (*RealMax*), and
-nothing can change between the look and the write. In this order:
+nothing can change between the look and the write. `Register` and `Open` share it; an `Open` is
+answered *mode changed* before anything else if it began under another mode (`modes.py`). In this
+order:
 
 1. The owner is this very connection: the first answer again. A repeated call changes nothing.
 2. The owner is newer, or a claimant is: *outdated late*. This comes before the predecessor is
    looked at: an old connection that has seen the newer one must not win by naming it.
-3. The predecessor is the owner (or both are none): *registered*; the owner's row is replaced.
+3. The predecessor is the owner (or both are none): *registered*; the owner's row is replaced. So is
+   it by a clean start, whomever that names: it continues nothing, so nothing can be stale about it.
 4. The owner is newer than the predecessor: *restart* with the real one.
 5. What was taken over is gone: *ahead*, the seed's unlikely case. Nothing is written. On one log it
    is no inconsistency, it only means that the predecessor left between the local read and this
    entry.
+
+**Adopting** is for a channel that lives already and has no row: nothing was taken over for it, so
+it may take nobody's place. Of the decision it has the first rule, and the third where there is no
+owner; any live owner, newer or older, is an *outdated* to it. It was opened before the mode was
+switched, so it gets the serial of the switch for a ticket: whoever has a ticket of this mode is
+newer. Its row alone is not written by the
+session of the node that it names when that node cannot do it itself (an old one); the named life
+must go on, or nobody would clean up after the row.
 
 **Two generations.** The seed keeps a bag and hopes that two rows suffice. Here they are a law: one
 owner, and one *claimant*, who was told `restart` and is on the way back. A newer claimant displaces
@@ -46,8 +57,11 @@ import msgspec
 
 from raftkv.plugin import Context, Member, MemberChange, Table
 
+from . import modes, past
 from .commands import (
+    Adopt,
     Ahead,
+    Announce,
     BadTicket,
     Channel,
     Claim,
@@ -55,14 +69,19 @@ from .commands import (
     Cleanup,
     Entry,
     InProgress,
+    ModeChanged,
     NoOrigin,
+    NotAMember,
+    Open,
     OutdatedLate,
     Register,
     Registered,
     Restart,
     SelfTakeover,
+    SwitchMode,
     TakeTicket,
     Ticket,
+    TrimPast,
     Unregister,
     Unregistered,
     is_newer,
@@ -92,12 +111,22 @@ def apply(command: Any, ctx: Context) -> Any:
     match command:
         case Register():
             return _register(command, ctx)
+        case Open():
+            return _open(command, ctx)
         case Unregister():
             return _unregister(command, ctx)
         case TakeTicket():
             return Ticket(ctx.serial, ctx.index)
         case Cleanup():
             return _cleanup(command, ctx)
+        case Adopt():
+            return _adopt(command, ctx)
+        case Announce():
+            return modes.announce(command, ctx)
+        case SwitchMode():
+            return modes.switch(command, ctx)
+        case TrimPast():
+            return past.trim(command, ctx)
     raise AssertionError(f"not a command of lcr: {type(command).__name__}")
 
 
@@ -105,9 +134,18 @@ def mark_ended(change: MemberChange, ctx: Context) -> None:
     """Pure hook: remember that a life ended, so that some leader cleans up after it."""
     if change.ended is not None and change.old is not None:
         ctx.table("ended").put((change.old.name, change.ended), ctx.now)
+        # What it announced ends with it: the next life has to adopt, and announce, anew.
+        ctx.table("nodes").delete(change.old.name)
 
 
-def _register(command: Register, ctx: Context) -> RegisterResult:
+def _open(command: Open, ctx: Context) -> RegisterResult | ModeChanged:
+    mode = modes.mode_of(ctx)
+    if command.epoch != mode.epoch:
+        return ModeChanged(mode.mode, mode.epoch, ctx.index)
+    return _register(command, ctx)
+
+
+def _register(command: Register | Open, ctx: Context) -> RegisterResult:
     me = _connection(command, ctx)
     clients: Table[str, Entry] = ctx.table("clients")
     entry = clients.get(command.client_id)
@@ -129,7 +167,7 @@ def _register(command: Register, ctx: Context) -> RegisterResult:
 
 
 def _decide(
-    command: Register,
+    command: Register | Open,
     me: Channel,
     entry: Entry | None,
     owner: Channel | None,
@@ -138,9 +176,12 @@ def _decide(
 ) -> RegisterResult:
     """LocalMax against RealMax, for a connection that is not outdated."""
     predecessor = command.predecessor
-    if predecessor == owner:
-        clients.put(me.client_id, Entry(me, owner is not None))
-        return Registered(me, owner, owner is not None, False, ctx.index)
+    if isinstance(command, Open) and (command.clean or not command.resume):
+        resumed = False
+    else:
+        resumed = owner is not None
+    if predecessor == owner or (isinstance(command, Open) and command.clean):
+        return _write(me, owner, resumed, ctx)
     if (
         entry is not None
         and owner is not None
@@ -152,13 +193,51 @@ def _decide(
     return Ahead(owner, me.ticket, ctx.index)
 
 
-def _connection(command: Register, ctx: Context) -> Channel:
+def _write(me: Channel, took_over: Channel | None, resumed: bool, ctx: Context) -> Registered:
+    ctx.table("clients").put(me.client_id, Entry(me, resumed))
+    past.back(me.client_id, ctx)
+    return Registered(me, took_over, resumed, False, ctx.index)
+
+
+def _adopt(command: Adopt, ctx: Context) -> Registered | OutdatedLate:
+    me = _adopted(command.channel, ctx)
+    entry: Entry | None = ctx.table("clients").get(me.client_id)
+    owner = live_owner(entry, ctx.members)
+    if entry is None or owner is None:
+        return _write(me, None, command.session_present, ctx)
+    if same_channel(owner, me):
+        return Registered(owner, None, entry.session_present, True, ctx.index)
+    return OutdatedLate(owner, ctx.index)
+
+
+def _adopted(channel: Channel, ctx: Context) -> Channel:
+    """The living channel, as a row."""
+    if ctx.origin is None:
+        raise NoOrigin(f"client {channel.client_id!r} cannot be registered without a node")
+    if not is_live(channel, ctx.members):
+        raise NotAMember(
+            f"incarnation {channel.incarnation} of {channel.node} has ended, and with it channel "
+            f"{channel.channel!r}: it must connect anew"
+        )
+    _check_ticket(channel.ticket, ctx)
+    # What a node enters of its own was opened before the mode was switched.
+    own = channel.node == ctx.origin.name
+    ticket = channel.ticket or (own and modes.mode_of(ctx).serial) or ctx.serial
+    version = channel.version if channel.supplied else ticket
+    return msgspec.structs.replace(channel, ticket=ticket, version=version)
+
+
+def _check_ticket(ticket: int, ctx: Context) -> None:
+    if ticket >= ctx.serial:
+        raise BadTicket(f"ticket {ticket} has not been issued; the log is at {ctx.serial}")
+
+
+def _connection(command: Register | Open, ctx: Context) -> Channel:
     """The connection that registers, as a row: identity from the session, place from the log."""
     origin = ctx.origin
     if origin is None:
         raise NoOrigin(f"client {command.client_id!r} cannot be registered without a node")
-    if command.ticket >= ctx.serial:
-        raise BadTicket(f"ticket {command.ticket} has not been issued; the log is at {ctx.serial}")
+    _check_ticket(command.ticket, ctx)
     ticket = command.ticket or ctx.serial
     me = Channel(
         client_id=command.client_id,
@@ -191,6 +270,7 @@ def _unregister(command: Unregister, ctx: Context) -> Unregistered:
     if entry is not None and entry.owner == row:
         # A claimant loses only its claim: its next attempt meets "ahead", then an empty place.
         clients.delete(row.client_id)
+        past.left(row, ctx.now, ctx)
         return Unregistered(True, ctx.index)
     if entry is not None and entry.claim is not None and entry.claim.channel == row:
         clients.put(row.client_id, msgspec.structs.replace(entry, claim=None))
@@ -200,6 +280,8 @@ def _unregister(command: Unregister, ctx: Context) -> Unregistered:
 
 def _cleanup(command: Cleanup, ctx: Context) -> Cleaned:
     clients: Table[str, Entry] = ctx.table("clients")
+    # An ended life's channels left when it ended, however late they are cleaned.
+    ended_ms = ctx.table("ended").get((command.node, command.incarnation), ctx.now)
     rows = 0
     for client_id in command.client_ids:
         entry = clients.get(client_id)
@@ -207,6 +289,7 @@ def _cleanup(command: Cleanup, ctx: Context) -> Cleaned:
             continue
         if _was_held(entry.owner, command, ctx):
             clients.delete(client_id)
+            past.left(entry.owner, ended_ms, ctx)
             rows += 1
         elif entry.claim is not None and _was_held(entry.claim.channel, command, ctx):
             clients.put(client_id, msgspec.structs.replace(entry, claim=None))

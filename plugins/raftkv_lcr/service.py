@@ -1,9 +1,13 @@
-"""The registry's work on a node: cleaning up after dead nodes, telling of lost channels, the door.
+"""The registry's work on a node: telling what the log did, cleaning up, sweeping, the door.
+
+The session manager, if the program has one, hears from here what concerns it: a channel of this
+node that is registered no longer, another mode, other nodes, a new life.
 
 Cleaning belongs to the leader's node alone. The entry that ends a life marks it in the table
 `ended`; the leader walks its own copy in slices, and has the rows of that life deleted by commands
 that compare everything again. The last of them deletes the mark. A leader that dies leaves the mark
-to its successor; two that overlap delete the same rows, which is the same as once.
+to its successor; two that overlap delete the same rows, which is the same as once. What no end of
+a life explains is found by the sweep (`sweep.py`), on each node.
 """
 
 from __future__ import annotations
@@ -12,31 +16,32 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from raftkv.errors import NotApplied, OutcomeUnknown, SessionExpired
 from raftkv.plugin import (
     Change,
     Host,
     Member,
     Metric,
-    Request,
-    Response,
     Route,
     Service,
     TableView,
 )
 
+from . import door
 from .api import LcrApi
-from .commands import Channel, Cleaned, Cleanup, Entry
+from .commands import MODES, Channel, Cleaned, Cleanup, Entry
+from .legacy_wire import OLD_ALIVE, OldAlive, OldLiving, pack, unpack
+from .modes import effective_mode, mode_of, old_nodes
+from .sweep import Sweep
 
 __all__ = ["LcrService"]
 
 # Rows looked at between two breaths: some milliseconds of the node's loop.
 SLICE_ROWS = 2_000
 RETRY_S = 0.5
-# Channels in one answer of the door.
-LIST_MAX = 1_000
+# For one answer of an old node about all of its channels: upstream's time for any such call.
+ALIVE_TIMEOUT_S = 5.0
+_MODE_DOC = "1 for the mode by which this node acts."
 
 
 class LcrService(Service):
@@ -47,30 +52,49 @@ class LcrService(Service):
         self._api = api
         self._leading = False
         self._cleaner: asyncio.Task[None] | None = None
+        self.sweep = Sweep(host, api.counters, api.held, api.sessions_or_none, self._liveness)
 
     async def start(self) -> None:
         self._api.legacy.serve()
+        self._host.spawn(self.sweep.run(), "lcr-sweep")
 
     async def stop(self) -> None:
         self._api.reaper.stop()
 
-    # --- losing channels ---
+    # --- what the log did ---
 
     def on_applied(self, index: int, changes: Sequence[Change]) -> None:
         name = self._host.name
+        mode_changed = nodes_changed = False
         for change in changes:
             if change.table == "clients":
                 old = change.old
                 if isinstance(old, Entry) and old.owner.node == name:
                     new = change.new.owner if isinstance(change.new, Entry) else None
                     self._check_held(old.owner, new)
-            elif self._leading and change.table == "ended":
+            elif change.table == "ended":
                 self._wake_cleaner()
+            elif change.table == "mode":
+                mode_changed = True
+            elif change.table == "nodes":
+                nodes_changed = True
+        if mode_changed:
+            self._api.on_mode(mode_of(self._host.view()))
+        if nodes_changed:
+            self._api.on_nodes()
 
     def on_incarnation(self, incarnation: int) -> None:
         for channel in list(self._api.held.values()):
             if channel.incarnation != incarnation:
                 self._api.lose(channel, None)
+        self._api.on_incarnation()
+
+    def on_node_up(self, member: Member) -> None:
+        self._api.on_nodes()
+
+    def on_node_down(self, member: Member) -> None:
+        self._api.legacy.on_node_down(member)
+        self._api.on_nodes()
 
     def on_restored(self, index: int) -> None:
         clients: TableView[str, Entry] = self._host.view().table("clients")
@@ -78,6 +102,8 @@ class LcrService(Service):
             entry = clients.get(channel.client_id)
             self._check_held(channel, None if entry is None else entry.owner)
         self._wake_cleaner()
+        self._api.on_mode(mode_of(self._host.view()))
+        self._api.on_nodes()
 
     def _check_held(self, channel: Channel, owner: Channel | None) -> None:
         if owner == channel:
@@ -93,9 +119,6 @@ class LcrService(Service):
 
     def on_follower(self) -> None:
         self._leading = False
-
-    def on_node_down(self, member: Member) -> None:
-        self._api.legacy.on_node_down(member)
 
     def _wake_cleaner(self) -> None:
         if self._leading and (self._cleaner is None or self._cleaner.done()):
@@ -155,45 +178,36 @@ class LcrService(Service):
                 return tuple(found), client_id + "\0"
         return tuple(found), None
 
+    # --- the sweep ---
+
+    async def _liveness(self, node: str, channels: Sequence[Channel]) -> Sequence[bool]:
+        """Ask an old node, in its own protocol, which of its channels live."""
+        self._api.counters.add("old_calls_made")
+        question = pack(OldAlive(tuple(channels)))
+        reply = await self._host.rpc.call(node, OLD_ALIVE, question, ALIVE_TIMEOUT_S)
+        living: Sequence[bool] = unpack(reply, OldLiving).living
+        return living
+
     # --- the door ---
 
     def routes(self) -> Sequence[Route]:
-        return (
-            Route("GET", "clients/{client_id}", self._get_client, "The client's channel."),
-            Route("GET", "clients", self._list_clients, "Registered channels, by client id."),
-            Route("GET", "stats", self._stats, "Counters and sizes on this node."),
-        )
-
-    async def _get_client(self, request: Request) -> Response:
-        client_id = request.params["client_id"]
-        if request.query.get("consistency", "linearizable") == "local":
-            channel = self._api.lookup_local(client_id)
-        else:
-            channel = await self._api.lookup(client_id)
-        if channel is None:
-            return Response({"client_id": client_id, "channel": None}, status=404)
-        return Response(msgspec.structs.asdict(channel))
-
-    async def _list_clients(self, request: Request) -> Response:
-        limit = request.query.get("limit", "100")
-        if not limit.isdecimal() or not 1 <= int(limit) <= LIST_MAX:
-            return Response({"error": f"limit must be 1 to {LIST_MAX}"}, status=400)
-        await self._host.barrier()
-        view = self._host.view()
-        rows = view.table("clients").scan(first=request.query.get("from", ""), limit=int(limit))
-        channels = [msgspec.structs.asdict(entry.owner) for _, entry in rows]
-        return Response({"channels": channels, "total": len(view.table("clients"))})
-
-    async def _stats(self, request: Request) -> Response:
-        return Response(dict(self.status()))
+        return door.routes(self._host, self._api)
 
     def metrics(self) -> Sequence[Metric]:
         view = self._host.view()
+        mode, old = effective_mode(view), old_nodes(view, view.members)
         return (
             *self._api.counters.metrics(),
             Metric("clients", "gauge", len(view.table("clients")), "Clients with a channel."),
             Metric("held", "gauge", len(self._api.held), "Channels of this node."),
             Metric("in_doubt", "gauge", len(self._api.reaper), "Rows that are yet to be settled."),
+            Metric("history_rows", "gauge", len(view.table("past")), "Rows of the history."),
+            Metric("mode_epoch", "gauge", mode.epoch, "Log index of the last switch of the mode."),
+            *(
+                Metric("mode", "gauge", int(name == mode.mode), _MODE_DOC, {"mode": name})
+                for name in MODES
+            ),
+            Metric("old_nodes", "gauge", len(old), "Members that know the old registry only."),
         )
 
     def status(self) -> Mapping[str, Any]:
@@ -203,6 +217,11 @@ class LcrService(Service):
             "held": len(self._api.held),
             "in_doubt": len(self._api.reaper),
             "lives_to_clean": len(view.table("ended")),
+            "history_rows": len(view.table("past")),
+            "mode": mode_of(view).mode,
+            "effective_mode": effective_mode(view).mode,
+            "mode_epoch": mode_of(view).epoch,
+            "old_nodes": old_nodes(view, view.members),
             **self._api.counters.as_dict(),
         }
 

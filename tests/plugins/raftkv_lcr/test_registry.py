@@ -2,100 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftkv.errors import Refused
-from raftkv.state import (
-    Envelope,
-    NodeDown,
-    NodeUp,
-    OpenSession,
-    SetSetting,
-    StateMachine,
-    encode_batch,
-)
+from raftkv.errors import Refused, UnknownCommand
+from raftkv.state import StateMachine
 from raftkv_lcr import LCR
 from raftkv_lcr.commands import (
+    FORMAT_1,
+    Adopt,
     Ahead,
+    Announce,
     BadTicket,
     Channel,
     Cleaned,
     Cleanup,
     InProgress,
+    ModeChanged,
     NoOrigin,
+    NotAMember,
+    Open,
     OutdatedLate,
     Register,
     Registered,
     Restart,
     SelfTakeover,
+    SwitchMode,
     TakeTicket,
+    TrimPast,
     Unregister,
     is_newer,
 )
-
-
-class Log:
-    """One machine and the sessions of its nodes; every command is an entry of its own."""
-
-    def __init__(self, nodes: tuple[str, ...] = ("n1", "n2")) -> None:
-        self.machine = StateMachine([LCR()])
-        self.now = 1_000
-        self.seqs = itertools.count(1)
-        self.sessions: dict[str, int] = {}
-        for name in nodes:
-            self.node_up(name)
-
-    def run(self, session: int, plugin: str, command: msgspec.Struct, seq: int = 0) -> Any:
-        envelope = Envelope(
-            session, seq or next(self.seqs), 1, plugin, msgspec.msgpack.encode(command)
-        )
-        [(_, _, outcome)] = self.machine.apply(
-            self.machine.index + 1, encode_batch(self.now, [envelope])
-        )
-        assert not self.machine.faults, self.machine.faults[0].detail
-        assert LCR().invariants(self.machine.view("lcr")) == []
-        if isinstance(outcome, Refused):
-            raise outcome
-        return outcome
-
-    def node_up(self, name: str) -> None:
-        command = NodeUp(next(self.seqs), name, "core", name, "", None, (("lcr", 1),))
-        self.sessions[name] = self.run(0, "core", command, command.nonce).session
-
-    def node_down(self, name: str) -> None:
-        other = next(n for n in self.sessions if n != name)
-        incarnation = self.machine.members[name].incarnation
-        self.run(self.sessions[other], "core", NodeDown(name, incarnation))
-
-    def send(self, node: str, command: msgspec.Struct) -> Any:
-        return self.run(self.sessions[node], "lcr", command)
-
-    def register(
-        self,
-        node: str,
-        channel: str,
-        predecessor: Channel | None = None,
-        *,
-        version: int | None = None,
-        ticket: int = 0,
-    ) -> Any:
-        return self.send(node, Register("c", channel, predecessor, version, ticket))
-
-    def set(self, key: str, value: Any) -> None:
-        session = next(iter(self.sessions.values()))
-        self.run(session, "core", SetSetting.of("lcr", key, value))
-
-    def entry(self, client_id: str = "c") -> Any:
-        return self.machine.view("lcr").table("clients").get(client_id)
-
-    def digest(self) -> str:
-        return self.machine.digest()
+from tests.plugins.raftkv_lcr.one_log import Log
 
 
 def test_first_registration_is_new() -> None:
@@ -303,9 +243,8 @@ def test_refusals_write_nothing() -> None:
         log.register("n2", "b", a, ticket=serial + 1_000)
     with pytest.raises(BadTicket, match="in use"):
         log.register("n2", "b", a, ticket=a.ticket)
-    client = log.run(0, "core", OpenSession(77), 77).session
     with pytest.raises(NoOrigin):
-        log.run(client, "lcr", Register("c", "x", None))
+        log.run(log.client(), "lcr", Register("c", "x", None))
     assert log.entry().owner == a
     assert before != log.digest()  # sessions and serial went on, the tables did not
     assert len(log.machine.view("lcr").table("clients")) == 1
@@ -381,6 +320,303 @@ def test_snapshot_carries_the_registry() -> None:
     copy.restore(chunks, log.machine.index)
     assert copy.digest() == log.digest()
     assert copy.view("lcr").table("clients").get("c") == log.entry()
+
+
+# --- Open: the decision of Register, with a mode and a clean start --------------------------------
+
+
+def test_open_takes_over_and_resumes() -> None:
+    log = Log()
+    a = log.open("n1", "a")
+    assert isinstance(a, Registered)
+    assert not a.session_present
+    b = log.open("n2", "b", a.channel)
+    assert isinstance(b, Registered)
+    assert (b.took_over, b.session_present) == (a.channel, True)
+    assert log.entry().session_present
+
+
+def test_open_without_resume_takes_the_place_and_not_the_session() -> None:
+    log = Log()
+    a = log.open("n1", "a").channel
+    b = log.open("n2", "b", a, resume=False)
+    assert isinstance(b, Registered)
+    assert (b.took_over, b.session_present) == (a, False)
+    # What was said once is said again, whatever the repeated question would have.
+    again = log.open("n2", "b", a, resume=True)
+    assert again.repeated
+    assert not again.session_present
+
+
+def test_open_of_a_former_mode_writes_nothing() -> None:
+    log = Log()
+    a = log.open("n1", "a").channel
+    epoch = log.switch("migration").epoch
+    before = log.entry()
+    answer = log.open("n2", "b", a, epoch=0)
+    assert answer == ModeChanged("migration", epoch, log.machine.index)
+    # Not even a repetition is answered: the first answer was for another mode's flow.
+    assert isinstance(log.open("n1", "a", epoch=0), ModeChanged)
+    assert isinstance(log.open("n2", "b", a, epoch=epoch + 1), ModeChanged)
+    assert log.entry() == before
+    assert isinstance(log.open("n2", "b", a, epoch=epoch), Registered)
+
+
+def test_open_is_outdated_late_with_or_without_a_predecessor() -> None:
+    """Scenarios 7 and 8 of the research page."""
+    log = Log()
+    newer = log.open("n1", "new", version=20).channel
+    before = log.entry()
+    for predecessor in (None, newer):
+        for resume in (True, False):
+            answer = log.open("n2", "old", predecessor, version=10, resume=resume)
+            assert isinstance(answer, OutdatedLate)
+            assert answer.newer == newer
+            assert log.entry() == before
+
+
+def test_a_clean_start_takes_over_whoever_is_there() -> None:
+    """It continues nothing, so it need not know whose place it takes."""
+    log = Log()
+    a = log.open("n1", "a").channel
+    for named in (None, a):
+        answer = log.open("n2", f"b{named}"[:9], named, clean=True)
+        assert isinstance(answer, Registered)
+        assert not answer.session_present
+        assert answer.took_over == a
+        a = log.open("n1", "c", answer.channel).channel
+    assert log.entry().owner == a
+
+
+def test_a_clean_start_is_refused_by_a_newer_owner() -> None:
+    log = Log()
+    newer = log.open("n1", "a", version=20).channel
+    answer = log.open("n2", "b", newer, version=10, clean=True)
+    assert isinstance(answer, OutdatedLate)
+    assert log.entry().owner == newer
+
+
+def test_who_has_a_ticket_of_this_mode_is_newer_than_what_is_adopted() -> None:
+    log = Log()
+    log.announce("n1", "n2")
+    log.switch("migration")
+    ticket = log.send("n2", TakeTicket()).ticket
+    adopted = log.adopt("n1", log.living("n1", "a")).channel
+    assert adopted.ticket < ticket
+    assert isinstance(log.open("n2", "b", adopted, ticket=ticket), Registered)
+
+
+def test_clean_start_that_missed_the_predecessor_restarts_with_it() -> None:
+    """Scenario 2, the log's part: the real predecessor is named, so that it can be discarded."""
+    log = Log()
+    a = log.open("n1", "a").channel
+    answer = log.open("n2", "b", resume=False)
+    assert isinstance(answer, Restart)
+    assert answer.predecessor == a
+    b = log.open("n2", "b", a, ticket=answer.claim.ticket, resume=False)
+    assert (b.took_over, b.session_present) == (a, False)
+
+
+def test_open_over_a_predecessor_that_left_is_ahead() -> None:
+    log = Log()
+    a = log.open("n1", "a").channel
+    assert log.unregister("n1", a)
+    answer = log.open("n2", "b", a)
+    assert isinstance(answer, Ahead)
+    assert (answer.predecessor, log.entry()) == (None, None)
+
+
+def test_open_is_refused_like_register() -> None:
+    log = Log()
+    a = log.open("n1", "a").channel
+    with pytest.raises(SelfTakeover):
+        log.open("n1", "a2", msgspec.structs.replace(a, channel="a2"))
+    with pytest.raises(BadTicket):
+        log.open("n2", "b", a, ticket=log.machine.serial + 1_000)
+    with pytest.raises(NoOrigin):
+        log.run(log.client(), "lcr", Open("c", "x", None, None, 0, True, 0))
+
+
+def test_late_deletes_after_open_are_harmless() -> None:
+    """Scenario 10: twice after the successor, and before the row it will name could exist."""
+    log = Log()
+    a = log.open("n1", "a").channel
+    b = log.open("n2", "b", a).channel
+    assert not log.unregister("n1", a)
+    assert not log.unregister("n1", a)
+    assert log.entry().owner == b
+    # A delete cannot come before its registration: the ticket is the place of that in the log, so
+    # whatever is guessed names another row, and what is registered can be deleted by its name.
+    guess = msgspec.structs.replace(b, channel="c", ticket=log.machine.serial + 2)
+    assert not log.unregister("n2", guess)
+    c = log.open("n2", "c", b).channel
+    assert c != guess
+    assert log.unregister("n2", c)
+    assert log.entry() is None
+
+
+# --- Adopt ----------------------------------------------------------------------------------------
+
+
+def test_adopted_channel_gets_its_place_from_the_log() -> None:
+    log = Log()
+    answer = log.adopt("n1", log.living("n1", "a"), session_present=True)
+    assert isinstance(answer, Registered)
+    serial = log.machine.serial
+    assert answer.channel == Channel("c", "a", "n1", 1, serial, serial)
+    assert (answer.took_over, answer.session_present) == (None, True)
+    assert log.entry().owner == answer.channel
+    again = log.adopt("n1", log.living("n1", "a"), session_present=False)
+    assert again.repeated
+    assert (again.channel, again.session_present) == (answer.channel, True)
+
+
+def test_adopted_channel_keeps_its_ticket_and_version() -> None:
+    log = Log()
+    ticket = log.send("n1", TakeTicket()).ticket
+    row = msgspec.structs.replace(log.living("n1", "a"), ticket=ticket)
+    assert log.adopt("n1", row).channel == msgspec.structs.replace(row, version=ticket)
+    other = msgspec.structs.replace(
+        log.living("n2", "b"), client_id="d", version=1_700_000_000_000, supplied=True
+    )
+    adopted = log.adopt("n2", other).channel
+    assert adopted == msgspec.structs.replace(other, ticket=log.machine.serial)
+
+
+def test_adopt_displaces_nobody_however_new_it_is() -> None:
+    log = Log()
+    owner = log.open("n1", "a", version=5).channel
+    claim = log.open("n2", "b", version=7)
+    assert isinstance(claim, Restart)
+    before = log.entry()
+    newer = msgspec.structs.replace(log.living("n2", "x"), version=99, supplied=True)
+    answer = log.adopt("n2", newer)
+    assert isinstance(answer, OutdatedLate)
+    assert answer.newer == owner
+    assert log.entry() == before
+
+
+def test_adopt_for_an_old_node_names_that_node() -> None:
+    log = Log()
+    theirs = log.adopt("n1", log.living("n2", "a")).channel
+    assert theirs.node == "n2"
+    log.node_down("n2")
+    # Fenced and marked like every other row.
+    assert isinstance(log.open("n1", "b", theirs), Ahead)
+    assert log.send("n1", Cleanup("n2", 1, ("c",), True)).rows == 1
+
+
+def test_adopt_of_an_ended_life_is_refused() -> None:
+    log = Log()
+    theirs = log.living("n2", "a")
+    log.node_down("n2")
+    with pytest.raises(NotAMember, match="incarnation 1 of n2"):
+        log.adopt("n1", theirs)
+    log.node_up("n2")
+    with pytest.raises(NotAMember):
+        log.adopt("n2", theirs)
+    with pytest.raises(NotAMember):
+        log.adopt("n1", Channel("c", "a", "nobody", 1, 0, 0))
+    assert log.entry() is None
+    assert isinstance(log.adopt("n2", log.living("n2", "a")), Registered)
+
+
+def test_adopt_takes_the_place_of_a_fenced_row_only() -> None:
+    log = Log()
+    fenced = log.open("n2", "a").channel
+    log.node_down("n2")
+    answer = log.adopt("n1", log.living("n1", "b"))
+    assert isinstance(answer, Registered)
+    assert answer.took_over is None
+    assert not log.unregister("n1", fenced)
+    assert log.send("n1", Cleanup("n2", 1, ("c",), True)).rows == 0
+
+
+def test_adopt_checks_its_sender_and_its_ticket() -> None:
+    log = Log()
+    row = log.living("n1", "a")
+    with pytest.raises(NoOrigin):
+        log.run(log.client(), "lcr", Adopt(row, True))
+    with pytest.raises(BadTicket):
+        log.adopt("n1", msgspec.structs.replace(row, ticket=log.machine.serial + 10))
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+class FirstFormat(LCR):
+    """A member that runs 0.1.0: it has never heard of the other commands."""
+
+    version = 1
+    commands = FORMAT_1
+
+
+NEW_COMMANDS = (
+    Open("c", "b", None, None, 0, True, 0),
+    Adopt(Channel("d", "x", "n1", 1, 0, 0), True),
+    Announce(2, 0),
+    SwitchMode("migration"),
+    TrimPast(10),
+)
+
+
+def test_format_1_answers_new_words_as_0_1_0_does() -> None:
+    """Two machines, one of the former version, on one log: the same answers, the same state."""
+    new = Log(version=1)
+    new.set("policy", "refuse")
+    new.register("n1", "a", version=10)
+    answers = []
+    for command in NEW_COMMANDS:
+        with pytest.raises(UnknownCommand) as refusal:
+            new.send("n2", command)
+        answers.append(str(refusal.value))
+    new.register("n2", "b", version=20)
+    new.node_down("n2")
+    new.send("n1", Cleanup("n2", 1, ("c",), True))
+    old = StateMachine([FirstFormat()])
+    outcomes = [old.apply(index, entry) for index, entry in enumerate(new.entries, 1)]
+    refused = [str(o) for [(_, _, o)] in outcomes if isinstance(o, UnknownCommand)]
+    assert refused == answers == ["the plugin 'lcr' cannot decode the command"] * 5
+    assert old.digest() == new.digest()
+
+
+def test_format_1_writes_no_history() -> None:
+    """A member that runs 0.1.0 has no such table, whatever a newer one was told to keep."""
+    log = Log(version=1)
+    log.set("history_ms", 60_000)
+    log.unregister("n1", log.register("n1", "a").channel)
+    assert len(log.view().table("past")) == 0
+
+
+def test_format_2_begins_with_the_last_member() -> None:
+    log = Log(version=1)
+    a = log.register("n1", "a").channel
+    log.node_up("n2", version=2)
+    with pytest.raises(UnknownCommand):
+        log.open("n2", "b", a)
+    log.node_up("n1", version=2)
+    assert isinstance(log.open("n2", "b"), Registered)
+    assert isinstance(log.register("n1", "c", log.entry().owner), Registered)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Open("", "b", None, None, 0, True, 0),
+        Open("c", "b" * 257, None, None, 0, True, 0),
+        Open("c", "b", None, -1, 0, True, 0),
+        Open("c", "b", None, None, 0, True, -1),
+        Adopt(Channel("c", "", "n1", 1, 0, 0), True),
+        Announce(0, 0),
+        SwitchMode("on"),  # type: ignore[arg-type]
+        TrimPast(0),
+        TrimPast(1_001),
+    ],
+)
+def test_new_fields_beyond_their_limits_are_not_decoded(command: msgspec.Struct) -> None:
+    log = Log()
+    with pytest.raises(UnknownCommand, match="cannot decode"):
+        log.send("n1", command)
 
 
 versions = st.none() | st.integers(1, 5)
