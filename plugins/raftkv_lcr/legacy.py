@@ -116,7 +116,7 @@ class LegacyRegistry:
             return ConnectResult("timeout", False, None, None, None, lock.attempts)
         try:
             predecessor = await self._take_over_known(client_id)
-            row = self._row(client_id, channel, version)
+            row = self.row(client_id, channel, version)
             await self._write_held(row)
         finally:
             await asyncio.shield(self._host.spawn(self.locks.release(lock), "lcr-legacy-unlock"))
@@ -138,7 +138,7 @@ class LegacyRegistry:
         if not lock.granted:
             return ConnectResult("timeout", False, None, None, None, lock.attempts)
         try:
-            row = self._row(client_id, channel, version)
+            row = self.row(client_id, channel, version)
             await self._write_held(row)
         finally:
             await asyncio.shield(self._host.spawn(self.locks.release(lock), "lcr-legacy-unlock"))
@@ -151,15 +151,30 @@ class LegacyRegistry:
         await self.copies.write(Operation(False, channel))
         return held
 
+    async def add(self, row: Channel) -> None:
+        """The dirty write alone: return when one core has it. Raises `NoLeader`, `Overloaded`.
+
+        If it raises, or is cancelled, the row is removed again, as it may have been written.
+        """
+        await self.ready()
+        try:
+            await self.copies.write(Operation(True, row))
+        except BaseException:
+            self.remove_soon(row)
+            raise
+
+    def remove_soon(self, row: Channel) -> None:
+        """The dirty delete alone, in the background, tried again for some seconds."""
+        self._host.spawn(self._delete(row), "lcr-legacy-delete")
+
     def on_node_down(self, member: Member) -> None:
         """Every node removes the rows of the dead one from its own copy."""
         self._host.spawn(
             self.copies.purge(member.name, member.incarnation), f"lcr-legacy-purge-{member.name}"
         )
 
-    # --- inside ---
-
-    def _row(self, client_id: str, channel: str, version: int | None) -> Channel:
+    def row(self, client_id: str, channel: str, version: int | None) -> Channel:
+        """The row of a channel of this node; `version` defaults to the wall clock in ms."""
         wall_ms = self._host.runtime.wall_ms()
         return Channel(
             client_id=client_id,
@@ -168,18 +183,19 @@ class LegacyRegistry:
             incarnation=self._host.incarnation,
             version=wall_ms if version is None else version,
             ticket=0,
-            supplied=True,
+            supplied=version is not None,
         )
+
+    # --- inside ---
 
     async def _write_held(self, row: Channel) -> None:
         key = (row.client_id, row.channel)
         self.held[key] = row
         try:
-            await self.copies.write(Operation(True, row))
+            await self.add(row)
         except BaseException:
             # The connection fails; its channel ends, and says so as every ending channel does.
             self.held.pop(key, None)
-            self._host.spawn(self._delete(row), "lcr-legacy-delete")
             raise
 
     async def _take_over_known(self, client_id: str) -> Channel | None:
@@ -212,10 +228,11 @@ class LegacyRegistry:
         if self.held.get(key) != channel:
             return False
         del self.held[key]
-        self._host.spawn(self._delete(channel), "lcr-legacy-delete")
+        self.remove_soon(channel)
         return True
 
     async def _delete(self, channel: Channel) -> None:
+        await self.ready()
         for _ in range(DELETE_ATTEMPTS_MAX):
             try:
                 await self.copies.write(Operation(False, channel))

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 from sortedcontainers import SortedDict
 
-from raftkv.errors import NoLeader, Overloaded, PeerUnreachable, RaftkvError
+from raftkv.errors import NoLeader, Overloaded, PeerUnreachable, RaftkvError, RemoteFailed
 from raftkv.plugin import Host, Member
 
 from .commands import Channel
@@ -80,6 +81,11 @@ class Bag:
 
     def of(self, client_id: str) -> list[Channel]:
         return list(self._clients.get(client_id, {}).values())
+
+    def holds(self, row: Channel) -> bool:
+        """Whether a row of this channel is here, however it was versioned."""
+        rows = self._clients.get(row.client_id)
+        return rows is not None and (row.channel, row.node, row.incarnation) in rows
 
     def page(self, after: str, clients_max: int) -> CopyPage:
         """The next clients in order of their ids; "" starts, as no client id is empty."""
@@ -162,6 +168,8 @@ class Copies:
         self._host = host
         self.bag = Bag()
         self.lag_s = 0.0
+        # Told of every row that is added to this node's bag by a write, its own or another's.
+        self.on_add: Callable[[Channel], None] | None = None
         self._streams: dict[str, Stream] = {}
         self._received: dict[str, tuple[int, int]] = {}
         self._arrivals: deque[Arrival] = deque()
@@ -184,6 +192,8 @@ class Copies:
                 return
             except PeerUnreachable:
                 continue
+            except RemoteFailed as error:
+                raise Overloaded(f"core {core} did not take the write: {error}") from error
         raise NoLeader("no core took the write: wait until a core can be reached, then retry")
 
     async def on_write(self, sender: str, payload: bytes) -> bytes:
@@ -200,10 +210,15 @@ class Copies:
         for stream in cores:
             if stream.is_full:
                 raise Overloaded(f"core {stream.peer.name} is too far behind; retry later")
-        self.bag.apply(operation)
+        self._apply(operation)
         for stream in cores:
             stream.put(operation)
         self._forward(operation)
+
+    def _apply(self, operation: Operation) -> None:
+        self.bag.apply(operation)
+        if operation.add and self.on_add is not None:
+            self.on_add(operation.channel)
 
     def _forward(self, operation: Operation) -> None:
         for stream in list(self._streams.values()):
@@ -263,7 +278,7 @@ class Copies:
         now = self._host.runtime.monotonic()
         while self._arrivals and self._arrivals[0].due_s <= now and not self._copying:
             for operation in self._arrivals.popleft().operations:
-                self.bag.apply(operation)
+                self._apply(operation)
                 if self._host.role == "core":
                     self._forward(operation)
 

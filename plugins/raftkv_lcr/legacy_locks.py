@@ -98,10 +98,13 @@ class LockClient:
         self.wait_s = WAIT_S
         self._number = 0
 
-    async def acquire(self, resource: str) -> Lock:
-        """The lock; `granted` is false when it could not be had within `wait_s`."""
+    async def acquire(self, resource: str, wait_s: float | None = None) -> Lock:
+        """The lock; `granted` is false when it could not be had in time.
+
+        In time is within this client's `wait_s`, or within the argument if that is shorter.
+        """
         runtime = self._host.runtime
-        deadline = runtime.monotonic() + self.wait_s
+        deadline = runtime.monotonic() + min(self.wait_s, wait_s if wait_s else self.wait_s)
         self._number += 1
         holder = f"{self._host.name}/{self._host.incarnation}/{self._number}"
         attempts = 0

@@ -1,4 +1,10 @@
-"""The calls between nodes of the old registry: their names and payloads."""
+"""The calls between nodes of the old registry: their names and payloads.
+
+The calls to a channel ("old.begin" and so on) are session protocol 1, which nodes of the version
+before the linear registry speak. They carry no version and no token: whoever calls is believed to
+hold the lock. A call that ends a channel says who takes its place and when, by the caller's clock,
+the old channel was left: `disconnected_at_ms` is all that a newer node has for a version.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,17 @@ from typing import TypeVar
 import msgspec
 
 from .commands import Channel
+from .owner import Failure, Message
 
 __all__ = [
     "COPY",
     "FOLLOW",
     "LOCK",
+    "OLD_ALIVE",
+    "OLD_BEGIN",
+    "OLD_DISCARD",
+    "OLD_END",
+    "OLD_KICK",
     "SPREAD",
     "TAKEOVER",
     "UNLOCK",
@@ -21,6 +33,14 @@ __all__ = [
     "CopyRequest",
     "FollowRequest",
     "LockRequest",
+    "OldAlive",
+    "OldBegin",
+    "OldContent",
+    "OldEnd",
+    "OldGone",
+    "OldKick",
+    "OldLiving",
+    "OldPendings",
     "Operation",
     "Spread",
     "UnlockRequest",
@@ -35,6 +55,11 @@ SPREAD = "legacy.spread"
 FOLLOW = "legacy.follow"
 COPY = "legacy.copy"
 TAKEOVER = "legacy.takeover"
+OLD_BEGIN = "old.begin"
+OLD_END = "old.end"
+OLD_DISCARD = "old.discard"
+OLD_KICK = "old.kick"
+OLD_ALIVE = "old.alive"
 
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
@@ -105,3 +130,62 @@ class CopyPage(msgspec.Struct, frozen=True, array_like=True):
 
     channels: tuple[Channel, ...]
     last: str | None
+
+
+# --- session protocol 1 ---------------------------------------------------------------------------
+
+
+class OldBegin(msgspec.Struct, frozen=True, array_like=True):
+    """Freeze the channel and give its session's content."""
+
+    channel: Channel
+
+
+class OldEnd(msgspec.Struct, frozen=True, array_like=True):
+    """End the channel: `taker`, the caller's channel, takes its place (None: nobody does).
+
+    The same payload for "old.end", which answers with what arrived since the begin, and for
+    "old.discard", which throws the session away.
+    """
+
+    channel: Channel
+    taker: Channel | None
+    disconnected_at_ms: int
+
+
+class OldKick(msgspec.Struct, frozen=True, array_like=True):
+    """End the channel and its session, and tell the client why."""
+
+    channel: Channel
+    reason: str
+
+
+class OldAlive(msgspec.Struct, frozen=True, array_like=True):
+    """Which of these channels live on the node that is asked? All of one node in one call."""
+
+    channels: tuple[Channel, ...]
+
+
+class OldGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """The channel is ending or not there: one of the failure kinds, and words."""
+
+    kind: Failure
+    reason: str
+
+
+class OldContent(msgspec.Struct, frozen=True, array_like=True, tag="content"):
+    """What "old.begin" answers."""
+
+    content: bytes
+
+
+class OldPendings(msgspec.Struct, frozen=True, array_like=True, tag="pendings"):
+    """What "old.end" and, always empty, "old.discard" and "old.kick" answer."""
+
+    messages: tuple[Message, ...]
+
+
+class OldLiving(msgspec.Struct, frozen=True, array_like=True):
+    """What "old.alive" answers, in the order of the question."""
+
+    living: tuple[bool, ...]

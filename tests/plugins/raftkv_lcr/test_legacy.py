@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from raftkv.errors import Overloaded
 from raftkv_lcr import Channel
 from raftkv_lcr.legacy_copies import COPY_CLIENTS_MAX, Bag
 from raftkv_lcr.legacy_locks import LEASE_MS, WAIT_S, LockServer
@@ -239,3 +242,50 @@ async def test_contenders_that_lose_give_back_what_they_got(cluster: Cluster) ->
     assert not (await cluster.nodes["core2"].lcr.legacy.locks.acquire("c")).granted
     await cluster.nodes["core1"].lcr.legacy.locks.release(first)
     assert sum(map(locks_of, cluster.nodes.values())) == 0
+
+
+@scenario()
+async def test_caller_s_own_patience_bounds_the_wait_for_the_lock(cluster: Cluster) -> None:
+    await warm_up(cluster)
+    assert (await cluster.nodes["core1"].lcr.legacy.locks.acquire("c")).granted
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    assert not (await cluster.nodes["core2"].lcr.legacy.locks.acquire("c", 0.5)).granted
+    assert loop.time() - started < 0.6
+    started = loop.time()
+    assert not (await cluster.nodes["core2"].lcr.legacy.locks.acquire("c", 60.0)).granted
+    assert loop.time() - started <= WAIT_S
+
+
+@scenario(replicants=1)
+async def test_every_row_that_arrives_is_told_of(cluster: Cluster) -> None:
+    await warm_up(cluster)
+    told: dict[str, list[str]] = {name: [] for name in cluster.nodes}
+    for name, node in cluster.nodes.items():
+        node.lcr.legacy.copies.on_add = lambda row, name=name: told[name].append(row.channel)  # type: ignore[misc]
+    registry = cluster.nodes["rep1"].lcr.legacy
+    row = registry.row("c", "x", None)
+    await registry.add(row)
+    await asyncio.sleep(SETTLE_S)
+    registry.remove_soon(row)
+    await asyncio.sleep(SETTLE_S)
+    assert told == {name: ["x"] for name in cluster.nodes}
+    assert not any(node.lcr.legacy.copies.bag.holds(row) for node in cluster.nodes.values())
+
+
+@scenario(replicants=1)
+async def test_core_that_refuses_a_write_says_so_and_leaves_no_row(cluster: Cluster) -> None:
+    await warm_up(cluster)
+    registry = cluster.nodes["rep1"].lcr.legacy
+    core = cluster.nodes[registry.copies._cores_by_preference()[0]].lcr.legacy
+
+    async def refuse(sender: str, payload: bytes) -> bytes:
+        raise Overloaded("far behind")
+
+    accepts, core.copies.on_write = core.copies.on_write, refuse  # type: ignore[method-assign]
+    row = registry.row("c", "x", 7)
+    with pytest.raises(Overloaded, match="far behind"):
+        await registry.add(row)
+    core.copies.on_write = accepts  # type: ignore[method-assign]
+    await asyncio.sleep(SETTLE_S)
+    assert set(map(tuple, copies(cluster, "c").values())) == {()}

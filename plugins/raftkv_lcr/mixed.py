@@ -1,0 +1,476 @@
+"""Both registries side by side: the modes "disabled", "dual" and "migration", and old nodes.
+
+**Flows.** `LockedFlow` ("disabled") is the old registry's flow, with the manager's hand-overs.
+`MixedFlow` ("dual" and "migration") is the linear flow; what it registers in the log it then writes
+into the old registry, too, without its lock. Under "dual" that is all. Under "migration" it reads
+both, and takes over the newest channel of the union; a channel that only the old registry knows
+is nothing to the log, so there the predecessor is the one that the log has, possibly none.
+
+**The newest of the union** is a guess, since rows of the old registry have no order but that of
+their arrival: what arrived behind the log's owner is newer. If the guess is not there, the next one
+is asked: to `begin` a channel that is not the newest does no harm.
+
+**Adoption.** After a switch of the mode, and in a new life, a node enters its living channels
+where the mode writes and they are missing, waits for those that were just being opened under the
+former mode, and announces the epoch. Under "disabled" it also takes its rows out of the linear
+registry, which nobody reads then, and which must not show them as owners for ever. Where two
+channels of one client live, as the old registry allows, the first to be entered stays; the other
+one is treated as every channel that lost its row.
+
+**Old nodes.** They speak protocol 1 and the old registry only, and take its lock, which nobody
+else does. A newer node that calls one writes the linear registry when the call has succeeded, and
+leaves the rows of the old channel to the old node. A newer node that is called by one enters the
+caller's channel into the linear registry on its behalf, with `disconnected_at` for a version. What
+neither covers is a session that an old node began beside a registered one, because its copy was
+behind or it lost a race: the node of the registered channel sees the row arrive, waits until any
+takeover of its own channel would be over, and then has the other one discarded.
+
+While old nodes are members, `effective_mode` makes "enabled" act as "migration", at once. What had
+been opened before is written into the old registry a little later, for a node that is just
+starting is an old one for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from raftkv.errors import RaftkvError, SessionExpired, StaleIncarnation, UnknownCommand
+from raftkv.plugin import Host
+
+from .commands import (
+    PROTOCOL,
+    Announce,
+    Channel,
+    ModeChanged,
+    ModeRow,
+    NotAMember,
+    Registered,
+    Unregister,
+    same_channel,
+)
+from .linear_flow import LinearFlow, Seen
+from .modes import effective_mode, mode_of, old_nodes
+from .old_calls import CalledByOld, LockedPeers, MixedTakeovers, speaks_old
+from .old_flow import OldCalls, OldFlow, OldServer, opened_session
+from .owner import ChannelGone
+from .registry import is_live
+from .result import OpenedSession
+from .takeover import Begun
+from .wire import Contender, Handed
+
+if TYPE_CHECKING:
+    from .manager import Attempt, ChannelManager
+
+__all__ = ["Adoption", "Announcer", "LockedFlow", "MixedFlow"]
+
+# A node that has just started announces itself within this time, as a rule. Only after it the other
+# nodes fill the old registry for its sake.
+OLD_NODE_GRACE_S = 2.0
+# Channels entered at the same time, so that some 10,000 take seconds and others still get through.
+ADOPT_PARALLEL = 64
+# How long a channel whose place is taken waits to hear from the owner's node whether the owner is
+# alive at all. A node that is dead is declared so long before.
+DOUBT_S = 30.0
+# Rows looked at between two breaths: some milliseconds of the node's loop.
+SLICE_ROWS = 2_000
+RETRY_S = 0.1
+RETRY_MAX_S = 5.0
+
+
+# --- the flows ------------------------------------------------------------------------------------
+
+
+class LockedFlow:
+    """The flow under the mode "disabled": the old registry alone, under its lock."""
+
+    def __init__(self, manager: ChannelManager) -> None:
+        self._manager = manager
+        self._host = manager.host
+        self._legacy = manager.api.legacy
+        self._flow = OldFlow(
+            manager.host, manager.api.legacy, LockedPeers(manager), manager.options
+        )
+
+    async def open(self, attempt: Attempt) -> OpenedSession | ModeChanged:
+        """See `manager.Flow`."""
+        key = (attempt.client_id, attempt.channel)
+
+        def writing(row: Channel) -> None:
+            self._manager.wrote(key, old=row)
+
+        try:
+            opened = await self._flow.open(
+                attempt.client_id,
+                attempt.clean_start,
+                attempt.channel,
+                version=attempt.version,
+                lock_wait_s=self._manager.remaining_s(attempt),
+                writing=writing,
+            )
+        except BaseException:
+            self._manager.ended(key)
+            raise
+        attempt.attempts += opened.attempts
+        return replace(opened_session(opened), attempts=attempt.attempts)
+
+    async def enter(self, row: Channel) -> Channel | None:
+        """See `manager.Flow`. What the linear registry has of the channel goes."""
+        entered = await enter_old(self._manager, row)
+        written = self._manager.written.get(_key(row))
+        if written is not None and written.lcr is not None:
+            former, written.lcr = written.lcr, None
+            await self._manager.api.unregister(former)
+        return entered
+
+    async def find(self, client_id: str) -> Channel | None:
+        """See `manager.Flow`."""
+        return await self._legacy.lookup(client_id)
+
+
+async def enter_old(manager: ChannelManager, row: Channel) -> Channel:
+    """Write a living channel of this node into the old registry, unless it is there already."""
+    host, legacy, key = manager.host, manager.api.legacy, _key(row)
+    await legacy.ready()
+    written = manager.written.get(key)
+    row = replace(row, node=host.name, incarnation=host.incarnation)
+    former = None if written is None else written.old
+    if former is not None and same_channel(former, row) and legacy.copies.bag.holds(row):
+        return former
+    await legacy.add(row)
+    if key not in manager.opening and not manager.owner.is_alive(row):
+        legacy.remove_soon(row)  # it ended meanwhile
+        return row
+    manager.wrote(key, old=row)
+    manager.api.counters.add("adopted")
+    return row
+
+
+class MixedFlow(LinearFlow):
+    """The flow under "dual" and "migration": the linear one, and the old registry beside it."""
+
+    def __init__(self, manager: ChannelManager) -> None:
+        super().__init__(manager)
+        self._legacy = manager.api.legacy
+        self._legacy.copies.on_add = self.rival
+        # The own key of an opening connection -> whose session it continues.
+        self._continued: dict[tuple[str, str], Channel] = {}
+
+    # --- reading ---
+
+    def seen(self, client_id: str) -> Seen:
+        """LocalMax of the linear registry, or of both."""
+        return self.turned(client_id, self._api.lookup_local(client_id))
+
+    def turned(self, client_id: str, real: Channel | None) -> Seen:
+        """The newest of the union, given what the log has."""
+        return Seen(next(iter(self._union(client_id, real)), None), real)
+
+    def _reads_both(self) -> bool:
+        return effective_mode(self._host.view()).mode == "migration"
+
+    def _union(self, client_id: str, owner: Channel | None) -> list[Channel]:
+        """All channels that may be the client's, the newest first."""
+        if not self._reads_both():
+            return [] if owner is None else [owner]
+        view = self._host.view()
+        rows = [row for row in self._legacy.channels_local(client_id) if is_live(row, view.members)]
+        if len(rows) > 1:
+            self._api.counters.add("many_channels")
+        if owner is None:
+            return rows[::-1]
+        places = [place for place, row in enumerate(rows) if same_channel(row, owner)]
+        if places:
+            return [*rows[: places[0] : -1], owner, *rows[: places[0]][::-1]]
+        # Of an old node's channels its own registry knows best. That of any other node stands in
+        # the log before it is spread.
+        if owner.node in old_nodes(view, view.members):
+            return [*rows[::-1], owner]
+        return [owner, *rows[::-1]]
+
+    # --- what differs from the linear flow ---
+
+    async def open(self, attempt: Attempt) -> OpenedSession | ModeChanged:
+        """See `manager.Flow`."""
+        await self._legacy.ready()
+        try:
+            opened = await super().open(attempt)
+        finally:
+            continued = self._continued.pop((attempt.client_id, attempt.channel), None)
+        if isinstance(opened, ModeChanged) or opened.outcome != "ok":
+            return opened
+        if continued is not None:
+            opened = replace(opened, predecessor=continued)
+        if opened.channel is not None and self._reads_both():
+            self._drop_others(opened.channel, opened.predecessor, attempt.clean_start)
+        return opened
+
+    async def begin(self, predecessor: Channel, contender: Contender, deadline: float) -> Begun:
+        """Freeze the predecessor; if it is gone, the next one of the union."""
+        others: Iterable[Channel] = ()
+        try:
+            return await super().begin(predecessor, contender, deadline)
+        except ChannelGone as gone:
+            if gone.kind == "timeout":
+                raise  # it may live, and there is no time to lose
+            owner = self._api.lookup_local(predecessor.client_id)
+            others = self._union(predecessor.client_id, owner)
+            first = gone
+        for other in others:
+            mine = (contender.node, contender.incarnation, contender.channel)
+            if other != predecessor and (other.node, other.incarnation, other.channel) != mine:
+                try:
+                    return await super().begin(other, contender, deadline)
+                except ChannelGone:
+                    continue
+        raise first
+
+    async def end(
+        self, predecessor: Channel, registered: Registered, begun: Begun, deadline: float
+    ) -> Handed:
+        """End whom this connection has begun, which need not be the one that the log had."""
+        if begun.channel != predecessor:
+            self.discard(predecessor)
+        self._continued[_key(registered.channel)] = begun.channel
+        return await super().end(begun.channel, registered, begun, deadline)
+
+    async def written(self, attempt: Attempt, registered: Registered) -> None:
+        """The dirty write. The log has decided, so its failure refuses nobody."""
+        row = registered.channel
+        self._manager.wrote(_key(row), old=row)
+        try:
+            await self._legacy.add(row)
+        except RaftkvError as error:
+            self._host.log.debug("lcr: the old registry gets %s later: %s", row.channel, error)
+            self._host.spawn(self._write_later(row), "lcr-write-old")
+
+    async def _write_later(self, row: Channel) -> None:
+        delay_s = RETRY_S
+        written = self._manager.written.get(_key(row))
+        while written is not None and self._manager.written.get(_key(row)) is written:
+            await self._host.runtime.sleep(delay_s)
+            delay_s = min(2 * delay_s, RETRY_MAX_S)
+            try:
+                await self._legacy.add(row)
+                return
+            except RaftkvError:
+                continue
+
+    async def enter(self, row: Channel) -> Channel | None:
+        """See `manager.Flow`."""
+        entered = await super().enter(row)
+        if entered is not None:
+            await enter_old(self._manager, entered)
+        return entered
+
+    async def find(self, client_id: str) -> Channel | None:
+        """See `manager.Flow`."""
+        await self._legacy.ready()
+        owner = await super().find(client_id)
+        return next(iter(self._union(client_id, owner)), None)
+
+    # --- channels that only the old registry knows ---
+
+    def _drop_others(self, row: Channel, predecessor: Channel | None, clean_start: bool) -> None:
+        """This connection is the client's: what else the old registry shows must go.
+
+        Rows with a ticket are the log's business. An old node's channel may be about to take this
+        one over: `_discard_rival` waits, except for what a clean start wants gone.
+        """
+        view = self._host.view()
+        old = old_nodes(view, view.members)
+        for other in self._legacy.channels_local(row.client_id):
+            known = predecessor is not None and same_channel(other, predecessor)
+            if other.ticket or known or same_channel(other, row):
+                continue
+            if not is_live(other, view.members):
+                continue
+            if clean_start or other.node not in old:
+                self.discard(other)
+            else:
+                self._host.spawn(self._discard_rival(other), "lcr-rival")
+
+    def rival(self, other: Channel) -> None:
+        """A row arrived in this node's copy of the old registry: is it beside one of its own?"""
+        if other.ticket or other.node == self._host.name or not self._is_client_here(other):
+            return
+        if self._reads_both() and speaks_old(self._host, other.node):
+            self._host.spawn(self._discard_rival(other), "lcr-rival")
+
+    def _is_client_here(self, other: Channel) -> bool:
+        owner = self._api.lookup_local(other.client_id)
+        return owner is not None and owner.node == self._host.name
+
+    async def _discard_rival(self, other: Channel) -> None:
+        """Have an old node's channel discarded, if it did not take this node's over by then."""
+        await self._host.runtime.sleep(2 * self._manager.options.end_timeout_s)
+        owner = self._api.lookup_local(other.client_id)
+        if owner is None or not self._is_client_here(other) or same_channel(owner, other):
+            return
+        if self._manager.owner.is_alive(owner) and self._legacy.copies.bag.holds(other):
+            self.discard(other)
+
+
+# --- adoption and announcement --------------------------------------------------------------------
+
+
+class Announcer:
+    """Says that this node is no old one, and for which epoch it has adopted its channels.
+
+    By itself it is for a node without a broker, which has nothing to adopt.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._woken = False
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """The mode, the nodes or this node's incarnation changed: look again, in the background."""
+        self._woken = True
+        if self._task is None or self._task.done():
+            self._task = self._host.spawn(self._run(), "lcr-announce")
+
+    async def adopt(self) -> ModeRow:
+        """Enter this node's channels. The mode for which all of them are entered."""
+        return mode_of(self._host.view())
+
+    async def _run(self) -> None:
+        delay_s = RETRY_S
+        while self._woken:
+            self._woken = False
+            try:
+                await self._once()
+                delay_s = RETRY_S
+            except (SessionExpired, StaleIncarnation, NotAMember):
+                pass  # the next life is told of, and begins anew
+            except UnknownCommand:
+                # Members do not know the command yet. When they are gone, this is woken.
+                self._host.log.debug("lcr: not announced while members run 0.1.0")
+            except RaftkvError as error:
+                self._host.log.debug("lcr: adoption waits: %s", error)
+                await self._host.runtime.sleep(delay_s)
+                delay_s, self._woken = min(2 * delay_s, RETRY_MAX_S), True
+
+    async def _once(self) -> None:
+        if not self._host.incarnation:
+            return
+        incarnation = self._host.incarnation
+        adopted = await self.adopt()
+        view = self._host.view()
+        if mode_of(view).epoch != adopted.epoch or self._host.incarnation != incarnation:
+            self._woken = True
+            return
+        known = view.table("nodes").get(self._host.name)
+        if known is None or known.incarnation != incarnation or known.epoch < adopted.epoch:
+            await self._host.propose(Announce(PROTOCOL, adopted.epoch))
+
+
+class Adoption(Announcer):
+    """Enters a node's channels where the present mode wants them, then announces the epoch."""
+
+    def __init__(self, manager: ChannelManager) -> None:
+        super().__init__(manager.host)
+        self._manager = manager
+        called = CalledByOld(manager)
+        OldServer(manager.host, called).serve()
+        # From here on all flows and the manager itself reach old nodes, too.
+        manager.takeovers = MixedTakeovers(manager, OldCalls(manager.host, called))
+        self._locked = LockedFlow(manager)
+        self._linear = LinearFlow(manager)
+
+    async def adopt(self) -> ModeRow:
+        mode = await self._settled_mode()
+        # Those that are being opened may have begun under another mode. Later ones did not.
+        for opening in list(self._manager.opening.values()):
+            await asyncio.wait([opening])
+        rows = [row for row in self._manager.owner.channels() if self._lacks(row, mode)]
+        for first in range(0, len(rows), ADOPT_PARALLEL):
+            part = rows[first : first + ADOPT_PARALLEL]
+            await asyncio.gather(*(self._enter(row, mode) for row in part))
+        if mode.mode == "disabled":
+            await self._take_out()
+        return mode
+
+    async def _take_out(self) -> None:
+        """Delete what the linear registry still has of this node.
+
+        These are rows of channels that others took over under "disabled" before they were adopted.
+        """
+        first: str | None = ""
+        while first is not None:
+            clients = self._host.view().table("clients")
+            rows = list(clients.scan(first=first, limit=SLICE_ROWS))
+            own = [e.owner for _, e in rows if e.owner.node == self._host.name]
+            for row in own:
+                if row.incarnation == self._host.incarnation:
+                    await self._manager.api.unregister(row)
+            # The smallest string behind the last one.
+            first = rows[-1][0] + "\0" if len(rows) == SLICE_ROWS else None
+            await self._host.runtime.sleep(0)
+
+    async def _settled_mode(self) -> ModeRow:
+        """The mode to adopt for, once it is known whether a node that came is an old one."""
+        mode = self._mode()
+        if mode.mode != mode_of(self._host.view()).mode:
+            await self._host.runtime.sleep(OLD_NODE_GRACE_S)
+            mode = self._mode()
+        return mode
+
+    def _mode(self) -> ModeRow:
+        """The effective mode, this node taken for no old one."""
+        view = self._host.view()
+        mode = mode_of(view)
+        if mode.mode == "enabled" and set(old_nodes(view, view.members)) - {self._host.name}:
+            return ModeRow("migration", mode.epoch)
+        return mode
+
+    def _lacks(self, row: Channel, mode: ModeRow) -> bool:
+        """Whether the channel stands where the mode does not want it, or does not where it does."""
+        written = self._manager.written.get(_key(row))
+        if written is None:
+            return True
+        incarnation = self._host.incarnation
+        in_log = written.lcr is not None and written.lcr.incarnation == incarnation
+        in_old = written.old is not None and written.old.incarnation == incarnation
+        if mode.mode == "disabled":
+            return not in_old or written.lcr is not None
+        return not in_log or (mode.mode != "enabled" and not in_old)
+
+    async def _enter(self, row: Channel, mode: ModeRow) -> None:
+        """Enter one channel. Returns when it is entered, has ended, or is another's prey."""
+        if mode.mode == "disabled":
+            await self._locked.enter(row)
+            return
+        entered: Channel | None = None
+        patient_until = self._host.runtime.monotonic() + DOUBT_S
+        while entered is None and self._manager.owner.is_alive(row):
+            entered = await self._linear.enter(row)
+            if entered is None and not await self._try_again(row, patient_until):
+                return
+        if entered is not None and mode.mode != "enabled":
+            await enter_old(self._manager, entered)
+
+    async def _try_again(self, row: Channel, patient_until: float) -> bool:
+        """Another channel owns the client. Whether it is there no longer, or in doubt."""
+        owner = self._manager.api.lookup_local(row.client_id)
+        if owner is None or _key(owner) == _key(row):
+            return True
+        timeout_s = self._manager.options.begin_timeout_s
+        answer = await self._manager.takeovers.alive(owner.node, (owner,), timeout_s)
+        if answer is None and self._host.runtime.monotonic() < patient_until:
+            await self._host.runtime.sleep(RETRY_S)
+            return True
+        if answer is None or answer[0]:
+            # The log is believed: the owner stays, and this channel has lost its row.
+            self._manager.handover.lose(row, owner)
+            return False
+        await self._host.propose(Unregister(owner))
+        return True
+
+
+def _key(row: Channel) -> tuple[str, str]:
+    return (row.client_id, row.channel)
