@@ -1,0 +1,228 @@
+"""What the command group of a plugin is made of: the one module of `raftkv.cli` it may import.
+
+    from raftkv.cli.kit import At, Ask, connected, examples, group, print_json, print_table
+
+    app = group("What the plugin is about.")
+
+    @app.command(epilog=examples("raftkv toy size --dir demo"))
+    @connected("table", "json")
+    def size(at: At) -> None:
+        answer = Ask(at)("GET", "/v1/toy/size")
+        ...
+
+So a plugin's commands have the options, the output formats and the exit codes of raftkv's own. They
+speak to the door and never to the plugin's Python objects (docs/plugin-contract.md, A8). A plugin's
+`cli()` imports its commands when it is called: a node needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import typer
+
+from raftkv.errors import ConfigError, NotApplied, RaftkvError, Timeout, TooLarge
+
+from .options import At, connected, examples, group
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable, Sequence
+
+    from .output import Row
+
+__all__ = [
+    "Ask",
+    "At",
+    "Stage",
+    "cell",
+    "connected",
+    "examples",
+    "group",
+    "note",
+    "path_part",
+    "print_json",
+    "print_table",
+    "say",
+    "shown",
+    "while_waiting",
+]
+
+T = TypeVar("T")
+
+# Between two rounds over all endpoints.
+ROUND_PAUSE_S: Final = 0.2
+# How often the progress is asked for.
+LOOK_S: Final = 0.3
+
+
+class Ask:
+    """Requests to the cluster: each endpoint in turn until one answers or the time is up."""
+
+    def __init__(self, at: At) -> None:
+        from .connecting import endpoints_of, tls_context
+
+        self._endpoints = endpoints_of(at)
+        self._context: ssl.SSLContext | None = tls_context(at)
+        self._timeout_s = at.timeout_s
+
+    @property
+    def endpoints(self) -> Sequence[str]:
+        """The nodes that are asked, in this order."""
+        return tuple(self._endpoints)
+
+    def __call__(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> Any:
+        """The decoded answer of the first node that gives one.
+
+        A refusal is an answer, and raised. Without `repeat` nothing is asked a second time of which
+        it is unknown whether it happened: `Timeout` then says so. Raises the last node's error when
+        the time is up.
+        """
+        from .door_client import request
+
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            for endpoint in self._endpoints:
+                left_s = max(deadline - time.monotonic(), 0.05)
+                if repeat:
+                    # A node that hangs must leave time for the others.
+                    left_s = min(left_s, max(0.5, self._timeout_s / len(self._endpoints)))
+                try:
+                    return request(
+                        endpoint, method, path, body, timeout_s=left_s, context=self._context
+                    )
+                except TooLarge:
+                    raise
+                except (NotApplied, Timeout) as error:
+                    if isinstance(error, Timeout) and not repeat:
+                        raise
+                    last: RaftkvError = error
+            if time.monotonic() + ROUND_PAUSE_S >= deadline:
+                raise last
+            time.sleep(ROUND_PAUSE_S)
+
+    def each(self, method: str, path: str) -> Iterator[tuple[str, Any, RaftkvError | None]]:
+        """Every endpoint asked itself, once: its answer and None, or None and the error."""
+        from .door_client import request
+
+        for endpoint in self._endpoints:
+            try:
+                answer = request(
+                    endpoint, method, path, timeout_s=self._timeout_s, context=self._context
+                )
+            except RaftkvError as error:
+                yield endpoint, None, error
+            else:
+                yield endpoint, answer, None
+
+
+class Stage(NamedTuple):
+    """How far something is: a short text, and a bar while `total` is positive."""
+
+    text: str
+    completed: int = 0
+    total: int = 0
+
+
+def while_waiting(act: Callable[[], T], look: Callable[[], Stage]) -> T:
+    """Run `act`, and meanwhile show on stderr what `look` sees: a bar, or lines for a file.
+
+    What `look` raises as a `RaftkvError` is passed over: the next look may see more.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool, _reporting() as report:
+        done = pool.submit(act)
+        while not done.done():
+            with contextlib.suppress(RaftkvError):
+                report(look())
+            until = time.monotonic() + LOOK_S
+            while not done.done() and time.monotonic() < until:
+                time.sleep(0.02)
+        return done.result()
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[Callable[[Stage], None]]:
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("", total=None)
+
+            def bar(stage: Stage) -> None:
+                progress.update(
+                    task,
+                    description=stage.text,
+                    completed=stage.completed,
+                    total=stage.total or None,
+                )
+
+            yield bar
+        return
+    said = ""
+
+    def line(stage: Stage) -> None:
+        nonlocal said
+        if stage.text != said:
+            said = stage.text
+            note(stage.text)
+
+    yield line
+
+
+# What is drawn, quoted and sent is imported late: `--help` needs none of it.
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[str] = ()) -> None:
+    """A table on stdout; the columns in `numbers` are aligned to the right."""
+    from .output import print_table
+
+    print_table(headings, rows, numbers)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on one line of stdout."""
+    from .output import print_json
+
+    print_json(document)
+
+
+def cell(value: object) -> str:
+    """A cell's text; what is not known is a dash."""
+    return "-" if value is None else str(value)
+
+
+def shown(text: str) -> str:
+    """`text` on one line, what cannot be printed escaped: for a table."""
+    from .quoting import shown
+
+    return shown(text.encode("utf-8", "surrogateescape"))
+
+
+def path_part(text: str) -> str:
+    """`text` as one segment of a path, whatever letters it has."""
+    from urllib.parse import quote
+
+    try:
+        encoded = quote(text, safe="", errors="strict")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{shown(text)} is not valid UTF-8, as ids and names are") from None
+    # "." and ".." are what some proxies and libraries would resolve.
+    return encoded.replace(".", "%2E") if set(text) == {"."} else encoded
+
+
+def say(text: str) -> None:
+    """A line on stdout."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """A line on stderr: what is no result."""
+    typer.echo(text, err=True)

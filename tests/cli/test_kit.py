@@ -1,0 +1,158 @@
+"""What the command groups of plugins are made of."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from raftkv.cli.kit import Ask, At, Stage, path_part, shown, while_waiting
+from raftkv.errors import ConfigError, NotApplied, RaftkvError, Refused, Timeout
+
+
+class FakeDoor:
+    """A door that gives the same answer to everything; `answer` None: it does not answer."""
+
+    def __init__(self, status: int = 200, answer: Any = None, *, mute: bool = False) -> None:
+        self.asked: list[str] = []
+        self.released = threading.Event()
+        door = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                door.asked.append(f"{self.command} {self.path}")
+                if mute:
+                    door.released.wait(10)
+                    return
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def do_POST(self) -> None:
+                self.do_GET()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self.released.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class Doors:
+    """Makes doors that end with the test."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeDoor] = []
+
+    def __call__(self, *arguments: Any, **options: Any) -> FakeDoor:
+        self.made.append(FakeDoor(*arguments, **options))
+        return self.made[-1]
+
+
+@pytest.fixture
+def door() -> Iterator[Doors]:
+    doors = Doors()
+    yield doors
+    for each in doors.made:
+        each.close()
+
+
+def ask(*doors: FakeDoor | str, timeout_s: float = 5.0) -> Ask:
+    places = tuple(each if isinstance(each, str) else each.endpoint for each in doors)
+    return Ask(At(endpoints=places, timeout_s=timeout_s))
+
+
+DEAD = "http://127.0.0.1:1"
+
+
+def test_the_first_that_answers_is_taken(door: Doors) -> None:
+    busy = door(503, {"error": "no leader", "reason": "no_leader"})
+    good, unasked = door(200, {"a": 1}), door(200, {"a": 2})
+    assert ask(DEAD, busy, good, unasked)("GET", "/v1/x") == {"a": 1}
+    assert (busy.asked, good.asked, unasked.asked) == (["GET /v1/x"], ["GET /v1/x"], [])
+
+
+def test_a_refusal_is_an_answer(door: Doors) -> None:
+    refusing, other = door(404, {"error": "there is none"}), door(200, {})
+    with pytest.raises(Refused, match="there is none"):
+        ask(refusing, other)("GET", "/v1/x")
+    assert other.asked == []
+
+
+def test_what_may_have_happened_is_repeated_only_if_that_does_no_harm(door: Doors) -> None:
+    # 504 without a reason is a proxy's word: nobody knows what became of the request.
+    unknown, good = door(504, {}), door(200, {"a": 1})
+    assert ask(unknown, good)("POST", "/v1/x", {}) == {"a": 1}
+    with pytest.raises(Timeout):
+        ask(unknown, good)("POST", "/v1/x", {}, repeat=False)
+    assert len(good.asked) == 1
+    # What was never sent may be sent to another.
+    assert ask(DEAD, good)("POST", "/v1/x", {}, repeat=False) == {"a": 1}
+
+
+def test_a_node_that_hangs_leaves_time_for_the_others(door: Doors) -> None:
+    hanging, good = door(mute=True), door(200, {"a": 1})
+    assert ask(hanging, good, timeout_s=2.0)("GET", "/v1/x") == {"a": 1}
+
+
+def test_the_time_is_up() -> None:
+    with pytest.raises(NotApplied, match="cannot be reached"):
+        ask(DEAD, timeout_s=0.1)("GET", "/v1/x")
+
+
+def test_each_endpoint_is_asked_itself(door: Doors) -> None:
+    good = door(200, {"a": 1})
+    (_, answer, nothing), (place, none, error) = ask(good, DEAD).each("GET", "/v1/x")
+    assert (answer, nothing, place, none) == ({"a": 1}, None, DEAD, None)
+    assert isinstance(error, NotApplied)
+
+
+def test_a_part_of_a_path_is_one_segment() -> None:
+    assert path_part("a/b?c#d e%") == "a%2Fb%3Fc%23d%20e%25"
+    assert path_part("..") == "%2E%2E"
+    assert path_part("a.b") == "a.b"
+    with pytest.raises(ConfigError, match=r"\\xff is not valid UTF-8"):
+        path_part("\udcff")
+
+
+def test_shown_is_one_line() -> None:
+    assert shown("a\nb\x1b[1mü") == "a\\nb\\x1b[1mü"
+
+
+def test_what_is_seen_meanwhile_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = iter([Stage("one", 1, 2), Stage("one", 1, 2), Stage("two", 2, 2)])
+    done = threading.Event()
+
+    def look() -> Stage:
+        try:
+            return next(stages)
+        except StopIteration:
+            done.set()
+            raise RaftkvError("nobody answers just now") from None
+
+    assert while_waiting(lambda: done.wait(20.0), look)
+    assert capsys.readouterr().err == "one\ntwo\n"
+
+
+def test_what_the_act_raises_is_raised() -> None:
+    def act() -> None:
+        time.sleep(0.01)
+        raise Refused("no")
+
+    with pytest.raises(Refused, match="no"):
+        while_waiting(act, lambda: Stage("waiting"))
