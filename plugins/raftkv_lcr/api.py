@@ -8,48 +8,73 @@
 `connect` looks at the local copy, decides what it can without the log, registers, and retries with
 the real predecessor a bounded number of times. `register` is one attempt of it, for a broker that
 talks to the predecessor in between.
+
+A broker whose sessions shall move with their clients calls none of these. It gives `sessions` its
+side of the take-overs, and opens sessions through the `ChannelManager` that it gets (`manager.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, TypeVar
 
-from raftkv.errors import OutcomeUnknown, RaftkvError, TooLarge
+from msgspec.structs import replace
+
+from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, SequenceTooFar
 from raftkv.plugin import Host
 
 from .commands import (
-    CHANNEL_CHARS_MAX,
-    CLIENT_ID_CHARS_MAX,
     VERSION_MAX,
     Ahead,
     Channel,
     Entry,
     InProgress,
+    Mode,
+    ModeChanged,
+    ModeSwitched,
+    NotAdopted,
+    OldNodes,
+    Open,
     OutdatedEarly,
     OutdatedLate,
     Register,
     Registered,
     Restart,
+    SwitchMode,
     TakeTicket,
     Ticket,
     Unregister,
     Unregistered,
+    WrongStep,
     is_newer,
     same_channel,
 )
+from .flows import ModeFlows
 from .legacy import LegacyRegistry
+from .linear_flow import RETRIES_MAX
+from .manager import ChannelManager, check_connection
 from .metrics import Counters
+from .mixed import Announcer
+from .modes import ModeRow, mode_of, not_adopted
+from .owner import ChannelOwner
 from .reaper import Doubt, Reaper
-from .registry import live_owner
+from .registry import live_claimant, live_owner
 from .result import ConnectResult
 
-__all__ = ["Answer", "LcrApi"]
-
-# The seed's bound. With claims the newest connection needs two; more means that owners come and go.
-RETRIES_MAX = 3
+__all__ = ["Answer", "LcrApi", "OpenAnswer"]
 
 Answer = Registered | Restart | Ahead | OutdatedEarly | OutdatedLate | InProgress
+OpenAnswer = Registered | Restart | Ahead | OutdatedLate | InProgress | ModeChanged
+T = TypeVar("T", bound=Answer | ModeChanged)
+
+# Between two looks whether the nodes have adopted their channels.
+ADOPTED_POLL_S = 0.05
+# How long a switch of the mode waits for that, unless the caller says otherwise.
+SWITCH_TIMEOUT_S = 60.0
+# A cluster without a leader is asked again after the first, and then ever more rarely.
+SETTLE_FIRST_S = 0.1
+SETTLE_MAX_S = 5.0
 
 
 class LcrApi:
@@ -66,6 +91,90 @@ class LcrApi:
         self.on_lost: Callable[[Channel, Channel | None], None] | None = None
         # The channels that this node registered and still holds.
         self.held: dict[tuple[str, str], Channel] = {}
+        self._manager: ChannelManager | None = None
+        # For a node without a broker, which has no channels, but is no old node either.
+        self._announcer = Announcer(host)
+
+    # --- sessions ---
+
+    def sessions(self, owner: ChannelOwner) -> ChannelManager:
+        """The session flow for the broker of this node. Once per node, before it takes clients."""
+        if self._manager is not None:
+            raise ValueError("this node has a session manager already: a node has one broker")
+        self._manager = ChannelManager(self._host, self, owner, ModeFlows)
+        return self._manager
+
+    def sessions_or_none(self) -> ChannelManager | None:
+        """The session manager, if a broker has asked for it."""
+        return self._manager
+
+    # --- the mode ---
+
+    def mode(self) -> ModeRow:
+        """The mode and its epoch, as this node's copy has it."""
+        return mode_of(self._host.view())
+
+    async def switch_mode(self, mode: Mode, timeout_s: float = SWITCH_TIMEOUT_S) -> ModeRow:
+        """Switch all nodes to another mode, by the steps that lead there, while clients connect.
+
+        Returns when every node has entered its channels where the new mode wants them. Raises
+        `OldNodes` if the old registry is still needed after `timeout_s`, `NotAdopted` if nodes did
+        not finish by then (the mode may stand all the same: ask `mode`), and what `propose` raises.
+        Calling again goes on where it ended.
+        """
+        deadline = self._host.runtime.monotonic() + timeout_s
+        while True:
+            left_s = deadline - self._host.runtime.monotonic()
+            try:
+                switched: ModeSwitched = await self._host.propose(
+                    SwitchMode(mode), timeout_s=max(left_s, ADOPTED_POLL_S)
+                )
+                await self._adopted(switched.epoch, deadline)
+                return self.mode()
+            except WrongStep:
+                # Both directions lead by it.
+                switched = await self._host.propose(SwitchMode("migration"))
+                await self._adopted(switched.epoch, deadline)
+            except (NotAdopted, OldNodes):
+                # A node that has only just started is an old one until it announces itself.
+                if left_s <= 0:
+                    raise
+                await self._host.runtime.sleep(ADOPTED_POLL_S)
+
+    async def _adopted(self, epoch: int, deadline: float) -> None:
+        """Wait until all nodes have adopted this epoch, or a later one."""
+        while True:
+            view = self._host.view()
+            late = not_adopted(view, view.members)
+            if not late:
+                return
+            if self._host.runtime.monotonic() >= deadline:
+                raise NotAdopted(
+                    f"{', '.join(late)} have not adopted their channels for the mode of epoch "
+                    f"{epoch} yet; they go on with it"
+                )
+            await self._host.runtime.sleep(ADOPTED_POLL_S)
+
+    def on_mode(self, row: ModeRow) -> None:
+        """For the service: the mode was switched in the entry that was just applied."""
+        if self._manager is not None:
+            self._manager.on_mode(row)
+        else:
+            self._announcer.wake()
+
+    def on_nodes(self) -> None:
+        """For the service: nodes announced themselves, came or went."""
+        if self._manager is not None:
+            self._manager.on_nodes()
+        else:
+            self._announcer.wake()
+
+    def on_incarnation(self) -> None:
+        """For the service: this node has a new incarnation, its channels have no rows."""
+        if self._manager is not None:
+            self._manager.on_incarnation()
+        else:
+            self._announcer.wake()
 
     # --- reading ---
 
@@ -110,8 +219,8 @@ class LcrApi:
         the node removes whatever may have been written, unless the same channel registers again,
         which then is told what became of it.
         """
-        _check(client_id, channel, version, ticket)
-        newer = self._newer_local(client_id, channel, version, ticket)
+        check_connection(client_id, channel, version, ticket)
+        newer = self.newer_local(client_id, channel, version, ticket)
         if newer is not None:
             self.counters.add("outdated_early")
             return OutdatedEarly(newer)
@@ -122,6 +231,28 @@ class LcrApi:
                 return self._counted(standing)
         command = Register(client_id, channel, predecessor, version, ticket)
         return self._counted(await self._propose(command, timeout_s))
+
+    async def open(self, command: Open, *, timeout_s: float | None = None) -> OpenAnswer:
+        """One registration of a session flow. Raises as `register` does."""
+        return self._counted(await self._propose_open(command, timeout_s))
+
+    async def settle(self, doubt: Doubt) -> Registered | None:
+        """What became of a registration that was in doubt; None: it was not written, and never is.
+
+        `took_over` is the predecessor that it had named. Waits as long as it takes.
+        """
+        delay_s = SETTLE_FIRST_S
+        while True:
+            try:
+                standing = await self.reaper.resolve(doubt)
+                break
+            except (NotApplied, OutcomeUnknown, SequenceTooFar):
+                await self._host.runtime.sleep(delay_s)
+                delay_s = min(2 * delay_s, SETTLE_MAX_S)
+        if standing is None:
+            return None
+        former = doubt.command.predecessor
+        return self._counted(replace(standing, took_over=former, repeated=False))
 
     async def connect(
         self,
@@ -187,16 +318,19 @@ class LcrApi:
 
     # --- inside ---
 
-    def _newer_local(
+    def newer_local(
         self, client_id: str, channel: str, version: int | None, ticket: int
     ) -> Channel | None:
         """A newer channel in the local copy, as far as this connection can be compared at all.
 
+        That is an owner, or a claimant who is on the way: the log would say the same, later.
         Without a version and without a ticket it is about to get the newest ticket there is.
         """
         owner = self.lookup_local(client_id)
         if owner is None:
             return None
+        view = self._host.view()
+        entry: Entry = view.table("clients")[client_id]
         # Without a ticket of its own this connection will get a later one than the owner's.
         place = ticket or VERSION_MAX
         me = Channel(
@@ -208,7 +342,14 @@ class LcrApi:
             ticket=place,
             supplied=version is not None,
         )
-        return owner if is_newer(owner, me) and not same_channel(owner, me) else None
+        known = [owner]
+        if view.settings["policy"] == "displace":
+            claimant = live_claimant(entry, view, self._host.now_ms())
+            known += [] if claimant is None else [claimant]
+        for other in known:
+            if is_newer(other, me) and not same_channel(other, me):
+                return other
+        return None
 
     async def _settled(self, doubt: Doubt, timeout_s: float | None) -> Registered | None:
         try:
@@ -218,27 +359,43 @@ class LcrApi:
             raise
 
     async def _propose(self, command: Register, timeout_s: float | None) -> Answer:
-        """Propose so that a caller who is cancelled leaves no row behind."""
+        answer: Answer = await self._propose_safely(command, command, timeout_s)
+        return answer
+
+    async def _propose_open(self, command: Open, timeout_s: float | None) -> OpenAnswer:
+        asked = Register(
+            command.client_id, command.channel, command.predecessor, command.version, command.ticket
+        )
+        answer: OpenAnswer = await self._propose_safely(command, asked, timeout_s)
+        return answer
+
+    async def _propose_safely(
+        self, command: Register | Open, asked: Register, timeout_s: float | None
+    ) -> Any:
+        """Propose so that a caller who is cancelled leaves no row behind.
+
+        `asked` is what the reaper needs to know of the registration.
+        """
         incarnation = self._host.incarnation
-        task: asyncio.Task[Answer] = self._host.runtime.spawn(
+        task: asyncio.Task[Any] = self._host.runtime.spawn(
             self._host.propose(command, timeout_s=timeout_s), "lcr-register"
         )
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.cancelled():
-                self.reaper.doubt(Doubt(command, incarnation, task))
+                self.reaper.doubt(Doubt(asked, incarnation, task))
             raise
         except OutcomeUnknown as error:
-            self.reaper.doubt(Doubt(command, incarnation, session=error.session, seq=error.seq))
+            self.reaper.doubt(Doubt(asked, incarnation, session=error.session, seq=error.seq))
             raise
 
-    def _counted(self, answer: Answer) -> Answer:
+    def _counted(self, answer: T) -> T:
         self.counters.add("registered" if isinstance(answer, Registered) else answer.outcome)
         if isinstance(answer, Registered):
             if answer.took_over is not None:
                 self.counters.add("took_over")
-            self._hold(answer.channel)
+            self.hold(answer.channel)
         elif isinstance(answer, Ahead):
             self._host.log.info(
                 "lcr: a predecessor left while it was being taken over; nothing was written "
@@ -247,7 +404,7 @@ class LcrApi:
             )
         return answer
 
-    def _hold(self, channel: Channel) -> None:
+    def hold(self, channel: Channel) -> None:
         entry: Entry | None = self._host.view().table("clients").get(channel.client_id)
         if entry is not None and entry.owner == channel:
             self.held[(channel.client_id, channel.channel)] = channel
@@ -259,6 +416,8 @@ class LcrApi:
         """Tell the embedding program that its channel is registered no longer."""
         self.held.pop((channel.client_id, channel.channel), None)
         self.counters.add("lost")
+        if self._manager is not None:
+            self._manager.lost(channel, newer)
         if self.on_lost is not None:
             self.on_lost(channel, newer)
 
@@ -283,18 +442,3 @@ def _settled_result(
         return ConnectResult(answer.outcome, False, answer.newer, None, None, attempt)
     rival = answer.newer if isinstance(answer, OutdatedLate) else answer.claimant
     return ConnectResult(answer.outcome, False, rival, None, answer.index, attempt)
-
-
-def _check(client_id: str, channel: str, version: int | None, ticket: int) -> None:
-    for name, value, limit in (
-        ("client_id", client_id, CLIENT_ID_CHARS_MAX),
-        ("channel", channel, CHANNEL_CHARS_MAX),
-    ):
-        if not value:
-            raise ValueError(f"{name} is empty: name the {name.replace('_', ' ')}")
-        if len(value) > limit:
-            raise TooLarge(f"{name} has {len(value)} characters, at most {limit} are allowed")
-    if version is not None and not 0 <= version <= VERSION_MAX:
-        raise ValueError(f"version {version} is outside 0 to 2**63 - 1")
-    if not 0 <= ticket <= VERSION_MAX:
-        raise ValueError(f"ticket {ticket} is outside 0 to 2**63 - 1")

@@ -352,7 +352,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
     `resume` says whether the predecessor's session is continued. Without it the channel takes the
     predecessor's place and nothing else: its content could not be had. `clean` says that nothing is
-    to be continued, whoever the predecessor is: the log finds it, and the connection need name none.
+    to be continued, whoever the predecessor is: the log finds it, the connection need name none.
     """
 
     Result: ClassVar[Any] = Registered | OutdatedLate | Restart | Ahead | InProgress | ModeChanged

@@ -55,7 +55,7 @@ from typing import Any
 
 import msgspec
 
-from raftkv.plugin import Context, Member, MemberChange, Table
+from raftkv.plugin import Context, Member, MemberChange, Table, View
 
 from . import modes, past
 from .commands import (
@@ -88,7 +88,7 @@ from .commands import (
     same_channel,
 )
 
-__all__ = ["apply", "is_live", "live_owner", "mark_ended"]
+__all__ = ["apply", "is_live", "live_claimant", "live_owner", "mark_ended"]
 
 RegisterResult = Registered | OutdatedLate | Restart | Ahead | InProgress
 
@@ -104,6 +104,14 @@ def live_owner(entry: Entry | None, members: Mapping[str, Member]) -> Channel | 
     if entry is not None and is_live(entry.owner, members):
         return entry.owner
     return None
+
+
+def live_claimant(entry: Entry, view: View | Context, now_ms: int) -> Channel | None:
+    """The client's claimant, as long as its claim counts at `now_ms` of the log's clock."""
+    claim = entry.claim
+    if claim is None or now_ms - claim.since_ms >= view.settings["claim_ms"]:
+        return None
+    return claim.channel if is_live(claim.channel, view.members) else None
 
 
 def apply(command: Any, ctx: Context) -> Any:
@@ -156,7 +164,7 @@ def _register(command: Register | Open, ctx: Context) -> RegisterResult:
         return Registered(owner, None, entry.session_present, True, ctx.index)
     if is_newer(owner, me):
         return OutdatedLate(owner, ctx.index)
-    rival = _rival(entry.claim, me, ctx)
+    rival = _rival(entry, me, ctx)
     if rival is not None and ctx.settings["policy"] == "refuse":
         return InProgress(rival, ctx.index)
     if rival is not None and is_newer(rival, me):
@@ -253,14 +261,10 @@ def _connection(command: Register | Open, ctx: Context) -> Channel:
     return me
 
 
-def _rival(claim: Claim | None, me: Channel, ctx: Context) -> Channel | None:
+def _rival(entry: Entry, me: Channel, ctx: Context) -> Channel | None:
     """Another connection's claim that still counts."""
-    if claim is None or same_channel(claim.channel, me):
-        return None
-    expired = ctx.now - claim.since_ms >= ctx.settings["claim_ms"]
-    if expired or not is_live(claim.channel, ctx.members):
-        return None
-    return claim.channel
+    claimant = live_claimant(entry, ctx, ctx.now)
+    return None if claimant is None or same_channel(claimant, me) else claimant
 
 
 def _unregister(command: Unregister, ctx: Context) -> Unregistered:

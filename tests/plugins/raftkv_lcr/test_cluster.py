@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from raftkv import RaftkvError
+from raftkv.errors import NotApplied
 from raftkv.testing.local_cluster import LocalCluster
-from raftkv_lcr import LCR, Channel, ConnectResult, LcrApi
+from raftkv_lcr import LCR, Channel, ConnectResult, LcrApi, Message
+from raftkv_lcr.testing.broker import MemoryBroker, Session
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +86,99 @@ def test_restarted_replicant_has_lost_its_channels_and_nobody_elses() -> None:
             assert registry.lookup_local("kept") == kept
             assert registry.lookup_local("gone0") == fresh.owner
         check(cluster)
+
+    run(body, 3, 1)
+
+
+async def brokers_of(cluster: LocalCluster) -> list[MemoryBroker]:
+    """A broker on each node, and the linear registry switched on."""
+    brokers = []
+    for node in cluster.nodes:
+        broker = MemoryBroker(node.name)
+        broker.attach(node.plugin(LCR))
+        brokers.append(broker)
+    row = await cluster.nodes[0].plugin(LCR).switch_mode("enabled", timeout_s=DEADLINE_S)
+    assert row.mode == "enabled"
+    return brokers
+
+
+def live_of(brokers: list[MemoryBroker], client_id: str) -> list[Session]:
+    sessions = [broker.live(client_id) for broker in brokers]
+    return [session for session in sessions if session is not None]
+
+
+@pytest.mark.parametrize("spacing_ms", [0, 10])
+def test_a_session_survives_a_race_over_all_nodes(spacing_ms: int) -> None:
+    """Scenario 15 with content: every message that was accepted, once and in order."""
+
+    async def body(cluster: LocalCluster) -> None:
+        brokers = await brokers_of(cluster)
+        await brokers[-1].connect("c", "first")
+        accepted: list[str] = []
+        stopping = False
+
+        async def publish() -> None:
+            while not stopping:
+                message = Message(f"m{len(accepted)}", bytes(1000))
+                if any(broker.publish("c", message) for broker in brokers):
+                    accepted.append(message.id)
+                await asyncio.sleep(0.002)
+
+        publishing = asyncio.ensure_future(publish())
+        connects = []
+        for number in range(50):
+            connect = brokers[number % 6].connect("c", f"{number}", timeout_s=DEADLINE_S)
+            connects.append(asyncio.ensure_future(connect))
+            await asyncio.sleep(spacing_ms / 1000)
+        answers = await asyncio.gather(*connects)
+        stopping = True
+        await publishing
+        assert {a.outcome for a in answers} <= {"ok", "outdated_late", "outdated_early"}
+        await until(lambda: len(live_of(brokers, "c")) == 1)
+        await cluster.converge()
+        [session] = live_of(brokers, "c")
+        assert [message.id for message in session.content] == accepted
+        for registry in apis(cluster).values():
+            assert await registry.lookup("c") == session.row
+        check(cluster)
+
+    run(body, 3, 3)
+
+
+def test_sessions_move_while_the_leader_dies() -> None:
+    """No session of a surviving node is lost, whatever its connects were told."""
+
+    async def body(cluster: LocalCluster) -> None:
+        leader = cluster.leader()
+        assert leader is not None
+        everywhere = await brokers_of(cluster)
+        brokers = [broker for broker in everywhere if broker.node_name != leader.name]
+        clients = [f"c{number}" for number in range(30)]
+        for client in clients:
+            assert (await brokers[0].connect(client, "first")).outcome == "ok"
+            assert brokers[0].publish(client, Message(client, b""))
+
+        async def move(client: str, broker: MemoryBroker, channel: str) -> None:
+            while True:
+                try:
+                    opened = await broker.connect(client, channel, timeout_s=DEADLINE_S)
+                except NotApplied:
+                    continue
+                assert (opened.outcome, opened.handover) == ("ok", "complete")
+                return
+
+        moves = [
+            asyncio.ensure_future(move(client, brokers[1], "second")) for client in clients[:15]
+        ]
+        await cluster.kill(leader.name)
+        moves += [
+            asyncio.ensure_future(move(client, brokers[2], "second")) for client in clients[15:]
+        ]
+        await asyncio.gather(*moves)
+        for client in clients:
+            [session] = live_of(brokers, client)
+            assert session.channel == "second"
+            assert [message.id for message in session.content] == [client]
 
     run(body, 3, 1)
 
