@@ -64,6 +64,9 @@ __all__ = [
     "check_connection",
 ]
 
+# Between two looks whether a starting node has become a member.
+JOIN_POLL_S = 0.01
+
 # (client id, channel id): a channel on its own node.
 Key = tuple[str, str]
 
@@ -199,6 +202,8 @@ class ChannelManager:
         key = (client_id, channel)
         patience_s = self.options.open_timeout_s if timeout_s is None else timeout_s
         deadline = self.host.runtime.monotonic() + patience_s
+        if not await self._joined(deadline):
+            return OpenedSession("timeout")
         former = await self._former(key, patience_s)
         if former is not None and not clean_start:
             return former
@@ -330,6 +335,14 @@ class ChannelManager:
 
     def _flow_now(self) -> Flow:
         return self._flows.for_mode(effective_mode(self.host.view()))
+
+    async def _joined(self, deadline: float) -> bool:
+        """Whether this node is a member by then: before that its copy says nothing of the mode."""
+        while not self.host.incarnation:
+            if self.host.runtime.monotonic() >= deadline:
+                return False
+            await self.host.runtime.sleep(JOIN_POLL_S)
+        return True
 
     async def _open(self, attempt: Attempt) -> OpenedSession:
         while True:

@@ -59,6 +59,7 @@ __all__ = [
     "effective_mode",
     "mode_of",
     "not_adopted",
+    "note",
     "old_nodes",
     "switch",
 ]
@@ -158,6 +159,16 @@ def announce(command: Announce, ctx: Context) -> Announced:
         epoch = command.epoch if before is None else max(before.epoch, command.epoch)
         nodes.put(origin.name, NodeRow(origin.incarnation, command.protocol, epoch))
     return Announced(mode.mode, mode.epoch, ctx.index)
+
+
+def note(ctx: Context) -> None:
+    """The sending node is no old one, whether it has announced itself yet or not.
+
+    So nobody looks for the channels that it registers in the old registry first.
+    """
+    nodes, origin = ctx.table("nodes"), ctx.origin
+    if origin is not None and _row(nodes, origin) is None:
+        nodes.put(origin.name, NodeRow(origin.incarnation, PROTOCOL, 0))
 
 
 def _row(nodes: TableView[str, NodeRow], member: Member) -> NodeRow | None:

@@ -150,6 +150,7 @@ def _open(command: Open, ctx: Context) -> RegisterResult | ModeChanged:
     mode = modes.mode_of(ctx)
     if command.epoch != mode.epoch:
         return ModeChanged(mode.mode, mode.epoch, ctx.index)
+    modes.note(ctx)
     return _register(command, ctx)
 
 
@@ -230,6 +231,8 @@ def _adopted(channel: Channel, ctx: Context) -> Channel:
     _check_ticket(channel.ticket, ctx)
     # What a node enters of its own was opened before the mode was switched.
     own = channel.node == ctx.origin.name
+    if own:
+        modes.note(ctx)
     ticket = channel.ticket or (own and modes.mode_of(ctx).serial) or ctx.serial
     version = channel.version if channel.supplied else ticket
     return msgspec.structs.replace(channel, ticket=ticket, version=version)

@@ -11,6 +11,7 @@ decided, and what it gives exists nowhere else.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,8 +53,9 @@ __all__ = ["Begun", "NotSuccessor", "Takeovers"]
 # How long the other side may wait before it says "busy", and how long its reply may travel.
 WAIT_S = 1.0
 REPLY_S = 1.0
-# Between two attempts to reach a node.
+# Between two attempts to reach a node, and between two questions to one that was not ready.
 RETRY_S = 0.05
+PAUSE_S = 0.001
 # Repetitions of what needs no answer: an abort or an acknowledgement that gets lost costs the other
 # side a wait, nothing else.
 NOTICE_ATTEMPTS = 3
@@ -228,7 +230,8 @@ class Takeovers:
                 raise ChannelGone("timeout", f"{channel.node} did not answer in time")
             wait_s = min(WAIT_S, left_s)
             try:
-                reply = await self._call(channel, method, request(int(wait_s * 1000)), wait_s)
+                wait_ms = math.ceil(wait_s * 1000)
+                reply = await self._call(channel, method, request(wait_ms), wait_s)
             except RemoteFailed as error:
                 raise ChannelGone("shutdown_reason", str(error)) from error
             except RaftkvError as error:
@@ -238,6 +241,10 @@ class Takeovers:
                 continue
             if reply.status == "gone":
                 raise ChannelGone(reply.kind or "shutdown_reason", reply.reason)
+            if reply.status in ("busy", "opening"):
+                # It has waited, if there was time for it: a channel of this very node, asked in the
+                # last millisecond, answers at once and would be asked again at once.
+                await self._host.runtime.sleep(PAUSE_S)
             if reply.status != "busy":
                 return reply
 

@@ -261,10 +261,15 @@ class Observer:
         return known.voters
 
     def _check_leases(self, name: str, term: int) -> None:
-        """By its own clock, no former leader may still answer reads from its memory."""
+        """By its own clock, no former leader may still answer reads from its memory.
+
+        A leader of a later term is no former one: the votes of this election came late, and whoever
+        they elect can commit nothing any more.
+        """
         for other, seen in self._seen.items():
             is_up = self._world.host(other).runtime is seen.engine.runtime
-            if other != name and is_up and seen.engine.holds_lease:
+            former = other != name and seen.engine.term < term
+            if former and is_up and seen.engine.holds_lease:
                 self._violated(
                     "leases never overlap",
                     f"{name} is elected in term {term} while {other} holds a lease of term "

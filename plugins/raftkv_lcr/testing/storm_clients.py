@@ -137,7 +137,8 @@ class Clients:
     def _story(self, client: str, seat: Seat, clean: bool) -> Story:
         self.connects += 1
         story = Story(client, f"{client}.{self.connects}", seat.host.name, clean)
-        story.mode = effective_mode(seat.host.view()).mode
+        if seat.host.incarnation:  # else its copy says nothing yet, and the session waits
+            story.mode = effective_mode(seat.host.view()).mode
         self._storm.stories[story.channel] = story
         return story
 

@@ -12,7 +12,7 @@ from raftkv.errors import Timeout, TooLarge
 from raftkv.state import Envelope
 from raftkv_lcr.commands import Channel, NotAdopted, Open
 from raftkv_lcr.modes import mode_of
-from raftkv_lcr.owner import Message
+from raftkv_lcr.owner import ChannelGone, Message
 from raftkv_lcr.testing.broker import MemoryBroker, Session, decode_content
 from tests.plugins.raftkv_lcr.fakes import (
     Cluster,
@@ -67,6 +67,36 @@ async def test_outdated_early_asks_nobody(cluster: Cluster) -> None:
     assert (opened.outcome, opened.channel, opened.attempts) == ("outdated_early", newer, 0)
     assert (b.proposed, b.rpc.calls) == (proposed, calls)
     assert b.lcr.counters["outdated_early"] == 1
+
+
+@story()
+async def test_a_node_that_is_no_member_yet_waits(cluster: Cluster) -> None:
+    """Its copy does not even know the mode: it would act as if it were disabled."""
+    node = cluster.nodes["core2"]
+    incarnation, node.incarnation = node.incarnation, 0
+    late = await node.broker.connect("d", "late", timeout_s=MOMENT_S)
+    assert (late.outcome, late.attempts) == ("timeout", 0)
+    connecting = asyncio.ensure_future(node.broker.connect("c", "a"))
+    await asyncio.sleep(MOMENT_S)
+    assert not connecting.done()
+    node.incarnation = incarnation
+    assert (await connecting).outcome == "ok"
+
+
+@story()
+async def test_asking_a_channel_of_this_node_in_the_last_millisecond_takes_time(
+    cluster: Cluster,
+) -> None:
+    """Time is virtual here: a loop that asks again and again without waiting never ends."""
+    node = cluster.nodes["core1"]
+    row = (await node.broker.connect("c", "a")).channel
+    assert row is not None
+    node.broker.hanging[("begin", "a")] = asyncio.Event()
+    takeovers = node.manager.takeovers
+    deadline = asyncio.get_running_loop().time() + 0.2009  # half of it is no whole millisecond
+    with pytest.raises(ChannelGone, match="did not answer in time"):
+        await takeovers.begin(row, takeovers.contender("b"), deadline)
+    node.broker.hanging[("begin", "a")].set()
 
 
 @story()

@@ -138,6 +138,20 @@ def test_the_old_registry_cannot_be_switched_off_while_old_nodes_are_members() -
     assert log.switch("enabled").mode == "enabled"
 
 
+def test_who_opens_is_no_old_node_even_before_it_announces_itself() -> None:
+    """Or its channels, which the log knows best, would be looked for in the old registry."""
+    log = in_mode("enabled")
+    log.node_up("n3")
+    log.open("n3", "a")
+    assert olds(log) == []
+    assert not_adopted(log.view(), log.machine.members) == ["n3"]
+    log.node_up("n2")
+    log.adopt("n1", log.living("n2", "b", "d"))
+    assert olds(log) == ["n2"]  # somebody else did that for it
+    log.adopt("n2", log.living("n2", "b", "d"))
+    assert olds(log) == []
+
+
 def test_enabled_acts_as_migration_while_there_are_old_nodes() -> None:
     log = in_mode("enabled")
     row = mode_of(log.view())
