@@ -14,7 +14,9 @@ win. In raftkv that is so if the check is made in the log ("in the log"). A conn
 names what a local read showed, are told instead that they came too late: of those who are
 answered together one has won. Both figures are shown, answers and wins; only wins are held against
 the aim. (For one client id that is meant: a session that moves on with each of a thousand
-connects a second serves nobody.)
+connects a second serves nobody.) A connect with a clean start, which continues no session, is
+decided in the log whoever was there, and every answer is a win. It stands beside the bag, which
+continues nothing either: there, too, the last one to come has the client.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ THEIRS: Final[dict[str, tuple[mnesia.Way, mnesia.Keys]]] = {
 LOADS: Final[dict[str, Ours]] = {
     "connect, own ids": Ours("connect", False, ("bag, own keys", "lock, own keys"), OWN),
     "connect, one id": Ours("connect", True, ("bag, hot key", "lock, hot key"), HOT),
+    "connect, clean start, one id": Ours("clean", True, ("bag, hot key",), HOT),
     "swap, own keys": Ours(
         "swap", False, ("transaction, own keys", "transaction, many keys"), OWN
     ),
@@ -80,7 +83,7 @@ LOADS: Final[dict[str, Ours]] = {
 
 #: The loads in which an answer can be a no: they have two figures.
 CONTESTED: Final = tuple(
-    name for name, load in LOADS.items() if load.hot and load.way != "in log"
+    name for name, load in LOADS.items() if load.hot and load.way in ("connect", "swap")
 )  # fmt: skip
 
 
@@ -291,7 +294,8 @@ _WHERE: Final = (
 )
 _WAYS: Final = (
     "bag, transaction: one transaction of Mnesia's; lock: global:trans around dirty operations. "
-    "connect, swap, in the log: see bench/peers/callers.py."
+    "connect, swap, in the log: see bench/peers/callers.py. Nothing of a session is continued by a "
+    "clean start, nor by the bag."
 )
 
 

@@ -1,9 +1,12 @@
 """Callers inside a raftkv node that read, check and write: what `bench peers mnesia` asks for.
 
-Three ways, each on a key of the caller's own or on one hot key for all of them:
+Four ways, each on a key of the caller's own or on one hot key for all of them:
 
     connect   the registry's: `LcrApi.connect` with a new channel of a client id. A local read, then
               a command that names what was read; it is compared and written in the log.
+    clean     the registry's, too: `LcrApi.open` with a clean start. It continues nothing, so it
+              names nobody and reads nothing first: the log takes the place of whoever is there, and
+              nobody loses.
     swap      `kv.txn` that writes if the key still has the revision that a local read showed.
     in log    `kv.txn` that writes if the key exists, and answers what was there before: the check
               is made where the write is, so nobody loses. (bench/cas.py tells the two apart.)
@@ -30,10 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["WON", "ReadCheckWrite", "Took", "Way", "read_check_write"]
 
-Way = Literal["connect", "swap", "in log"]
+Way = Literal["connect", "clean", "swap", "in log"]
 
 WON: Final = "won"
 HOT: Final = b"hot"
+OPEN_TIMEOUT_S: Final = 5.0
 
 Call = Callable[[int, int], Awaitable[str]]
 """By the caller of this number, its call of that number; returns what it was answered."""
@@ -67,9 +71,9 @@ class Took(msgspec.Struct, frozen=True):
 async def read_check_write(node: Node, lcr: LcrApi | None, asked: ReadCheckWrite) -> Took:
     """Run the callers to their end."""
     numbers = range(asked.first, asked.first + asked.callers)
-    if asked.way == "connect":
+    if asked.way in ("connect", "clean"):
         assert lcr is not None, "the node runs without the registry"
-        call = _connect(lcr, asked.hot)
+        call = (_connect if asked.way == "connect" else _clean)(lcr, asked.hot)
     else:
         for number in (0,) if asked.hot else numbers:
             await node.kv.put(_key(asked.hot, number), b"0")
@@ -118,11 +122,28 @@ class _Callers:
 
 def _connect(lcr: LcrApi, hot: bool) -> Call:
     async def call(number: int, turn: int) -> str:
-        client = "hot" if hot else f"own-{number}"
-        result = await lcr.connect(client, f"{number}.{turn}")
+        result = await lcr.connect(_client(hot, number), f"{number}.{turn}")
         return WON if result.outcome == "ok" else result.outcome
 
     return call
+
+
+def _clean(lcr: LcrApi, hot: bool) -> Call:
+    # Here, because only a node with the registry has the plugin at hand.
+    from raftkv_lcr.commands import Open, Registered
+
+    async def call(number: int, turn: int) -> str:
+        epoch = lcr.mode().epoch
+        client, channel = _client(hot, number), f"{number}.{turn}"
+        command = Open(client, channel, None, None, 0, False, epoch, clean=True)
+        answer = await lcr.open(command, timeout_s=OPEN_TIMEOUT_S)
+        return WON if isinstance(answer, Registered) else answer.outcome
+
+    return call
+
+
+def _client(hot: bool, number: int) -> str:
+    return "hot" if hot else f"own-{number}"
 
 
 def _key(hot: bool, number: int) -> bytes:

@@ -9,8 +9,7 @@ mqtt_broker.py does.
 import asyncio
 
 from raftkv.testing import LocalCluster
-from raftkv_lcr import LCR
-from raftkv_lcr.owner import Message
+from raftkv_lcr import LCR, Message
 from raftkv_lcr.testing import MemoryBroker
 
 

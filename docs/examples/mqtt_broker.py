@@ -76,9 +76,7 @@ from raftkv.plugin import (
 )
 from raftkv.server import door_of
 from raftkv.testing.local_cluster import free_ports
-from raftkv_lcr import LCR, Channel, LcrApi
-from raftkv_lcr.commands import OldNodes
-from raftkv_lcr.owner import ChannelGone, Message
+from raftkv_lcr import LCR, Channel, ChannelGone, LcrApi, Message, OldNodes
 
 # A client that connects must say who it is within this time.
 HELLO_TIMEOUT_S = 10.0

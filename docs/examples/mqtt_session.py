@@ -15,9 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from mqtt_wire import Hello, Wire
 
-from raftkv_lcr import Channel
-from raftkv_lcr.owner import Message, merge_pendings
-from raftkv_lcr.result import OpenedSession
+from raftkv_lcr import Channel, Message, OpenedSession, merge_pendings
 
 # Messages that wait for one client; further ones are dropped, and counted.
 QUEUE_MESSAGES_MAX = 1_000

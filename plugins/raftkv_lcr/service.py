@@ -196,8 +196,10 @@ class LcrService(Service):
     def metrics(self) -> Sequence[Metric]:
         view = self._host.view()
         mode, old = effective_mode(view), old_nodes(view, view.members)
+        manager = self._api.sessions_or_none()
         return (
             *self._api.counters.metrics(),
+            *(() if manager is None else manager.metrics()),
             Metric("clients", "gauge", len(view.table("clients")), "Clients with a channel."),
             Metric("held", "gauge", len(self._api.held), "Channels of this node."),
             Metric("in_doubt", "gauge", len(self._api.reaper), "Rows that are yet to be settled."),

@@ -32,8 +32,8 @@ UP_S = 60.0
 
 
 def test_the_plan_counts_what_it_will_measure() -> None:
-    # Five loads of raftkv's and seven of Mnesia's, at two numbers and two places; two to warm up.
-    assert Plan(rounds=1).steps == 2 + (5 + 7) * 2 * 2
+    # Six loads of raftkv's and seven of Mnesia's, at two numbers and two places; two to warm up.
+    assert Plan(rounds=1).steps == 2 + (6 + 7) * 2 * 2
     few = Plan(loads=["swap, hot key", "in the log, hot key"], in_flight=[8], places=["one node"])
     assert few.theirs == ["transaction, hot key"]
     assert few.steps == 2 + 3 * (2 + 1)
@@ -47,7 +47,9 @@ def test_every_load_stands_beside_some_of_mnesias_on_the_same_keys() -> None:
         "bag, hot key, one node",
         "lock, hot key, one node",
     )
+    assert BESIDE["connect, clean start, one id, one node"] == ("bag, hot key, one node",)
     assert AIMS["in the log, hot key, three nodes"] == Aim(10.0, 20.0)
+    assert AIMS["connect, clean start, one id, three nodes"] == Aim(10.0, 20.0)
 
 
 def test_only_wins_are_held_against_the_aim() -> None:
@@ -130,7 +132,7 @@ def ask(way: Way, hot: bool) -> tuple[Took, int]:
     return asyncio.run(whole())
 
 
-@pytest.mark.parametrize("way", ["connect", "swap", "in log"])
+@pytest.mark.parametrize("way", ["connect", "clean", "swap", "in log"])
 def test_everybody_wins_on_keys_of_their_own(way: Way) -> None:
     took, _ = ask(way, hot=False)
     assert took.answers == {"won": len(took.won_us)}
@@ -144,6 +146,13 @@ def test_nobody_loses_a_hot_key_that_is_decided_in_the_log() -> None:
     assert (took.lost_us, took.failed) == ([], 0)
     # The first version was there before.
     assert version == 1 + len(took.won_us)
+
+
+def test_nobody_loses_one_client_id_to_a_clean_start() -> None:
+    took, _ = ask("clean", hot=True)
+    assert len(took.won_us) >= 4
+    assert took.answers == {"won": len(took.won_us)}
+    assert (took.lost_us, took.failed) == ([], 0)
 
 
 def test_a_swap_counts_as_won_only_if_it_wrote() -> None:

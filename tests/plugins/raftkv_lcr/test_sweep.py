@@ -14,11 +14,12 @@ import pytest
 from raftkv.errors import PeerUnreachable, RaftkvError, Timeout
 from raftkv.testing.clock import run
 from raftkv_lcr import LCR
-from raftkv_lcr.commands import Adopt, Announce, Channel, Registered, Restart
+from raftkv_lcr.commands import Adopt, Channel, Registered, Restart
 from raftkv_lcr.legacy_wire import OLD_ALIVE, OldAlive, OldLiving, pack, unpack
 from raftkv_lcr.service import LcrService
 from raftkv_lcr.sweep import GRACE_S, LOOK_S, Sweep
 from tests.plugins.raftkv_lcr.fakes import Cluster, FakeNode
+from tests.plugins.raftkv_lcr.worlds import OldFakeNode
 
 Living = Sequence[bool] | None
 
@@ -71,11 +72,13 @@ class Swept:
 Body = Callable[[Cluster], Awaitable[None]]
 
 
-def case(body: Body) -> Callable[[], None]:
-    """A test on three nodes; core1 leads, and none of them has announced itself."""
+def case(body: Body, *, old: Sequence[str] = ()) -> Callable[[], None]:
+    """A test on three nodes, of which core1 leads, and on old ones of these names."""
 
     async def whole() -> None:
         cluster = await Cluster(3, 0).start()
+        for name in old:
+            await join_as_old(cluster, name)
         await body(cluster)
         cluster.check()
 
@@ -85,6 +88,18 @@ def case(body: Body) -> Callable[[], None]:
     test.__name__ = body.__name__
     test.__doc__ = body.__doc__
     return test
+
+
+def old_case(body: Body) -> Callable[[], None]:
+    """A test with two nodes more that know the old registry only."""
+    return case(body, old=("old1", "old2"))
+
+
+async def join_as_old(cluster: Cluster, name: str) -> None:
+    node = cluster.nodes[name] = OldFakeNode(cluster, name, "replicant")
+    node.catch_up()
+    await node.service.start()
+    cluster.node_up(node)
 
 
 async def enter(node: FakeNode, client_id: str, channel: str = "x", of: str = "") -> Channel:
@@ -219,23 +234,23 @@ async def test_claim_is_swept_once_it_has_expired(cluster: Cluster) -> None:
 # --- rows of old nodes ----------------------------------------------------------------------------
 
 
-@case
+@old_case
 async def test_remote_orphan_is_purged(cluster: Cluster) -> None:
     swept = Swept(cluster, "core1")
-    await enter(swept.node, "gone", of="core2")
-    await enter(swept.node, "lives", of="core2")
-    swept.answers["core2"] = lambda channels: [c.client_id == "lives" for c in channels]
+    await enter(swept.node, "gone", of="old1")
+    await enter(swept.node, "lives", of="old1")
+    swept.answers["old1"] = lambda channels: [c.client_id == "lives" for c in channels]
     await swept.sweep.once()
     assert clients(cluster) == ["lives"]
     assert swept.count("deleted_remote_orphan") == 1
 
 
-@case
+@old_case
 async def test_remote_live_channel_is_kept(cluster: Cluster) -> None:
     swept = Swept(cluster, "core1")
-    await enter(swept.node, "lives", of="core2")
+    await enter(swept.node, "lives", of="old1")
     await swept.sweep.once()
-    assert swept.questions == [("core2", ["lives"])]
+    assert swept.questions == [("old1", ["lives"])]
     assert clients(cluster) == ["lives"]
 
 
@@ -260,70 +275,69 @@ def _raises(error: RaftkvError) -> Callable[[Sequence[Channel]], Living]:
 def test_remote_doubt_keeps_the_row(answer: Callable[[Sequence[Channel]], Living]) -> None:
     async def body(cluster: Cluster) -> None:
         swept = Swept(cluster, "core1")
-        await enter(swept.node, "c", of="core2")
-        await enter(swept.node, "orphan", of="core3")
-        swept.answers["core2"] = answer
-        swept.answers["core3"] = lambda channels: [False]
+        await enter(swept.node, "c", of="old1")
+        await enter(swept.node, "orphan", of="old2")
+        swept.answers["old1"] = answer
+        swept.answers["old2"] = lambda channels: [False]
         await swept.sweep.once()
         # One node's doubt is no other's.
         assert clients(cluster) == ["c"]
         assert swept.count("kept_in_doubt") == 1
         assert swept.count("runs") == 1
 
-    case(body)()
+    old_case(body)()
 
 
-@case
+@old_case
 async def test_each_old_node_is_asked_once_per_sweep(cluster: Cluster) -> None:
     cluster.set("sweep_rows_per_s", 20)
     swept = Swept(cluster, "core1")
     for number in range(10):
-        await enter(swept.node, f"a{number}", of="core2")
-        await enter(swept.node, f"b{number}", of="core3")
+        await enter(swept.node, f"a{number}", of="old1")
+        await enter(swept.node, f"b{number}", of="old2")
     await swept.sweep.once()
     assert sorted(swept.questions) == [
-        ("core2", [f"a{number}" for number in range(10)]),
-        ("core3", [f"b{number}" for number in range(10)]),
+        ("old1", [f"a{number}" for number in range(10)]),
+        ("old2", [f"b{number}" for number in range(10)]),
     ]
     await swept.sweep.once()
     assert len(swept.questions) == 4
 
 
-@case
+@old_case
 async def test_only_the_leader_asks_and_only_old_nodes(cluster: Cluster) -> None:
     leader, other = Swept(cluster, "core1"), Swept(cluster, "core3")
-    await enter(leader.node, "old", of="core2")
-    await enter(leader.node, "new", of="core3")
-    await cluster.nodes["core3"].propose(Announce(2, 0))
+    await enter(leader.node, "old", of="old1")
+    await enter(leader.node, "new", of="core2")
     await other.sweep.once()
     assert other.questions == []
     await leader.sweep.once()
-    assert leader.questions == [("core2", ["old"])]
+    assert leader.questions == [("old1", ["old"])]
 
 
-@case
+@old_case
 async def test_old_node_that_began_a_new_life_is_not_asked_for_its_former(
     cluster: Cluster,
 ) -> None:
     swept = Swept(cluster, "core1")
-    swept.answers["core2"] = lambda channels: [False] * len(channels)
-    await enter(swept.node, "c", of="core2")
+    swept.answers["old1"] = lambda channels: [False] * len(channels)
+    await enter(swept.node, "c", of="old1")
     release = cluster.hold("core1")
-    cluster.declare_dead("core2")
-    cluster.rejoin("core2")
+    cluster.declare_dead("old1")
+    cluster.rejoin("old1")
     await swept.sweep.once()
     assert swept.questions == []
     release()
     await asyncio.sleep(10.0)
 
 
-@case
+@old_case
 async def test_more_than_one_question_is_asked_over_several_sweeps(cluster: Cluster) -> None:
     """Long client ids: what has no room in one call is asked next time, and none is left out."""
     swept = Swept(cluster, "core1")
     ids = [f"{number}" + "x" * 15_000 for number in range(9)]
     for client_id in ids:
-        await enter(swept.node, client_id, of="core2")
+        await enter(swept.node, client_id, of="old1")
     for _ in range(3):
         await swept.sweep.once()
     asked = [client_id for _, part in swept.questions for client_id in part]
@@ -332,18 +346,18 @@ async def test_more_than_one_question_is_asked_over_several_sweeps(cluster: Clus
     assert swept.questions[-1] == swept.questions[0]
 
 
-@case
+@old_case
 async def test_an_old_node_is_asked_in_its_own_protocol(cluster: Cluster) -> None:
     """The node's own sweep, and the call as it goes over the wire."""
     node = cluster.nodes["core1"]
-    gone = await enter(node, "gone", of="core2")
-    await enter(node, "lives", of="core2")
+    gone = await enter(node, "gone", of="old1")
+    await enter(node, "lives", of="old1")
 
     async def answer(sender: str, payload: bytes) -> bytes:
         channels = unpack(payload, OldAlive).channels
         return pack(OldLiving(tuple(channel != gone for channel in channels)))
 
-    cluster.nodes["core2"].rpc.register(OLD_ALIVE, answer)
+    cluster.nodes["old1"].rpc.register(OLD_ALIVE, answer)
     assert isinstance(node.service, LcrService)
     await node.service.sweep.once()
     assert clients(cluster) == ["lives"]
@@ -352,7 +366,7 @@ async def test_an_old_node_is_asked_in_its_own_protocol(cluster: Cluster) -> Non
     async def nonsense(sender: str, payload: bytes) -> bytes:
         return b"\xc1"
 
-    cluster.nodes["core2"].rpc.register(OLD_ALIVE, nonsense)
+    cluster.nodes["old1"].rpc.register(OLD_ALIVE, nonsense)
     await node.service.sweep.once()
     assert clients(cluster) == ["lives"]
     assert node.lcr.counters["sweep_kept_in_doubt"] == 1
@@ -494,12 +508,13 @@ async def test_a_brokers_mistake_is_not_the_end_of_all_sweeps(cluster: Cluster) 
 def test_every_metric_of_the_sweep_is_shown() -> None:
     async def body(cluster: Cluster) -> None:
         node = cluster.nodes["core1"]
+        await enter(node, "c")  # by then everybody has announced itself who can
         shown: dict[str, Any] = {metric.name: metric.value for metric in node.service.metrics()}
         for name in ("runs", "scanned", "deleted_local_dead", "deleted_remote_orphan", "ms"):
             assert shown[f"sweep_{name}_total"] == 0
-        assert shown["old_nodes"] == 3
+        assert shown["old_nodes"] == 2
         assert shown["history_rows"] == 0
         assert node.service.status()["mode"] == "disabled"
         assert LCR().invariants(node.view()) == []
 
-    case(body)()
+    old_case(body)()
