@@ -10,12 +10,19 @@ is nothing to the log, so there the predecessor is the one that the log has, pos
 their arrival: what arrived behind the log's owner is newer. If the guess is not there, the next one
 is asked: to `begin` a channel that is not the newest does no harm.
 
+**A switch under way.** A connection of "disabled" stands in no log that could refuse it. So it
+compares the epoch itself, with the lock in hand, before its write and before its `end`; if the mode
+was switched, it takes back what it did and begins anew under the new one.
+
 **Adoption.** After a switch of the mode, and in a new life, a node enters its living channels
 where the mode writes and they are missing, waits for those that were just being opened under the
 former mode, and announces the epoch. Under "disabled" it also takes its rows out of the linear
 registry, which nobody reads then, and which must not show them as owners for ever. Where two
 channels of one client live, as the old registry allows, the first to be entered stays; the other
-one is treated as every channel that lost its row.
+one is treated as every channel that lost its row. If the mode is switched once more meanwhile, the
+adoption starts over: it enters nothing, and above all deletes nothing, for an epoch that is past.
+Its deletions are settled before it goes on and never left to the reaper, since the row that an
+adoption of the next epoch writes for the channel may be the same, to the last bit.
 
 **Old nodes.** They speak protocol 1 and the old registry only, and take its lock, which nobody
 else does. A newer node that calls one writes the linear registry when the call has succeeded, and
@@ -38,7 +45,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from raftkv.errors import RaftkvError, SessionExpired, StaleIncarnation, UnknownCommand
+from raftkv.errors import (
+    NotApplied,
+    OutcomeUnknown,
+    RaftkvError,
+    SequenceTooFar,
+    SessionExpired,
+    StaleIncarnation,
+    UnknownCommand,
+)
 from raftkv.plugin import Host
 
 from .commands import (
@@ -55,7 +70,7 @@ from .commands import (
 from .linear_flow import LinearFlow, Seen
 from .modes import effective_mode, mode_of, old_nodes
 from .old_calls import CalledByOld, LockedPeers, MixedTakeovers, speaks_old
-from .old_flow import OldCalls, OldFlow, OldServer, opened_session
+from .old_flow import OldCalls, OldFlow, OldServer, Overtaken, opened_session
 from .owner import ChannelGone
 from .registry import is_live
 from .result import OpenedSession
@@ -91,9 +106,6 @@ class LockedFlow:
         self._manager = manager
         self._host = manager.host
         self._legacy = manager.api.legacy
-        self._flow = OldFlow(
-            manager.host, manager.api.legacy, LockedPeers(manager), manager.options
-        )
 
     async def open(self, attempt: Attempt) -> OpenedSession | ModeChanged:
         """See `manager.Flow`."""
@@ -102,15 +114,29 @@ class LockedFlow:
         def writing(row: Channel) -> None:
             self._manager.wrote(key, old=row)
 
+        def check() -> None:
+            if mode_of(self._host.view()).epoch != attempt.epoch:
+                raise Overtaken
+
+        peers = LockedPeers(self._manager, attempt.epoch)
+        flow = OldFlow(self._host, self._legacy, peers, self._manager.options)
         try:
-            opened = await self._flow.open(
+            opened = await flow.open(
                 attempt.client_id,
                 attempt.clean_start,
                 attempt.channel,
                 version=attempt.version,
                 lock_wait_s=self._manager.remaining_s(attempt),
                 writing=writing,
+                check=check,
             )
+        except Overtaken:
+            # Its row is out already; a deletion behind would meet the one that is written next.
+            self._manager.written.pop(key, None)
+            self._manager.api.counters.add("mode_changed")
+            view = self._host.view()
+            now = mode_of(view)
+            return ModeChanged(now.mode, now.epoch, view.index)
         except BaseException:
             self._manager.ended(key)
             raise
@@ -118,12 +144,15 @@ class LockedFlow:
         return replace(opened_session(opened), attempts=attempt.attempts)
 
     async def enter(self, row: Channel) -> Channel | None:
-        """See `manager.Flow`. What the linear registry has of the channel goes."""
+        """See `manager.Flow`. What the linear registry has of the channel goes.
+
+        Unless the mode was switched meanwhile: then it is for the next adoption to say.
+        """
+        mode = mode_of(self._host.view())
         entered = await enter_old(self._manager, row)
         written = self._manager.written.get(_key(row))
         if written is not None and written.lcr is not None:
-            former, written.lcr = written.lcr, None
-            await self._manager.api.unregister(former)
+            await take_out(self._manager, written.lcr, mode)
         return entered
 
     async def find(self, client_id: str) -> Channel | None:
@@ -147,6 +176,52 @@ async def enter_old(manager: ChannelManager, row: Channel) -> Channel:
     manager.wrote(key, old=row)
     manager.api.counters.add("adopted")
     return row
+
+
+async def take_out(manager: ChannelManager, row: Channel, mode: ModeRow) -> bool:
+    """Delete a row of this node from the linear registry, if `mode` is "disabled" and still acts.
+
+    Whether that mode still acted. What became of the deletion is known when this returns, however
+    long that takes. Raises `NotApplied` kinds: the row stands.
+    """
+    host, key = manager.host, _key(row)
+    if mode.mode != "disabled" or mode_of(host.view()).epoch != mode.epoch:
+        return False
+    written = manager.written.get(key)
+    if written is not None and written.lcr == row:
+        written.lcr = None
+    manager.api.held.pop(key, None)  # nobody is to be told that this one is lost
+    stands = True
+    try:
+        await host.propose(Unregister(row))
+        stands = False
+    except (SessionExpired, StaleIncarnation):
+        stands = False  # fenced with this node's former life
+        raise
+    except OutcomeUnknown as error:
+        await _settled(host, error)
+        entry = host.view().table("clients").get(row.client_id)
+        stands = entry is not None and entry.owner == row
+        if stands:
+            raise
+    finally:
+        if stands and written is not None and manager.written.get(key) is written:
+            written.lcr = row
+            manager.api.hold(row)
+    manager.api.counters.add("unregistered")
+    return True
+
+
+async def _settled(host: Host, error: OutcomeUnknown) -> None:
+    """Return when that command has been applied on this node, or never will be."""
+    delay_s = RETRY_S
+    while True:
+        try:
+            await host.outcome(error.session, error.seq)
+            return
+        except (NotApplied, OutcomeUnknown, SequenceTooFar):
+            await host.runtime.sleep(delay_s)
+            delay_s = min(2 * delay_s, RETRY_MAX_S)
 
 
 class MixedFlow(LinearFlow):
@@ -177,7 +252,13 @@ class MixedFlow(LinearFlow):
         if not self._reads_both():
             return [] if owner is None else [owner]
         view = self._host.view()
-        rows = [row for row in self._legacy.channels_local(client_id) if is_live(row, view.members)]
+        # What has a ticket and is not the log's owner has been replaced, and is only not gone yet.
+        rows = [
+            row
+            for row in self._legacy.channels_local(client_id)
+            if is_live(row, view.members)
+            and (row.ticket == 0 or (owner is not None and same_channel(row, owner)))
+        ]
         if len(rows) > 1:
             self._api.counters.add("many_channels")
         if owner is None:
@@ -383,19 +464,34 @@ class Adoption(Announcer):
         self._linear = LinearFlow(manager)
 
     async def adopt(self) -> ModeRow:
-        mode = await self._settled_mode()
-        # Those that are being opened may have begun under another mode. Later ones did not.
-        for opening in list(self._manager.opening.values()):
-            await asyncio.wait([opening])
+        while True:
+            mode = await self._settled_mode()
+            # Those that are being opened may have begun under another mode. Later ones did not.
+            for opening in list(self._manager.opening.values()):
+                await asyncio.wait([opening])
+            await self._adopt_for(mode)
+            if self._is_now(mode):
+                return mode
+
+    async def _adopt_for(self, mode: ModeRow) -> None:
+        """Enter what this mode lacks. It stops where it stands when the mode is switched."""
         rows = [row for row in self._manager.owner.channels() if self._lacks(row, mode)]
         for first in range(0, len(rows), ADOPT_PARALLEL):
             part = rows[first : first + ADOPT_PARALLEL]
-            await asyncio.gather(*(self._enter(row, mode) for row in part))
+            ends = await asyncio.gather(
+                *(self._enter(row, mode) for row in part), return_exceptions=True
+            )
+            # Only when all of them are through: what they do must not reach into the next epoch.
+            for end in ends:
+                if end is not None:
+                    raise end
         if mode.mode == "disabled":
-            await self._take_out()
-        return mode
+            await self._take_out(mode)
 
-    async def _take_out(self) -> None:
+    def _is_now(self, mode: ModeRow) -> bool:
+        return mode_of(self._host.view()).epoch == mode.epoch
+
+    async def _take_out(self, mode: ModeRow) -> None:
         """Delete what the linear registry still has of this node.
 
         These are rows of channels that others took over under "disabled" before they were adopted.
@@ -406,8 +502,9 @@ class Adoption(Announcer):
             rows = list(clients.scan(first=first, limit=SLICE_ROWS))
             own = [e.owner for _, e in rows if e.owner.node == self._host.name]
             for row in own:
-                if row.incarnation == self._host.incarnation:
-                    await self._manager.api.unregister(row)
+                present = row.incarnation == self._host.incarnation
+                if present and not await take_out(self._manager, row, mode):
+                    return
             # The smallest string behind the last one.
             first = rows[-1][0] + "\0" if len(rows) == SLICE_ROWS else None
             await self._host.runtime.sleep(0)
@@ -441,20 +538,23 @@ class Adoption(Announcer):
         return not in_log or (mode.mode != "enabled" and not in_old)
 
     async def _enter(self, row: Channel, mode: ModeRow) -> None:
-        """Enter one channel. Returns when it is entered, has ended, or is another's prey."""
-        if mode.mode == "disabled":
-            await self._locked.enter(row)
-            return
+        """Enter one channel.
+
+        Returns when it is entered, has ended, is another's prey, or the mode was switched.
+        """
         entered: Channel | None = None
         patient_until = self._host.runtime.monotonic() + DOUBT_S
-        while entered is None and self._manager.owner.is_alive(row):
-            entered = await self._linear.enter(row)
-            if entered is None and not await self._try_again(row, patient_until):
+        while entered is None and self._is_now(mode) and self._manager.owner.is_alive(row):
+            if mode.mode == "disabled":
+                await self._locked.enter(row)
                 return
-        if entered is not None and mode.mode != "enabled":
+            entered = await self._linear.enter(row)
+            if entered is None and not await self._try_again(row, mode, patient_until):
+                return
+        if entered is not None and mode.mode != "enabled" and self._is_now(mode):
             await enter_old(self._manager, entered)
 
-    async def _try_again(self, row: Channel, patient_until: float) -> bool:
+    async def _try_again(self, row: Channel, mode: ModeRow, patient_until: float) -> bool:
         """Another channel owns the client. Whether it is there no longer, or in doubt."""
         owner = self._manager.api.lookup_local(row.client_id)
         if owner is None or _key(owner) == _key(row):
@@ -464,6 +564,8 @@ class Adoption(Announcer):
         if answer is None and self._host.runtime.monotonic() < patient_until:
             await self._host.runtime.sleep(RETRY_S)
             return True
+        if not self._is_now(mode):
+            return True  # that ends it, and nobody has lost anything yet
         if answer is None or answer[0]:
             # The log is believed: the owner stays, and this channel has lost its row.
             self._manager.handover.lose(row, owner)

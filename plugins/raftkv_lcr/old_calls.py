@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from raftkv.errors import NotApplied, OutcomeUnknown, Refused, SessionExpired, StaleIncarnation
 from raftkv.plugin import Host
 
-from .commands import VERSION_MAX, Adopt, Channel, Registered, Unregister
+from .commands import VERSION_MAX, Adopt, Channel, Registered, Unregister, same_channel
 from .legacy_wire import OldEnd
 from .modes import effective_mode, old_nodes
 from .old_flow import OldCalls
@@ -139,13 +139,17 @@ class MixedTakeovers(Takeovers):
 
 
 class LockedPeers:
-    """How the flow of "disabled" reaches channels: protocol 2 where it is spoken.
+    """How one connection under "disabled" reaches channels: protocol 2 where it is spoken.
 
-    The registration that an `end` speaks of stands in no log, so no node can know better.
+    The registration that an `end` speaks of stands in no log. It counts as of the epoch in which
+    the connection began: a channel that the log has registered since then is not its prey, however
+    late the call arrives. But where the log still has a row from before that epoch, which its node
+    has yet to take out, nothing may contradict.
     """
 
-    def __init__(self, manager: ChannelManager) -> None:
+    def __init__(self, manager: ChannelManager, epoch: int) -> None:
         self._manager = manager
+        self._epoch = epoch
         self._begun: dict[tuple[str, str], Begun] = {}
 
     async def begin(self, channel: Channel, taker: Channel, timeout_s: float) -> bytes:
@@ -159,10 +163,15 @@ class LockedPeers:
         begun = self._begun.pop(_key(taker), None)
         freeze = 0 if begun is None else begun.freeze
         deadline = self._manager.host.runtime.monotonic() + timeout_s
+        registered = _unlogged(taker, self._index(channel))
         try:
-            return await self._manager.takeovers.end(channel, _unlogged(taker), freeze, deadline)
+            return await self._manager.takeovers.end(channel, registered, freeze, deadline)
         except NotSuccessor as error:
             raise ChannelGone("noproc", str(error)) from error
+
+    def _index(self, channel: Channel) -> int:
+        owner = self._manager.api.lookup_local(channel.client_id)
+        return self._epoch if owner is None or not same_channel(owner, channel) else NO_LOG
 
     def abort(self, channel: Channel, taker: Channel) -> None:
         self._begun.pop(_key(taker), None)
@@ -197,7 +206,7 @@ class CalledByOld:
         row = self._row(channel)
         try:
             handed = await self._manager.takeovers.end(
-                channel, _unlogged(taker), begun.freeze, self._deadline()
+                channel, _unlogged(taker, NO_LOG), begun.freeze, self._deadline()
             )
         except NotSuccessor as error:
             raise ChannelGone("noproc", str(error)) from error
@@ -271,6 +280,6 @@ def _key(row: Channel) -> tuple[str, str]:
     return (row.client_id, row.channel)
 
 
-def _unlogged(taker: Channel) -> Registered:
+def _unlogged(taker: Channel, index: int) -> Registered:
     """A registration in the old registry, as `end` wants to see it."""
-    return Registered(taker, None, True, False, NO_LOG)
+    return Registered(taker, None, True, False, index)

@@ -61,6 +61,7 @@ __all__ = [
     "OldHolder",
     "OldOpened",
     "OldServer",
+    "Overtaken",
     "OwnerHolder",
     "Peers",
     "opened_session",
@@ -386,6 +387,10 @@ def opened_session(opened: OldOpened) -> OpenedSession:
     )
 
 
+class Overtaken(Exception):
+    """What the connection began with holds no longer; it has to begin anew, elsewhere."""
+
+
 class OldFlow:
     """Lock, look, begin, write, end, unlock, on one node."""
 
@@ -406,28 +411,42 @@ class OldFlow:
         version: int | None = None,
         lock_wait_s: float | None = None,
         writing: Callable[[Channel], None] = lambda row: None,
+        check: Callable[[], None] = lambda: None,
     ) -> OldOpened:
         """Open a session of the client on `channel`.
 
         `version` goes into the row (default: this node's wall clock in ms); nothing is decided by
         it. `lock_wait_s` bounds the wait for the lock, if it is shorter than the usual one.
         `writing` is called with the row just before it is written, since from then on others may
-        ask for the channel. Raises what the dirty write does: `NoLeader`, `Overloaded`.
+        ask for the channel. `check` raises `Overtaken` if this flow is none for the client any
+        more. It is asked with the lock in hand, before the write, before the end, and when the end
+        has failed; then nothing stays behind. Else raises what the dirty write does: `NoLeader`,
+        `Overloaded`.
         """
         await self._legacy.ready()
         lock = await self._legacy.locks.acquire(client_id, lock_wait_s)
         if not lock.granted:
             return OldOpened(None, attempts=lock.attempts)
+
+        def checked(row: Channel) -> None:
+            check()
+            writing(row)
+
         try:
+            check()
             row = self._legacy.row(client_id, channel, version)
-            opened = await self._open_locked(row, clean_start, writing)
+            opened = await self._open_locked(row, clean_start, checked, check)
         finally:
             release = self._host.spawn(self._legacy.locks.release(lock), "lcr-old-unlock")
             await asyncio.shield(release)
         return msgspec.structs.replace(opened, attempts=lock.attempts)
 
     async def _open_locked(
-        self, row: Channel, clean_start: bool, writing: Callable[[Channel], None]
+        self,
+        row: Channel,
+        clean_start: bool,
+        writing: Callable[[Channel], None],
+        check: Callable[[], None],
     ) -> OldOpened:
         known = [
             other
@@ -442,10 +461,14 @@ class OldFlow:
         *older, newest = known
         for other in older:
             self._host.spawn(self._discard(other, row), "lcr-old-discard")
-        return await self._take_over(newest, row, writing)
+        return await self._take_over(newest, row, writing, check)
 
     async def _take_over(
-        self, newest: Channel, row: Channel, writing: Callable[[Channel], None]
+        self,
+        newest: Channel,
+        row: Channel,
+        writing: Callable[[Channel], None],
+        check: Callable[[], None],
     ) -> OldOpened:
         try:
             content = await self._peers.begin(newest, row, self._options.begin_timeout_s)
@@ -460,13 +483,32 @@ class OldFlow:
             self._peers.abort(newest, row)
             raise
         try:
+            check()
             handed = await self._peers.end(newest, row, self._options.end_timeout_s)
+        except Overtaken:
+            self._peers.abort(newest, row)
+            await self._remove(row)
+            raise
         except ChannelGone as gone:
+            try:
+                check()
+            except Overtaken:
+                await self._remove(row)
+                raise
             # As upstream: a session whose end is not sure is not continued.
             return OldOpened(row, newest, failure=gone.kind)
         if handed.content is not None:
             content = handed.content  # the freeze was over by then, and this is all of it
         return OldOpened(row, newest, content, handed.pendings)
+
+    async def _remove(self, row: Channel) -> None:
+        """Take the row out again, at once: the channel is about to be written anew."""
+        try:
+            await self._legacy.unregister(row)
+        except BaseException as error:
+            self._legacy.remove_soon(row)
+            if not isinstance(error, RaftkvError):
+                raise
 
     async def _discard(self, other: Channel, row: Channel) -> None:
         try:

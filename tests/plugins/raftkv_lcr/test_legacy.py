@@ -262,7 +262,11 @@ async def test_every_row_that_arrives_is_told_of(cluster: Cluster) -> None:
     await warm_up(cluster)
     told: dict[str, list[str]] = {name: [] for name in cluster.nodes}
     for name, node in cluster.nodes.items():
-        node.lcr.legacy.copies.on_add = lambda row, name=name: told[name].append(row.channel)  # type: ignore[misc]
+
+        def tell(row: Channel, names: list[str] = told[name]) -> None:
+            names.append(row.channel)
+
+        node.lcr.legacy.copies.on_add = tell
     registry = cluster.nodes["rep1"].lcr.legacy
     row = registry.row("c", "x", None)
     await registry.add(row)

@@ -8,12 +8,23 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from raftkv.errors import OutcomeUnknown
+from raftkv.state import Envelope
 from raftkv.testing.clock import run
-from raftkv_lcr.commands import Channel, Mode, NotAdopted, OldNodes, SwitchMode, WrongStep
+from raftkv_lcr.commands import (
+    Channel,
+    Mode,
+    NotAdopted,
+    OldNodes,
+    SwitchMode,
+    Unregister,
+    WrongStep,
+)
+from raftkv_lcr.legacy_wire import Operation
 from raftkv_lcr.mixed import Announcer
 from raftkv_lcr.modes import effective_mode, not_adopted, old_nodes
 from raftkv_lcr.old_calls import speaks_old
-from tests.plugins.raftkv_lcr.fakes import Cluster, FakeNode
+from tests.plugins.raftkv_lcr.fakes import Cluster, FakeNode, tag_of
 from tests.plugins.raftkv_lcr.worlds import World, texts
 
 Body = Callable[[World], Awaitable[None]]
@@ -202,6 +213,195 @@ def test_open_that_the_log_refuses_for_its_epoch_starts_again_under_the_new_mode
         await world.rest()
         assert names(world, "c") == ("a", {"a"})
         assert world.cluster.nodes["rep1"].lcr.counters["mode_changed"] >= 1
+
+    play(body)
+
+
+def unregistered_under(world: World, node: str) -> list[Mode]:
+    """From now on: under which mode, as that node knows it, it proposed each `Unregister`."""
+    modes: list[Mode] = []
+
+    def note(sender: FakeNode, envelope: Envelope) -> bool:
+        if sender.name == node and tag_of(envelope) == "unregister":
+            modes.append(mode_of(sender))
+        return True
+
+    world.cluster.filter = note
+    return modes
+
+
+def test_adoption_that_waited_for_an_opening_looks_again_at_the_mode() -> None:
+    """Else it would take out, as under "disabled", what was registered while it waited."""
+
+    async def body(world: World) -> None:
+        core1 = world.cluster.nodes["core1"]
+        await world.connect("rep1", "slow", "a")
+        await world.rest()
+        suspended = world.brokers["rep1"].hanging[("begin", "a")] = asyncio.Event()
+        opening = asyncio.ensure_future(world.brokers["core1"].connect("slow", "b"))
+        await asyncio.sleep(0.05)
+        core1.manager.on_nodes()
+        await asyncio.sleep(0.05)
+        await core1.propose(SwitchMode("migration"))
+        await world.connect("core1", "c", "a")
+        row = in_log(world, "c")
+        assert row is not None
+        deletions = unregistered_under(world, "core1")
+        suspended.set()
+        assert (await opening).outcome == "ok"
+        await world.rest()
+        assert deletions == []
+        assert in_log(world, "c") == row
+        assert names(world, "slow") == ("b", {"b"})
+
+    play(body)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_adoption_deletes_no_row_of_a_living_channel_once_the_mode_was_switched(
+    hidden: bool,
+) -> None:
+    """Back to "migration" in the midst of it. `hidden`: the broker does not tell of its channels,
+    as of those that end just then, and so their rows are found in the table.
+    """
+
+    async def body(world: World) -> None:
+        core1 = world.cluster.nodes["core1"]
+        await switch(world, "migration")
+        clients = [f"c{number}" for number in range(200)]
+        for client in clients:
+            await world.connect("core1", client, "a")
+        await world.rest()
+        if hidden:
+            world.brokers["core1"].channels = list  # type: ignore[method-assign]
+        deletions = unregistered_under(world, "core1")
+        await core1.propose(SwitchMode("disabled"))
+        while not deletions:
+            await asyncio.sleep(0.0001)
+        await core1.propose(SwitchMode("migration"))
+        if hidden:
+            del world.brokers["core1"].channels
+        await world.rest(10)
+        assert len(deletions) < 200
+        assert set(deletions) == {"disabled"}
+        assert all(names(world, client) == ("a", {"a"}) for client in clients)
+
+    play(body)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_deletion_of_unknown_outcome_is_settled_before_the_next_adoption(applied: bool) -> None:
+    """Left to the reaper it would delete the row that the next adoption writes: it is the same."""
+
+    async def body(world: World) -> None:
+        core1 = world.cluster.nodes["core1"]
+        await switch(world, "migration")
+        await world.connect("core1", "c", "a")
+        await world.rest()
+        propose, failed = core1.propose, 0
+
+        async def unsure(command: object, **words: object) -> object:
+            nonlocal failed
+            if not isinstance(command, Unregister) or failed:
+                return await propose(command, **words)  # type: ignore[arg-type]
+            failed += 1
+            seq = core1.seq + 1
+            if applied:
+                await propose(command)
+            else:
+                core1.seq = seq
+            raise OutcomeUnknown("not known", session=core1.session, seq=seq)
+
+        core1.propose = unsure  # type: ignore[method-assign, assignment]
+        deletions = unregistered_under(world, "core1")
+        await core1.propose(SwitchMode("disabled"))
+        while not failed:
+            await asyncio.sleep(0.0001)
+        await core1.propose(SwitchMode("migration"))
+        await world.rest(10)
+        assert failed == 1
+        assert "migration" not in deletions
+        assert len(core1.lcr.reaper) == 0
+        assert names(world, "c") == ("a", {"a"})
+
+    play(body)
+
+
+# --- a connect of "disabled" across a switch ------------------------------------------------------
+
+
+def test_connect_of_disabled_that_is_overtaken_by_a_switch_begins_anew() -> None:
+    """It must not end a channel that a connection of the log has taken over by then."""
+
+    async def body(world: World) -> None:
+        await world.connect("core1", "c", "a")
+        world.publish("c", "m")
+        await world.rest()
+        suspended = world.brokers["core1"].hanging[("begin", "a")] = asyncio.Event()
+        first = asyncio.ensure_future(world.brokers["core2"].connect("c", "b1"))
+        await asyncio.sleep(0.05)
+        await world.cluster.nodes["core1"].propose(SwitchMode("migration"))
+        second = asyncio.ensure_future(world.brokers["rep1"].connect("c", "b2"))
+        await asyncio.sleep(0.05)
+        suspended.set()
+        opened = [await first, await second]
+        await world.rest(30)
+        assert [each.handover for each in opened if each.outcome == "ok"].count("lost") == 0
+        assert world.cluster.nodes["core2"].lcr.counters["mode_changed"] == 1
+        assert len(world.live("c")) == 1
+        node, channel = world.live("c")[0]
+        assert texts(world.brokers[node].live("c")) == ["m"]
+        assert names(world, "c") == (channel, {channel})
+
+    play(body)
+
+
+def test_connect_of_disabled_that_wrote_before_the_switch_takes_its_row_back() -> None:
+    """The last look is directly before the end. What it froze goes on, what it wrote goes."""
+
+    async def body(world: World) -> None:
+        core1, core2 = world.cluster.nodes["core1"], world.cluster.nodes["core2"]
+        await world.connect("core1", "c", "a", version=5)
+        world.publish("c", "m")
+        await world.rest()
+        add = core2.lcr.legacy.add
+
+        async def add_and_switch(row: Channel) -> None:
+            core2.lcr.legacy.add = add  # type: ignore[method-assign]
+            await add(row)
+            await core1.propose(SwitchMode("migration"))
+            await asyncio.sleep(1)  # by then "a" is adopted, and is newer
+
+        core2.lcr.legacy.add = add_and_switch  # type: ignore[method-assign]
+        opened = await world.brokers["core2"].connect("c", "b", version=1)
+        await world.rest(30)
+        assert core2.lcr.counters["mode_changed"] == 1
+        assert opened.outcome.startswith("outdated")
+        assert world.live("c") == [("core1", "a")]
+        assert texts(world.brokers["core1"].live("c")) == ["m"]
+        assert names(world, "c") == ("a", {"a"})
+
+    play(body)
+
+
+def test_channel_that_was_adopted_is_not_ended_by_a_node_that_knows_of_no_switch() -> None:
+    """Its end speaks of an epoch that is past; the registration of the channel is younger."""
+
+    async def body(world: World) -> None:
+        await world.connect("core1", "c", "a")
+        world.publish("c", "m")
+        await world.rest()
+        world.cluster.pause("core2")
+        await world.cluster.nodes["core1"].propose(SwitchMode("migration"))
+        await world.rest()
+        assert names(world, "c") == ("a", {"a"})
+        opened = await world.brokers["core2"].connect("c", "b")
+        assert (opened.outcome, opened.handover, opened.failure) == ("ok", "lost", "noproc")
+        world.cluster.resume("core2")
+        await world.rest(40)
+        assert world.live("c") == [("core1", "a")]
+        assert texts(world.brokers["core1"].live("c")) == ["m"]
+        assert names(world, "c") == ("a", {"a"})
 
     play(body)
 
@@ -423,8 +623,9 @@ def test_new_node_writes_the_log_and_leaves_the_old_channel_s_row_to_the_old_nod
             copies, write = node.lcr.legacy.copies, node.lcr.legacy.copies.write
 
             async def spied(operation: object, name: str = name, write: object = write) -> None:
-                if not operation.add:  # type: ignore[attr-defined]
-                    written.append(f"{name} deletes {operation.channel.channel}")  # type: ignore[attr-defined]
+                assert isinstance(operation, Operation)
+                if not operation.add:
+                    written.append(f"{name} deletes {operation.channel.channel}")
                 await write(operation)  # type: ignore[operator]
 
             copies.write = spied  # type: ignore[method-assign]
