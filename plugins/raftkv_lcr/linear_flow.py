@@ -141,7 +141,7 @@ class LinearFlow:
 
     async def open(self, attempt: Attempt) -> OpenedSession | ModeChanged:
         """See `manager.Flow`."""
-        course = Course(self.seen(attempt.client_id))
+        course = Course(self.seen(attempt.client_id), claim=attempt.claim)
         try:
             opened = await self._run(attempt, course)
         except (asyncio.CancelledError, OutcomeUnknown):
@@ -155,7 +155,11 @@ class LinearFlow:
         except BaseException:
             self._give_up(attempt, course)
             raise
-        if isinstance(opened, ModeChanged) or opened.outcome != "ok":
+        if isinstance(opened, ModeChanged):
+            # The attempt goes on with its ticket: what it registers will be the row of its claim.
+            self._abort(course)
+            attempt.claim = course.claim
+        elif opened.outcome != "ok":
             self._give_up(attempt, course)
         return opened
 

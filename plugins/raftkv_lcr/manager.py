@@ -88,6 +88,8 @@ class Attempt(msgspec.Struct):
     mode: Mode = "disabled"
     # Registrations tried, in all modes together.
     attempts: int = 0
+    # What the log has noted of it, after "restart".
+    claim: Channel | None = None
 
 
 class Written(msgspec.Struct):

@@ -14,9 +14,9 @@ So no opening writes to the registries of one mode what was decided by those of 
 
 **Adoption.** What opened before the switch stands where the former mode wrote it. Each node then
 enters its own living channels where the present mode wants them, and announces the epoch. Until
-all have, a step is allowed only if it can do without: into `migration` from `disabled`, which reads
-what is there already, and out of `enabled`, where the linear registry has everything. A node that
-does not announce because it is gone will be declared dead, and then no longer counts.
+all have, a step is allowed only if it can do without: out of `enabled`, where the linear registry
+has everything and nothing is taken out of it. A node that does not announce because it is gone will
+be declared dead, and then no longer counts.
 
 **Old nodes** know the old registry only, take its lock, and announce nothing. While one is a member
 that is up, the cluster cannot be switched to `enabled`; if one comes when it already is, everybody
@@ -69,7 +69,7 @@ _NEVER_SWITCHED: Final = ModeRow("disabled", 0)
 
 # From mode to mode. True: everything must have been adopted. Missing: there is no such step.
 _STEPS: Final[Mapping[tuple[Mode, Mode], bool]] = {
-    ("disabled", "migration"): False,
+    ("disabled", "migration"): True,
     ("migration", "disabled"): True,
     ("migration", "dual"): True,
     ("migration", "enabled"): True,

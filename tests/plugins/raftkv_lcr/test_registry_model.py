@@ -144,7 +144,7 @@ class Model:
             return "lcr_wrong_step"
         if mode == "enabled" and set(self.up) - set(self.announced):
             return "lcr_old_nodes"
-        free = self.mode == "enabled" or self.mode == "disabled"
+        free = self.mode == "enabled"
         if not free and any(epoch < self.epoch for epoch in self.announced.values()):
             return "lcr_not_adopted"
         self.mode, self.epoch, self.serial = mode, index, serial
