@@ -264,6 +264,8 @@ class RegistryBesideModel(RuleBasedStateMachine):
         )
         now, index = self.log.machine.now, self.log.machine.index
         assert answer == self.model.open(me, command, self.policy, now, index)
+        if not isinstance(answer, str | ModeChanged):
+            self.model.announced.setdefault(node, 0)  # who opens is no old node
         self.remember(answer, key)
 
     def remember(self, answer: Answer, key: tuple[str, str, str]) -> None:
@@ -290,6 +292,8 @@ class RegistryBesideModel(RuleBasedStateMachine):
             row, ticket=serial, version=serial if version is None else version
         )
         assert answer == self.model.adopt(me, present, self.log.machine.index)
+        if by == node and not isinstance(answer, str):
+            self.model.announced.setdefault(node, 0)
         if isinstance(answer, Registered):
             self.rows.append(answer.channel)
 
