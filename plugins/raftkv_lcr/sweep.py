@@ -172,7 +172,21 @@ class Sweep:
             for node, question in found.questions.items()
             if question.full_at is not None
         }
+        await self._look_at_held(found)
         return found
+
+    async def _look_at_held(self, found: Found) -> None:
+        """Sessions of this node that only the old registry knows: no row of the log shows them."""
+        sessions = self._sessions()
+        held = [] if sessions is None else list(sessions.held.values())
+        known = set(found.suspects)
+        size = max(1, self._host.settings["sweep_rows_per_s"] // SLICES_PER_S)
+        for first in range(0, len(held), size):
+            part = held[first : first + size]
+            dead = [row for row in part if row not in known and self._is_dead(row)]
+            found.suspects += dead[: max(0, SUSPECTS_MAX - len(found.suspects))]
+            self._counters.add("sweep_scanned", len(part))
+            await self._pace(len(part))
 
     def _look(self, entry: Entry, asked: frozenset[str], view: View, found: Found) -> None:
         for row in self._own_rows(entry, view):
@@ -205,7 +219,7 @@ class Sweep:
         """The second look at own rows, and their deletion."""
         for row in suspects:
             sessions = self._sessions()
-            if sessions is None or row.incarnation != self._host.incarnation:
+            if sessions is None:
                 return
             if not self._is_dead(row):
                 continue
@@ -214,7 +228,7 @@ class Sweep:
                 await sessions.close(row)
                 self._counters.add("sweep_deleted_local_dead")
                 await self._pace(1)
-            else:
+            elif row.incarnation == self._host.incarnation:  # else it is the cleaner's
                 await self._delete((row,), "sweep_deleted_local_dead")
 
     # --- old nodes ---
