@@ -35,7 +35,7 @@ PAGE_MAX: Final = 1_000
 
 MODES: Final = ("disabled", "migration", "dual", "enabled")
 
-app = group("The Linear Channel Registry: which connection of a client is the one.")
+app = group("Whose connection is the one: the Linear Channel Registry.")
 
 Client = Annotated[str, typer.Argument(metavar="CLIENT", help="The client id.")]
 Local = Annotated[
