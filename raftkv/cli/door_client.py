@@ -17,7 +17,7 @@ import http.client
 import ssl
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NoReturn
 
 import msgspec
@@ -124,26 +124,46 @@ class DoorClient:
 
         `repeat` allows another attempt after an unknown outcome: for reads.
         """
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            for endpoint in self._endpoints:
-                left_s = max(deadline - time.monotonic(), 0.05)
-                if repeat and len(self._endpoints) > 1:
-                    # A node that hangs must leave time for the others.
-                    left_s = min(left_s, max(0.05, self._timeout_s / len(self._endpoints)))
-                try:
-                    return request(
-                        endpoint, "POST", path, body, timeout_s=left_s, context=self._context
-                    )
-                except TooLarge:
+        return in_turn(
+            self._endpoints,
+            self._timeout_s,
+            lambda endpoint, left_s: request(
+                endpoint, "POST", path, body, timeout_s=left_s, context=self._context
+            ),
+            repeat=repeat,
+        )
+
+
+def in_turn(
+    endpoints: Sequence[str],
+    timeout_s: float,
+    ask: Callable[[str, float], Any],
+    *,
+    repeat: bool,
+) -> Any:
+    """Go round the endpoints until one answers or the time is up; then the last one's error.
+
+    `ask` gets an endpoint and the seconds it may take. `repeat` allows another attempt after an
+    unknown outcome.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for endpoint in endpoints:
+            left_s = max(deadline - time.monotonic(), 0.05)
+            if repeat and len(endpoints) > 1:
+                # A node that hangs must leave time for the others.
+                left_s = min(left_s, max(0.05, timeout_s / len(endpoints)))
+            try:
+                return ask(endpoint, left_s)
+            except TooLarge:
+                raise
+            except (NotApplied, Timeout) as error:
+                if isinstance(error, Timeout) and not repeat:
                     raise
-                except (NotApplied, Timeout) as error:
-                    if isinstance(error, Timeout) and not repeat:
-                        raise
-                    last: RaftkvError = error
-            if time.monotonic() + ROUND_PAUSE_S >= deadline:
-                raise last
-            time.sleep(ROUND_PAUSE_S)
+                last: RaftkvError = error
+        if time.monotonic() + ROUND_PAUSE_S >= deadline:
+            raise last
+        time.sleep(ROUND_PAUSE_S)
 
 
 def request(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import typer
 
-from raftkv.errors import ConfigError, NotApplied, RaftkvError, Timeout, TooLarge
+from raftkv.errors import ConfigError, RaftkvError
 
 from .options import At, connected, examples, group
 
@@ -82,28 +82,16 @@ class Ask:
         it is unknown whether it happened: `Timeout` then says so. Raises the last node's error when
         the time is up.
         """
-        from .door_client import request
+        from .door_client import in_turn, request
 
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            for endpoint in self._endpoints:
-                left_s = max(deadline - time.monotonic(), 0.05)
-                if repeat:
-                    # A node that hangs must leave time for the others.
-                    left_s = min(left_s, max(0.5, self._timeout_s / len(self._endpoints)))
-                try:
-                    return request(
-                        endpoint, method, path, body, timeout_s=left_s, context=self._context
-                    )
-                except TooLarge:
-                    raise
-                except (NotApplied, Timeout) as error:
-                    if isinstance(error, Timeout) and not repeat:
-                        raise
-                    last: RaftkvError = error
-            if time.monotonic() + ROUND_PAUSE_S >= deadline:
-                raise last
-            time.sleep(ROUND_PAUSE_S)
+        return in_turn(
+            self._endpoints,
+            self._timeout_s,
+            lambda endpoint, left_s: request(
+                endpoint, method, path, body, timeout_s=left_s, context=self._context
+            ),
+            repeat=repeat,
+        )
 
     def each(self, method: str, path: str) -> Iterator[tuple[str, Any, RaftkvError | None]]:
         """Every endpoint asked itself, once: its answer and None, or None and the error."""
