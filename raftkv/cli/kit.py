@@ -54,8 +54,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Between two rounds over all endpoints.
-ROUND_PAUSE_S: Final = 0.2
 # How often the progress is asked for.
 LOOK_S: Final = 0.3
 
