@@ -124,6 +124,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     applied: int = 0
     keys: int = 0
     rss_bytes: int = 0
+    # Processor time of the whole process so far.
+    cpu_s: float = 0.0
     snapshotting: bool = False
     snapshots: int = 0
     done: int = 0
@@ -174,6 +176,7 @@ class EmbeddedNode:
             applied=node.machine.index,
             keys=len(node.machine.view("kv").table("keys")),
             rss_bytes=_rss_bytes(),
+            cpu_s=time.process_time(),
             snapshotting=self._snapshotting.writing,
             snapshots=self._snapshots,
             **more,

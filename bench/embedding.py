@@ -77,6 +77,11 @@ class Cores:
                 raise WorkerFailed(f"a core writes a snapshot for over {SETTLE_TIMEOUT_S:.0f} s")
             await asyncio.sleep(_POLL_S)
 
+    async def cpu_s(self) -> float:
+        """Processor time of all members so far."""
+        running = [each for each in self.members if each.pid is not None]
+        return sum([(await each.ask(Where())).cpu_s for each in running])
+
     async def leader(self) -> tuple[Member, Answer]:
         """The leader and what it says of itself. Raises `WorkerFailed` when there is none."""
         until_s = time.monotonic() + LEADER_TIMEOUT_S

@@ -22,6 +22,7 @@ def test_it_measures_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("load_s", "snapshot_s", "restart_one_s", "restart_all_s", "rss_bytes"):
         assert found[name] > 0, name
     assert found["puts_per_s"]["median"] > 0
+    assert found["put_cpu_us"] > 0
     assert found["gets_ratio"]["lowest"] == found["gets_ratio"]["highest"]
 
 
@@ -33,8 +34,8 @@ def report(ratio: float, restart_s: float) -> Report:
     return Report(
         keys=1, value_bytes=1, watchers=1, load_s=1, loaded_per_s=1, bytes_per_key=1,
         bytes_per_watcher=1, rss_bytes=1, puts_few_per_s=spread(1), puts_per_s=spread(1),
-        puts_ratio=spread(1), puts_ratio_in_all=ratio, puts_ratio_quiet=None,
-        rounds_with_snapshot=0, put_p99_ms=spread(1), put_few_p99_ms=spread(1),
+        puts_ratio=spread(ratio), puts_ratio_in_all=1, puts_ratio_quiet=None,
+        rounds_with_snapshot=0, put_few_cpu_us=1, put_cpu_us=1, put_p99_ms=spread(1), put_few_p99_ms=spread(1),
         gets_few_per_s=spread(1), gets_per_s=spread(1), gets_ratio=spread(1),
         get_p99_ms=spread(1), snapshot_s=1, snapshot_bytes=1, restart_one_s=restart_s,
         restart_all_s=1, conditions={},
