@@ -15,9 +15,9 @@ Rules of this file
 4. As long as the cluster's active format is 1, that of 0.1.0, a word that 0.1.0 did not have is
    answered as 0.1.0 answers it: it cannot be decoded.
 
-`Put` is the hot path and is written out here; `Changing` does everything else. The rest by idea:
-changing.py, transactions.py, history.py, compaction.py, leasing.py. docs/internals/keyspace.md puts
-it together.
+`Put` is the hot path and is written out in plain.py; `Changing` does everything else. The rest by
+idea: changing.py, transactions.py, history.py, compaction.py, leasing.py.
+docs/internals/keyspace.md puts it together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from .commands import (
     DeleteRange,
     DuplicateKey,
     EmptyKey,
-    Event,
     Expire,
     ExpireResult,
     FutureRevision,
@@ -72,17 +71,16 @@ from .commands import (
     Txn,
     ValueGiven,
 )
-from .compaction import TRIM_BYTES, TRIM_REVISIONS, compact, trim
+from .compaction import compact
 from .formats import in_format_1
-from .history import EVENT_BYTES, FIRST_REVISION, record
-from .leasing import claim, detach, due_ms, grant, lessor_epoch, require_lease
+from .leasing import claim, due_ms, grant, lessor_epoch, require_lease
+from .plain import put
 from .service import KVService
 from .transactions import apply_txn
 
 __all__ = ["EXPIRE_LEASES_MAX", "KV"]
 
 MIB: Final = 1024 * KIB
-_TRIM_MASK: Final = TRIM_REVISIONS - 1
 #: Leases that one `Expire` ends at most: the rest is for the next one.
 EXPIRE_LEASES_MAX: Final = 1000
 # With so many keys deleted it ends none any more: 10,000 deletions take about 50 ms.
@@ -194,37 +192,7 @@ class KV(Plugin[KVApi]):
                 raise EmptyKey("the key is empty")
             if len(key) + len(value) > LIMIT_MIN:
                 check_sizes(key, value, ctx)
-            table = ctx.table
-            meta, keys = table("meta"), table("keys")
-            before = meta.get("revision", FIRST_REVISION)
-            revision = before + 1
-            old = keys.get(key)
-            if old is None:
-                new = KeyValue(key, value, revision, revision, 1)
-                keys.put(key, new)
-                size = len(key) + len(value)
-            else:
-                if old.lease:
-                    detach(ctx, old.lease, key)
-                size = 2 * len(key) + len(value) + len(old.value)
-                # The row's own key: its versions then share one.
-                new = KeyValue(old.key, value, old.create_revision, revision, old.version + 1)
-                keys.replace(key, old, new)
-            meta.put("revision", revision)
-            if ctx.version >= FORMAT_LEASES:
-                history = table("history")
-                last = history.get(before)
-                if last is None or last.more:
-                    record(history, meta, revision, (Event(new, old),))
-                else:
-                    # As `record` does it, without the calls.
-                    kv, prev = last.kv, last.prev
-                    bytes_before = last.bytes_before + EVENT_BYTES + len(kv.key) + len(kv.value)
-                    if prev is not None:
-                        bytes_before += len(prev.key) + len(prev.value)
-                    history.put(revision, Revision(new, old, bytes_before))
-                if not revision & _TRIM_MASK or size > TRIM_BYTES - EVENT_BYTES:
-                    trim(ctx, revision)
+            revision, old = put(key, value, ctx)
             return PutResult(revision, old if command.prev_kv else None)
         if ctx.version < FORMAT_LEASES and not in_format_1(command):
             # In the machine's own words, so that every member keeps the same answer.

@@ -19,9 +19,8 @@ Rules of this file
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from operator import eq, gt, lt, ne
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from raftkv.errors import Refused
 from raftkv.plugin import Context
@@ -34,7 +33,6 @@ from .commands import (
     DuplicateKey,
     FlatTxn,
     FlatTxnResult,
-    KeyValue,
     LimitExceeded,
     LogOperation,
     LogResult,
@@ -50,6 +48,7 @@ from .commands import (
     TxnResult,
 )
 from .leasing import require_lease
+from .plain import OPERATORS, TARGETS, swap
 
 __all__ = ["TXN_DEPTH_MAX", "apply_txn", "flatten", "too_many", "unflatten"]
 
@@ -142,6 +141,9 @@ def _part(txn: Txn, number: int) -> Part:
 
 def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome:
     """See `Txn`."""
+    swapped = swap(txn, ctx)
+    if swapped is not None:
+        return swapped
     reason = too_many(txn, ctx.settings["txn_ops_max"])
     if reason is not None:
         raise LimitExceeded(reason)
@@ -334,21 +336,11 @@ def _perform(
     return tuple(results)
 
 
-_TARGETS: Final[dict[str, Callable[[KeyValue], Any]]] = {
-    "value": lambda kv: kv.value,
-    "version": lambda kv: kv.version,
-    "create": lambda kv: kv.create_revision,
-    "mod": lambda kv: kv.mod_revision,
-    "lease": lambda kv: kv.lease,
-}
-_OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {"=": eq, "!=": ne, ">": gt, "<": lt}
-
-
 def _holds(compare: Compare, change: Changing) -> bool:
     """Whether a comparison holds now."""
-    holds, operand = _OPERATORS[compare.op], compare.operand
+    holds, operand = OPERATORS[compare.op], compare.operand
     found = change.compared(compare)
     if not found:
         return compare.target != "value" and holds(0, operand)
-    target = _TARGETS[compare.target]
+    target = TARGETS[compare.target]
     return all(holds(target(kv), operand) for kv in found)
