@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os.path
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -65,6 +66,7 @@ class NodeHost:
         self.rpc = rpc
         self.options = _options_of(plugin, node.config.options)
         self.log = logging.getLogger(f"raftkv.plugins.{plugin.name}")
+        self._directory: str | None = None
 
     @property
     def name(self) -> str:
@@ -89,6 +91,15 @@ class NodeHost:
     @property
     def runtime(self) -> Runtime:
         return self._node.runtime
+
+    @property
+    def directory(self) -> str:
+        if self._directory is None:
+            path = os.path.join(self._node.config.dir, "plugins", self._plugin.name)
+            self._node.runtime.files.makedirs(path)
+            # Only now: after an error the next look tries again.
+            self._directory = path
+        return self._directory
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -181,7 +192,9 @@ class Hosting:
                 self._progress_hooks.append(service.on_progress)
             # Changes are only captured for those who listen: that is a cost on every write.
             if type(service).on_applied is not Service.on_applied:
-                wanted = (name, *self.plugins[name].uses)
+                wanted = service.hears
+                if wanted is None:
+                    wanted = (name, *self.plugins[name].uses)
                 self._unsubscribe.append(
                     self._node.machine.subscribe(self._listener(service), wanted)
                 )

@@ -166,6 +166,14 @@ class Host(Protocol):
         """Clock, chance, files: never `time` or `random` directly."""
 
     @property
+    def directory(self) -> str:
+        """The plugin's own directory on this node, made by the first look. Raises OSError.
+
+        Its files are reached through `runtime.files` alone. It may be gone, empty or old after any
+        restart, so what is kept in it says what it is as of (docs/plugin-contract.md, A5).
+        """
+
+    @property
     def rpc(self) -> Rpc: ...
 
     @property
@@ -211,7 +219,12 @@ class Service:
 
     Hooks are plain and short functions on the event loop; what takes time is spawned. A hook that
     raises is logged and counted and does not stop the node.
+
+    `hears` names the plugins whose changed rows `on_applied` is told of, among this one and those
+    of `uses`; None: all of these. Each costs something on every write to its tables.
     """
+
+    hears: ClassVar[tuple[str, ...] | None] = None
 
     async def start(self) -> None:
         """After recovery; tables are readable; register RPC methods here."""

@@ -180,10 +180,17 @@ def test_the_package_alone_imports_no_engine() -> None:
 # Plugins see public names only -------------------------------------------------------------------
 
 PUBLIC = {"raftkv", "raftkv.errors", "raftkv.plugin"}
+# The keyspace's commands, which a plugin that `uses` it proposes and calls; nothing below it.
+KEYSPACE = "raftkv.kv"
 # What a plugin's commands are made of; a node does not import them.
 COMMANDS = "raftkv.cli.kit"
 # What a plugin's own testing package is made of; a node does not import that either (see KITS).
 TESTING = "raftkv.testing"
+
+
+def private_of(package: str, found: Import) -> list[str]:
+    """`from raftkv import kv` would bind a module that is not a public name."""
+    return [n for n in found.names if n.startswith("_") or f"{package}.{n}" in MODULES]
 
 
 def test_kv_and_plugins_import_public_names_only() -> None:
@@ -193,11 +200,12 @@ def test_kv_and_plugins_import_public_names_only() -> None:
         for each in imports_of(name):
             if not within(each.module, "raftkv") or within(each.module, own):
                 continue
-            # `from raftkv import kv` would bind a module that is not a public name.
-            private = [n for n in each.names if n.startswith("_") or f"raftkv.{n}" in MODULES]
+            private = private_of("raftkv", each)
             if each.module == COMMANDS and name.rpartition(".")[2] == "cli":
                 continue
             if within(each.module, TESTING) and within(name, *KITS):
+                continue
+            if each.module == KEYSPACE and not private_of(KEYSPACE, each):
                 continue
             if each.module not in PUBLIC or (each.module == "raftkv" and private):
                 found.append(f"{name}:{each.line} imports {each.module} {' '.join(each.names)}")

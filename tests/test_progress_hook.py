@@ -32,6 +32,10 @@ class Capturing(Listening):
         """Only being there counts."""
 
 
+class Choosy(Capturing):
+    hears: ClassVar[tuple[str, ...] | None] = ("toy",)
+
+
 class Toy(Plugin[None]):
     """Without state. `uses` the keyspace, so its service may hear of the keyspace's changes."""
 
@@ -76,6 +80,11 @@ def test_progress_is_told_in_order_and_captures_nothing() -> None:
 def test_only_who_defines_on_applied_makes_writes_dearer() -> None:
     _, captured, _ = asyncio.run(run(Capturing))
     assert captured
+
+
+def test_a_service_need_not_hear_of_all_that_its_plugin_uses() -> None:
+    _, captured, _ = asyncio.run(run(Choosy))
+    assert not captured
 
 
 def test_a_hook_that_fails_stops_nothing() -> None:
