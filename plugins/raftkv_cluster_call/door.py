@@ -1,0 +1,351 @@
+"""Cluster calls at the network door: `/v1/calls/...`.
+
+    GET  status        log, nodes, newest calls, alarms: ?consistency= &all= &limit= &below=
+    GET  calls/{id}    one call, and who has yet to execute it
+    GET  functions     what is registered on this node
+    POST call          {"function": f, "args": json, "version": n, "required": r, "timeout_s": s}
+    POST skip          {"node": n}: run its next call once more, then pass it
+    POST fast-forward  {"node": n, "id": i}: the same up to that id
+    POST fix           {"timeout_s": s}: compare all nodes, make them equal
+    POST reset         {}: forget all records; every node follows from the last id on
+    POST leave         {"node": n}: out of the calls, until rejoin
+    POST rejoin        {"node": n}
+    POST force-leave   {"node": n}: take the cursor from a node that is down
+    POST acknowledge   {"id": i, "node": n}: the alarm of a lost effect off
+
+Rules of this file: where `node` may be left out, it is the node that is asked. Every answer that is
+no result is an error in the shape of the door's own (docs/door.md). A call whose function failed on
+its initiator is a result (200, "init_failure"), and so is a `fix` that changed nothing: whoever
+asked was answered. Arguments go in, results come out; neither stands in a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from raftkv.errors import RaftkvError
+from raftkv.plugin import Host, Request, Response, Route
+
+from .api import CallsApi
+from .errors import DeadlinePassed, StaleView, TooManyRequired
+from .functions import UnknownFunction
+from .operating import STATUS_CALLS, STATUS_CALLS_MAX
+from .reports import NotFollowing, OperationFailed, UnknownCall, UnknownNode
+
+__all__ = ["routes"]
+
+# How long a request may wait, and does if it says nothing: that of `calls.call`.
+TIMEOUT_S: Final = 120.0
+TIMEOUT_MAX_S: Final = 600.0
+
+Body = TypeVar("Body")
+Handler = Callable[[Request], Awaitable[Response]]
+Version = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Id = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MAX_S)]
+
+# gRPC's numbers, which the door gives with every error.
+_INVALID_ARGUMENT: Final = 3
+_NOT_FOUND: Final = 5
+_FAILED_PRECONDITION: Final = 9
+
+
+def routes(host: Host, api: CallsApi) -> Sequence[Route]:
+    """The plugin's routes on this node."""
+    door = _Door(host, api)
+
+    def get(path: str, handler: Handler, doc: str) -> Route:
+        return Route("GET", path, _checked(handler), doc)
+
+    def post(path: str, handler: Handler, doc: str) -> Route:
+        return Route("POST", path, _checked(handler), doc)
+
+    return (
+        get("status", door.status, "The log, every node's place in it, the newest calls."),
+        get("calls/{id}", door.query, "One call, and who has yet to execute it."),
+        get("functions", door.functions, "What is registered on this node."),
+        post("call", door.call, "Call a function on all nodes."),
+        post("skip", door.skip, "Let a node pass its next call."),
+        post("fast-forward", door.fast_forward, "Let a node pass calls up to an id."),
+        post("fix", door.fix, "Compare all nodes, make them equal."),
+        post("reset", door.reset, "Forget all records, let all follow from the last id."),
+        post("leave", door.leave, "Take a node out of the calls."),
+        post("rejoin", door.rejoin, "Let a node that has left take part again."),
+        post("force-leave", door.force_leave, "Take the cursor from a node that is down."),
+        post("acknowledge", door.acknowledge, "Somebody looked after a lost effect."),
+    )
+
+
+class _Bad(Exception):
+    """The request cannot be done as it is. The text says what to send instead."""
+
+
+class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    function: str
+    args: msgspec.Raw = msgspec.Raw(b"null")
+    version: Version | None = None
+    required: str | int | tuple[str, ...] = "all"
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str | None = None
+
+
+class _NamedNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str
+
+
+class _Skip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str | None = None
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class _Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Id
+    node: str | None = None
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class _Acknowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Id
+    node: str | None = None
+
+
+class _Fix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Door:
+    def __init__(self, host: Host, api: CallsApi) -> None:
+        self._host = host
+        self._api = api
+
+    # --- looking ---
+
+    async def status(self, request: Request) -> Response:
+        _only(request, "consistency", "all", "limit", "below")
+        every = _flag(request, "all")
+        limit = _number(request, "limit", STATUS_CALLS, 1, STATUS_CALLS_MAX)
+        below = _number(request, "below", 0, 1, 2**63 - 1)
+        await self._fresh(request)
+        found = self._api.status(every=every, limit=limit, below=below)
+        return Response(
+            {
+                **msgspec.structs.asdict(found),
+                "alarms": self._api.alarms(),
+                # So that a reader can tell ages: the log's clock, which stamped the times.
+                "now_ms": self._host.now_ms(),
+            }
+        )
+
+    async def query(self, request: Request) -> Response:
+        _only(request, "consistency")
+        id = _digits("id", request.params["id"], 1, 2**63 - 1)
+        await self._fresh(request)
+        return Response(self._api.query(id))
+
+    async def functions(self, request: Request) -> Response:
+        _only(request)
+        return Response({"node": self._host.name, "functions": self._api.functions()})
+
+    # --- calling ---
+
+    async def call(self, request: Request) -> Response:
+        asked = _body(request, _Call)
+        required = _required(asked.required)
+        args = self._typed(asked)
+        try:
+            done = await self._api.call(
+                asked.function,
+                args,
+                version=asked.version,
+                required=required,
+                timeout_s=asked.timeout_s,
+            )
+        except (TypeError, ValueError) as error:
+            raise _Bad(str(error)) from None
+        return Response(
+            {
+                "outcome": done.outcome,
+                "id": done.id,
+                "result": _showable(done.result),
+                "nodes": done.nodes,
+                "error": done.error,
+            }
+        )
+
+    def _typed(self, asked: _Call) -> Any:
+        """The arguments as the function's type, where this node knows the function.
+
+        JSON alone cannot say bytes, or a Struct that is an array. Where the function is not known
+        the call itself finds out, and says so.
+        """
+        try:
+            function = self._api.registry.get(asked.function, asked.version)
+        except UnknownFunction:
+            return msgspec.json.decode(asked.args)
+        try:
+            return msgspec.json.decode(asked.args, type=function.type)
+        except msgspec.ValidationError as error:
+            expected = getattr(function.type, "__name__", str(function.type))
+            raise _Bad(
+                f"args is not what {asked.function!r} version {function.version} takes "
+                f"({expected}): {error}"
+            ) from None
+
+    # --- mending ---
+
+    async def skip(self, request: Request) -> Response:
+        asked = _body(request, _Skip)
+        return Response(await self._api.skip(asked.node, timeout_s=asked.timeout_s))
+
+    async def fast_forward(self, request: Request) -> Response:
+        asked = _body(request, _Forward)
+        report = await self._api.fast_forward(asked.node, asked.id, timeout_s=asked.timeout_s)
+        return Response(report)
+
+    async def fix(self, request: Request) -> Response:
+        return Response(await self._api.fix(timeout_s=_body(request, _Fix).timeout_s))
+
+    async def reset(self, request: Request) -> Response:
+        _body(request, _Nothing)
+        return Response(await self._api.reset())
+
+    async def leave(self, request: Request) -> Response:
+        return Response(await self._api.leave(_body(request, _Node).node))
+
+    async def rejoin(self, request: Request) -> Response:
+        return Response(await self._api.rejoin(_body(request, _Node).node))
+
+    async def force_leave(self, request: Request) -> Response:
+        return Response(await self._api.force_leave(_body(request, _NamedNode).node))
+
+    async def acknowledge(self, request: Request) -> Response:
+        asked = _body(request, _Acknowledge)
+        return Response(await self._api.acknowledge(asked.id, asked.node))
+
+    # --- inside ---
+
+    async def _fresh(self, request: Request) -> None:
+        match request.query.get("consistency", "linearizable"):
+            case "linearizable":
+                await self._host.barrier("linearizable")
+            case "local":
+                pass
+            case other:
+                raise _Bad(f"consistency is {other!r}: say linearizable, or local")
+
+
+# --- what a request may say -----------------------------------------------------------------------
+
+
+def _checked(handler: Handler) -> Handler:
+    """`handler`, with its own kinds of errors answered as what they are.
+
+    Those of a call that has run nowhere are 409, not 503: it is this cluster's state that has to
+    change, and asking the next node at once would not help.
+    """
+
+    async def checked(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except _Bad as error:
+            return _error(400, _INVALID_ARGUMENT, "bad_request", str(error))
+        except TooManyRequired as error:
+            return _error(400, _INVALID_ARGUMENT, error.code, str(error))
+        except (UnknownCall, UnknownNode) as error:
+            return _error(404, _NOT_FOUND, error.code, str(error))
+        except StaleView as error:
+            more = {
+                "cluster_id": error.cluster_id,
+                "own_id": error.own_id,
+                "attempts": error.attempts,
+            }
+            return _error(409, _FAILED_PRECONDITION, error.code, str(error), **more)
+        except (DeadlinePassed, NotFollowing) as error:
+            return _refused(error.code, error)
+        except OperationFailed as error:
+            return _refused(error.remote_code, error)
+
+    return checked
+
+
+def _refused(reason: str, error: RaftkvError) -> Response:
+    return _error(409, _FAILED_PRECONDITION, reason, str(error))
+
+
+def _only(request: Request, *known: str) -> None:
+    """A misspelt parameter must not be passed over: it would change what is meant."""
+    for name in request.query:
+        if name not in known:
+            what = f"only {', '.join(known)}" if known else "it takes none"
+            raise _Bad(f"there is no parameter {name!r} here: {what}")
+
+
+def _flag(request: Request, name: str) -> bool:
+    match request.query.get(name, "false"):
+        case "true" | "1":
+            return True
+        case "false" | "0":
+            return False
+        case other:
+            raise _Bad(f"{name} is {other!r}: say true or false")
+
+
+def _number(request: Request, name: str, default: int, lowest: int, highest: int) -> int:
+    text = request.query.get(name)
+    return default if text is None else _digits(name, text, lowest, highest)
+
+
+def _digits(name: str, text: str, lowest: int, highest: int) -> int:
+    # Nineteen digits hold every id; longer ones could be slow to read.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        raise _Bad(f"{name} is {text[:20]!r}: say a number from {lowest} to {highest}")
+    if not lowest <= int(text) <= highest:
+        raise _Bad(f"{name} is {text}: say {lowest} to {highest}")
+    return int(text)
+
+
+def _required(given: str | int | tuple[str, ...]) -> Literal["all"] | int | tuple[str, ...]:
+    match given:
+        case "all":
+            return "all"
+        case str():
+            raise _Bad(
+                f'required is {given!r}: say "all", how many nodes, or a list of their names'
+            )
+        case int() if given < 1:
+            raise _Bad(f"required is {given}: the initiator itself counts, so say 1 or more")
+        case ():
+            raise _Bad('required is empty: say "all", how many nodes, or a list of their names')
+        case _:
+            return given
+
+
+def _body(request: Request, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(request.body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        names = ", ".join(getattr(kind, "__struct_fields__", ())) or "nothing"
+        raise _Bad(f"the body is not what is asked for: {error}. It is JSON with {names}") from None
+
+
+def _showable(result: Any) -> Any:
+    """What a function returned, as JSON; where that cannot be, its class in "not_json"."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(result))
+    except (TypeError, ValueError):
+        return {"not_json": type(result).__name__}
+
+
+def _error(status: int, code: int, reason: str, text: str, **more: Any) -> Response:
+    body = {"error": text, "message": text, "code": code, "reason": reason, **more}
+    return Response(body, status)
