@@ -74,12 +74,15 @@ def kinds(text: str) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (raftkv_\S+) (\S+)$", text, re.M))
 
 
+OF_PLUGINS = ("raftkv_lcr", "raftkv_calls", "raftkv_conf")
+
+
 def documented() -> dict[str, str]:
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `(raftkv_\w+)` \| (counter|gauge|histogram) \| \S", page, re.M)
     assert len(rows) == len(dict(rows)), "a figure stands there twice"
-    # Those of the plugin have a test of their own: tests/plugins/raftkv_lcr/test_lcr_metrics.py.
-    return {name: kind for name, kind in rows if not name.startswith("raftkv_lcr_")}
+    # Those of the plugins have tests of their own, in tests/plugins.
+    return {name: kind for name, kind in rows if not name.startswith(OF_PLUGINS)}
 
 
 def test_the_page_lists_what_nodes_show_and_nothing_else(
@@ -96,7 +99,7 @@ def test_the_alerts_on_the_page_name_figures_that_exist() -> None:
     listed = documented()
     for name in re.findall(r"raftkv_[a-z0-9_]*[a-z0-9](?![a-z0-9_*])", page):
         plain = re.sub(r"_(bucket|count|sum)$", "", name)
-        assert plain in listed or name.startswith(("raftkv_shop", "raftkv_lcr")), name
+        assert plain in listed or name.startswith(("raftkv_shop", *OF_PLUGINS)), name
 
 
 @pytest.mark.parametrize("role", ["leader", "follower", "replicant"])
