@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from bench.cluster_calls import ClusterCallLoad
 from bench.scenarios import Collected, Load
 from bench.schema import SessionMode
 from bench.truth import Expectation
@@ -25,10 +26,12 @@ from raftkv.plugin import Consistency
 __all__ = [
     "LINE_BYTES_MAX",
     "Audit",
+    "AwaitCallers",
     "CallLoad",
     "Channel",
     "Collect",
     "Done",
+    "Effects",
     "Failed",
     "Flush",
     "Function",
@@ -46,6 +49,7 @@ __all__ = [
     "Status",
     "Stop",
     "SwitchMode",
+    "TakePart",
     "open_control",
 ]
 
@@ -57,7 +61,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """The file a worker is started with. `node` None: a caller over HTTP, without a node.
 
     `drivers` maps the names of all drivers to the Unix sockets of their mesh. `sessions`: a broker
-    holds sessions on the node, and its messages are counted.
+    holds sessions on the node, and its messages are counted. `cluster_calls`: the node has the
+    plugin `calls` instead of the registry, and its messages are counted too.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeConfig | None
     drivers: dict[str, str]
     sessions: bool = False
+    cluster_calls: bool = False
 
 
 class Play(msgspec.Struct, frozen=True, tag="play"):
@@ -122,6 +128,23 @@ class HangUp(msgspec.Struct, frozen=True, tag="hang_up"):
     """End all sessions of this node's broker."""
 
 
+class AwaitCallers(msgspec.Struct, frozen=True, tag="await_callers"):
+    """Wait for the callers of the cluster calls that were set off, and ask for `Ran`."""
+
+
+class TakePart(msgspec.Struct, frozen=True, tag="take_part"):
+    """Set `replicants_take_part` for the cluster."""
+
+    on: bool
+
+
+class Effects(msgspec.Struct, frozen=True, tag="effects"):
+    """Log how often each of these nodes wrote into the keyspace in that load of cluster calls."""
+
+    load: ClusterCallLoad
+    nodes: tuple[str, ...]
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Ask for `State`."""
 
@@ -146,7 +169,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 Request = (
     Load | Play | Collect | Audit | CallLoad | Lag | SwitchMode | HangUp | Status | Flush
-    | ProfileStart | ProfileStop | Stop
+    | ProfileStart | ProfileStop | Stop | ClusterCallLoad | AwaitCallers | TakePart | Effects
 )  # fmt: skip
 
 
@@ -165,6 +188,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
     What follows `buckets` is counted since the process began, most of it only where there is a
     broker; `in_doubt` are rows that the node still has to delete, or to settle, by itself.
+
+    With cluster calls `last_call` is the highest id that this node's copy shows, and `cursors` are
+    those of the nodes that take part and follow.
     """
 
     role: str
@@ -180,6 +206,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     handovers_lost: int = 0
     hollow: int = 0
     in_doubt: int = 0
+    last_call: int = 0
+    cursors: dict[str, int] = {}
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):

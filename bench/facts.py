@@ -1,5 +1,7 @@
 """What is known of a load beside its rows: a file for each, `DIR/loads/<run>-<layout>-<n>.json`.
 
+Loads of cluster calls (`bench.cluster_calls`) have theirs below `DIR/call-loads`.
+
 Rows say what each operation was told. How many entries and messages all of them cost together, when
 the leader was killed and how long a switch of the mode took belong to no operation, so they stand
 here, once for each load of the performance test (`bench.performance`). As with the log, both sides
@@ -17,7 +19,18 @@ import msgspec
 
 from bench.schema import Column, columns_of
 
-__all__ = ["FACT_COLUMNS", "Facts", "write_facts"]
+__all__ = [
+    "CALL_FACT_COLUMNS",
+    "FACT_COLUMNS",
+    "PURPOSES",
+    "CallFacts",
+    "Facts",
+    "write_call_facts",
+    "write_facts",
+]
+
+PURPOSES = {"raft_messages": "raft", "feed_messages": "follow", "call_messages": "rpc"}
+"""Counts of messages and the purposes of their streams, as `bench.messages` counts them."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +59,49 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     killed_us: Annotated[int | None, "int64", "when, microseconds since the epoch"] = None
 
 
+class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of cluster calls. Counts are from the first caller until all nodes had executed."""
+
+    run: Annotated[str, "string", "names the run, as in the log"]
+    layout: Annotated[str, "string", "processes of the cluster: one of LAYOUTS"]
+    load: Annotated[str, "string", "names the load in its rows, once in a run and layout"]
+    scenario: Annotated[str, "string", "one of CLUSTER_CALL_SCENARIOS"]
+    function: Annotated[str, "string", "what was called: one of CLUSTER_CALL_FUNCTIONS"]
+    required: Annotated[str, "string", "for whom a call waited: 1 (its initiator), or all"]
+    place: Annotated[str, "string", "where the callers sat: one of CLUSTER_CALL_PLACES"]
+    callers: Annotated[int, "int64", "all of them, each with one call outstanding"]
+    participants: Annotated[str, "string", "one of CLUSTER_CALL_PARTICIPANTS"]
+    nodes: Annotated[str, "string", "who executes, names in order with blanks between"]
+    began_us: Annotated[int, "int64", "when the callers were sent off, microseconds since 1970"]
+    elapsed_s: Annotated[float, "double", "what the counts cover"]
+    entries: Annotated[int, "int64", "entries committed to the log; one holds many commands"]
+    commands: Annotated[int, "int64", "commands applied"]
+    raft_messages: Annotated[int | None, "int64", "sent between cores, heartbeats included"] = None
+    feed_messages: Annotated[int | None, "int64", "sent between replicants and their cores"] = None
+    call_messages: Annotated[int | None, "int64", "of RPC between nodes; each has two"] = None
+    sent_bytes: Annotated[int | None, "int64", "of all messages, before TLS"] = None
+    idle_messages_per_s: Annotated[float | None, "double", "of all nodes, without a load"] = None
+    lagging: Annotated[str | None, "string", "the replicant that lagged"] = None
+    lag_ms: Annotated[float | None, "double", "by how much"] = None
+    killed: Annotated[str | None, "string", "the leader that was killed"] = None
+    killed_us: Annotated[int | None, "int64", "when, microseconds since the epoch"] = None
+
+
 FACT_COLUMNS: tuple[Column, ...] = columns_of(Facts)
+CALL_FACT_COLUMNS: tuple[Column, ...] = columns_of(CallFacts)
 
 
 def write_facts(directory: Path, facts: Facts) -> Path:
     """Writes the file of one load below `directory`. Raises OSError."""
-    folder = directory / "loads"
+    return _write(directory / "loads", facts)
+
+
+def write_call_facts(directory: Path, facts: CallFacts) -> Path:
+    """Writes the file of one load of cluster calls below `directory`. Raises OSError."""
+    return _write(directory / "call-loads", facts)
+
+
+def _write(folder: Path, facts: Facts | CallFacts) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     while (path := folder / f"{facts.run}-{facts.layout}-{number}.json").exists():

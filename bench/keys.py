@@ -57,7 +57,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     puts_per_s: Spread
     puts_ratio: Spread
     # The aim is for the median of the rounds. Besides: of all puts of all rounds, so that what a
-    # snapshot takes from the puts next to it counts; and of the rounds without one, if there are any.
+    # snapshot takes from the puts next to it counts; and of the rounds without one, if any.
     puts_ratio_in_all: float
     puts_ratio_quiet: Spread | None
     rounds_with_snapshot: int

@@ -160,13 +160,19 @@ class Cluster:
         tls: bool = False,
         lease_ms: int = 0,
         sessions: bool = False,
+        cluster_calls: bool = False,
     ) -> None:
-        """`sessions`: a broker on every node, as `bench.sessions` has it."""
+        """`sessions`: a broker on every node, as `bench.sessions` has it.
+
+        `cluster_calls`: the plugin `calls` instead, as `bench.cluster_calls` has it.
+        """
         self.layout = layout
         self._out = out
         self.run = run
         self._sessions = sessions
-        self._data = out / "nodes" / f"{layout.name}{'-sessions' if sessions else ''}"
+        self._cluster_calls = cluster_calls
+        kind = "-sessions" if sessions else "-calls" if cluster_calls else ""
+        self._data = out / "nodes" / f"{layout.name}{kind}"
         self._configs = node_configs(layout, self._data, fsync, tls=tls, lease_ms=lease_ms)
         self._logs: list[IO[bytes]] = []
         self.workers: dict[str, Worker] = {}
@@ -213,6 +219,7 @@ class Cluster:
             node=self._configs.get(name),
             drivers={driver: str(self._sockets / driver) for driver in self.layout.drivers},
             sessions=self._sessions,
+            cluster_calls=self._cluster_calls,
         )
         file = self._data / f"{name}.json"
         file.write_bytes(msgspec.json.format(msgspec.json.encode(setup)))
@@ -225,6 +232,11 @@ class Cluster:
             limit=LINE_BYTES_MAX, env=_environment(), preexec_fn=_ignore_interrupt,
         )  # fmt: skip
         return Worker(name, process, log)
+
+    @property
+    def data(self) -> Path:
+        """Where the nodes have their directories, and the workers what is not for the log."""
+        return self._data
 
     async def ask(
         self, name: str, request: Request, kind: type[R], timeout_s: float = ANSWER_TIMEOUT_S

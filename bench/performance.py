@@ -40,7 +40,7 @@ from bench.coordinator import (
     truth_of,
     wait_for_leader,
 )
-from bench.facts import Facts, write_facts
+from bench.facts import PURPOSES, Facts, write_facts
 from bench.layouts import Cluster
 from bench.scenarios import Collected, Load
 from bench.schema import SESSION_MODES
@@ -55,8 +55,6 @@ SETTLE_TIMEOUT_S = 20.0
 
 KILL_AT_SHARE = 1 / 3
 """Of the load: the rest is to show how the clients go on."""
-
-PURPOSES = {"raft_messages": "raft", "feed_messages": "follow", "call_messages": "rpc"}
 
 
 @dataclass
@@ -195,6 +193,8 @@ async def _play(
         await asyncio.sleep(max(0.0, min(LOOK_EVERY_S, until_s - elapsed_s)))
         ok = tally_of(await cluster.states(), drivers).ok
         show(f"{title}: {ok:,} connects")
+    if strike is not None and strike.killed is None:
+        await _kill_leader(cluster, strike)  # the machine stood still for so long
 
 
 async def _kill_leader(cluster: Cluster, strike: _Strike) -> None:

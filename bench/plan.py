@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.cluster_call_play import ClusterCallRun
 from bench.coordinator import CallRun
 from bench.layouts import Layout
 from bench.scenarios import Load
+from bench.schema import CLUSTER_CALL_FUNCTIONS, CLUSTER_CALL_PLACES, CLUSTER_CALL_SCENARIOS
 from raftkv.plugin import Consistency
 
-__all__ = ["IN_FLIGHT", "PUT_EVERY", "REGISTRY_SCENARIOS", "SESSION_SCENARIOS", "Plan"]
+__all__ = [
+    "CALLERS_AT_ONCE",
+    "IN_FLIGHT",
+    "PUT_EVERY",
+    "QUICK_CALLERS_AT_ONCE",
+    "REGISTRY_SCENARIOS",
+    "SESSION_SCENARIOS",
+    "Plan",
+]
 
 REGISTRY_SCENARIOS = ("initial", "reconnect", "same_client")
 SESSION_SCENARIOS = (*REGISTRY_SCENARIOS, "lagging", "leader_dies")
@@ -24,6 +34,21 @@ ROWS_OF_PUTS_MAX = 1_000_000
 
 IN_FLIGHT = (1, 16, 64, 256)
 QUICK_GETS_IN_FLIGHT = (1, 64)
+
+CALLERS_AT_ONCE = (1, 16, 64)
+QUICK_CALLERS_AT_ONCE = (1, 16)
+"""Of cluster calls: they go one after the other, so more callers only wait for longer."""
+
+LAGGING_CALLERS = 6
+"""One on each node of 3+3: every call of the one that lags takes a second of everybody's time."""
+
+DYING_CALLERS = 16
+
+LAGGING_SHARE = 3
+"""A load in which one replicant lags is so many times as long: it has few calls."""
+
+NODE_DOWN_S = 12.0
+"""From a kill until the cluster has declared the node down, by default, and some more."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,9 @@ class Plan:
     session_registries: tuple[str, ...] = ()
     session_seconds: float = 0.0
     session_lag_ms: float = 0.0
+    cluster_call_scenarios: tuple[str, ...] = ()
+    cluster_call_seconds: float = 0.0
+    callers_at_once: tuple[int, ...] = CALLERS_AT_ONCE
 
     def loads(self) -> list[Load]:
         """Every scenario with bare calls of every registry."""
@@ -112,6 +140,57 @@ class Plan:
             for in_flight in self._in_flight(scenario, caller, consistency)
         ]
 
+    def cluster_calls(self, layout: Layout, participants: str) -> list[ClusterCallRun]:
+        """The loads of cluster calls on the cluster of which these nodes execute them.
+
+        A function without effect is called from everywhere the layout has, others from all nodes;
+        without replicants there is nobody to lag, or to take part or not.
+        """
+        if participants == "all" and not layout.replicants:
+            return []
+        found = []
+        for scenario in self.cluster_call_scenarios:
+            if scenario == CLUSTER_CALL_SCENARIOS[0]:
+                found += self._undisturbed(layout, participants)
+            elif scenario == CLUSTER_CALL_SCENARIOS[2]:
+                found += self._dying(participants)
+            elif layout.replicants:
+                found += self._lagging(participants)
+        return found
+
+    def _undisturbed(self, layout: Layout, participants: str) -> list[ClusterCallRun]:
+        return [
+            ClusterCallRun(
+                CLUSTER_CALL_SCENARIOS[0], function, required, place, callers, participants,
+                self.cluster_call_seconds,
+            )
+            for function in CLUSTER_CALL_FUNCTIONS
+            for place in _places_of_callers(function, layout)
+            for callers in self.callers_at_once
+            if _is_worth_it(function, place, callers)
+            for required in ("1", "all")
+        ]  # fmt: skip
+
+    def _lagging(self, participants: str) -> list[ClusterCallRun]:
+        return [
+            ClusterCallRun(
+                CLUSTER_CALL_SCENARIOS[1], "nothing", required, "everywhere", LAGGING_CALLERS,
+                participants, self.cluster_call_seconds * LAGGING_SHARE,
+            )
+            for required in ("1", "all")
+        ]  # fmt: skip
+
+    def _dying(self, participants: str) -> list[ClusterCallRun]:
+        """As long before the kill as other loads are, and as long when it is got over."""
+        seconds = self.cluster_call_seconds
+        return [
+            ClusterCallRun(
+                CLUSTER_CALL_SCENARIOS[2], "nothing", required, "everywhere", DYING_CALLERS,
+                participants, 2 * seconds + NODE_DOWN_S, kill_after_s=seconds,
+            )
+            for required in ("1", "all")
+        ]  # fmt: skip
+
     def _consistencies(self, scenario: str, caller: str) -> tuple[Consistency, ...]:
         if scenario != "gets":
             return ("linearizable",)
@@ -136,3 +215,16 @@ def _is_there(caller: str, scenario: str, layout: Layout) -> bool:
     return (kind != "follower" or layout.cores > 1) and (
         kind != "replicant" or layout.replicants > 0
     )
+
+
+def _places_of_callers(function: str, layout: Layout) -> list[str]:
+    """Where callers of a cluster call sit: for what its effect costs two places are enough."""
+    places = [name for name in CLUSTER_CALL_PLACES if name != "replicant" or layout.replicants]
+    return places if function == "nothing" else ["leader", "everywhere"]
+
+
+def _is_worth_it(function: str, place: str, callers: int) -> bool:
+    """A single caller cannot be spread, and many are crowded on one node with `nothing` only."""
+    if callers == 1:
+        return place != "everywhere"
+    return function == "nothing" or place == "everywhere"

@@ -6,16 +6,20 @@ and gets by the place of their callers. On a layout with replicants follows the 
 test, on processes of its own: sessions that brokers open with the registry on, off and both, also
 while a replicant lags and while the leader is killed (`bench.performance`).
 
-All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads`, the conditions to
-`DIR/conditions.json`. What this prints is a rough look for whoever waits; the figures come from
-`python -m bench analyse DIR`.
+All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads` and `DIR/call-loads`,
+the conditions to `DIR/conditions.json`. What this prints is a rough look for whoever waits; the
+figures come from `python -m bench analyse DIR`.
 
     python -m bench run --layout 3+3 --scenario sessions --out DIR    # the performance test alone
+    python -m bench run --layout 3 --layout 3+3 --scenario calls --out DIR
+
+The last one is cluster calls, on processes of their own (`bench.cluster_calls`), once with the
+cores and once, where there are replicants, with all nodes executing them. It is not part of a run
+of everything.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import datetime
 import secrets
@@ -25,40 +29,34 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.arguments import not_negative, positive, positive_int
+from bench.cluster_call_play import (
+    ClusterCallTest,
+    begin,
+    collect_executions,
+    play_cluster_calls,
+)
 from bench.conditions import conditions, write_conditions
 from bench.control import Flush, Lag, State
-from bench.coordinator import CALLERS, Result, leader_of, play, run_calls
+from bench.coordinator import Result, leader_of, play, run_calls
 from bench.layouts import Cluster, Layout, WorkerFailed
 from bench.live import quantile_us
 from bench.performance import SessionTest, play_sessions
-from bench.plan import IN_FLIGHT, PUT_EVERY, REGISTRY_SCENARIOS, SESSION_SCENARIOS, Plan
-from bench.schema import CONSISTENCIES, LAYOUT_WORDS, LAYOUTS, SESSION_MODES
-from raftkv.plugin import Consistency
+from bench.plan import Plan
+from bench.run_options import parser, plan_of
+from bench.schema import CLUSTER_CALL_PARTICIPANTS, LAYOUT_WORDS
 
 __all__ = ["main"]
-
-GETS_MAX = 250_000
-"""Enough for a percentile of any kind, and little enough to analyse forty such loads."""
-
-BARE = ("lcr", "legacy")
-REGISTRY_NAMES = {"both": BARE, "sessions": tuple(SESSION_MODES)}
-"""What `--registry` knows besides the names of the log."""
-
-QUICK_SESSION_SCENARIOS = ("reconnect",)
-"""Of the performance test in a quick run of everything: three loads of fifteen, half a minute."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command. Exit code 1 when a worker failed, 2 for bad arguments, 130 after Ctrl-C."""
-    given = _parser().parse_args(arguments)
-    plan, out = _plan(given), Path(given.out)
+    given = parser().parse_args(arguments)
+    plan, out = plan_of(given), Path(given.out)
     console = Console(stderr=True)
     if not given.append and any((out / "log").glob("*.parquet")):
         console.print(
@@ -68,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if not any(_parts(plan, Layout.parse(name)) for name in plan.layouts):
         console.print(
-            "[red]Nothing to run.[/red] Sessions are measured on a layout with replicants: add "
-            "--layout 3+3."
+            "[red]Nothing to run.[/red] Sessions, and cluster calls while a replicant lags, are "
+            "measured on a layout with replicants: add --layout 3+3."
         )
         return 2
     try:
@@ -137,12 +135,16 @@ async def _run_layout(
         await _run_calls(layout, plan, out, run, show, done)
     if plan.session_loads(layout):
         await _run_sessions(layout, plan, out, run, show, done)
+    for participants in CLUSTER_CALL_PARTICIPANTS:
+        if plan.cluster_calls(layout, participants):
+            await _run_cluster_calls(layout, plan, participants, out, run, show, done)
     return results
 
 
 def _parts(plan: Plan, layout: Layout) -> int:
     """Loads on this layout."""
-    return len(plan.loads()) + len(plan.calls(layout)) + len(plan.session_loads(layout))
+    called = sum(len(plan.cluster_calls(layout, each)) for each in CLUSTER_CALL_PARTICIPANTS)
+    return len(plan.loads()) + len(plan.calls(layout)) + len(plan.session_loads(layout)) + called
 
 
 Show = Callable[[str], None]
@@ -182,6 +184,22 @@ async def _run_sessions(
         show("done")
 
 
+async def _run_cluster_calls(
+    layout: Layout, plan: Plan, participants: str, out: Path, run: str, show: Show, done: Take
+) -> None:
+    """Cluster calls, executed by the cores or by all nodes. What ran is logged in any case."""
+    test = ClusterCallTest(out, plan.session_lag_ms, show)
+    show("cluster calls: starting")
+    cluster = Cluster(layout, out, run, fsync=plan.fsync, tls=plan.tls, cluster_calls=True)
+    try:
+        async with cluster:
+            await begin(cluster, participants)
+            for each in plan.cluster_calls(layout, participants):
+                done(await play_cluster_calls(cluster, each, test))
+    finally:
+        collect_executions(cluster, test)
+
+
 def _show(results: Sequence[Result], out: Path) -> None:
     """The last words: a rough table, where the log is, and how to get the real figures."""
     table = Table(title="A rough look (durations to 9 %)", title_justify="left")
@@ -210,202 +228,6 @@ def _show(results: Sequence[Result], out: Path) -> None:
     console.print(f"The log: {out / 'log'}", highlight=False, soft_wrap=True)
     command = f"python -m bench analyse {shlex.quote(str(out))}"
     console.print(f"The figures: [bold]{command}[/bold]", highlight=False, soft_wrap=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench run",
-        description="Drive clusters of real processes on loopback and log every operation.",
-    )
-    _add_plan(parser.add_argument)
-    _add_calls(parser.add_argument)
-    _add_registry(parser.add_argument)
-    return parser
-
-
-def _add_plan(add: Callable[..., object]) -> None:
-    """What is run, and under which conditions."""
-    add("--out", required=True, metavar="DIR", help="where log and conditions go")
-    add(
-        "--layout",
-        action="append",
-        choices=LAYOUTS,
-        dest="layouts",
-        help="cores, or cores+replicants; may be repeated (default: 1 3 5 3+3; quick: 3 3+3)",
-    )
-    add(
-        "--scenario",
-        action="append",
-        choices=("all", "registry", "sessions", *SESSION_SCENARIOS, *PUT_EVERY),
-        dest="scenarios",
-        help="may be repeated; registry: the three of the registry; sessions: the five of the "
-        "performance test; all: these, puts and gets (default: all)",
-    )
-    add(
-        "--registry",
-        action="append",
-        choices=(*REGISTRY_NAMES, *BARE, *SESSION_MODES),
-        dest="registries",
-        help="may be repeated; both: bare calls of lcr and legacy; sessions: opened by brokers, "
-        "with the registry on, off and both (default: what the scenario says)",
-    )
-    add("--clients", type=positive_int, help="clients for each driver (default: 64; quick: 32)")
-    add(
-        "--seconds",
-        type=positive,
-        help="of each scenario (default: 20, with sessions 12; quick: 3)",
-    )
-    add("--fsync", choices=("on", "off"), default="on")
-    add("--tls", action="store_true", help="mutual TLS between the nodes (default: plain streams)")
-    add("--append", action="store_true", help="add to a log that is there already")
-    add("--quick", action="store_true", help="short, for a first look; figures are not stable")
-
-
-def _add_calls(add: Callable[..., object]) -> None:
-    """Puts and gets."""
-    add(
-        "--put-seconds",
-        type=positive,
-        help="of each load of puts or gets (default: a third of --seconds)",
-    )
-    add(
-        "--caller",
-        action="append",
-        choices=CALLERS,
-        dest="callers",
-        help="where callers of puts and gets sit; may be repeated (default: everywhere)",
-    )
-    add(
-        "--in-flight",
-        action="append",
-        type=positive_int,
-        metavar="N",
-        help="puts or gets at once; may be repeated (default: 1 16 64 256)",
-    )
-    add(
-        "--consistency",
-        action="append",
-        choices=CONSISTENCIES,
-        dest="consistencies",
-        help="of gets; may be repeated (default: all; lease in the leader, with --lease-ms)",
-    )
-    add(
-        "--gets-max",
-        type=positive_int,
-        default=GETS_MAX,
-        metavar="N",
-        help="a load of gets ends early after so many: each is a row for Spark (default: 250000)",
-    )
-    add(
-        "--lease-ms",
-        type=positive_int,
-        default=0,
-        help="raft.lease_ms of the nodes; without it no lease reads are measured (default: 0)",
-    )
-    add("--value-bytes", type=positive_int, default=64, help="of a put (default: 64)")
-
-
-def _add_registry(add: Callable[..., object]) -> None:
-    """The scenarios of the registry."""
-    add(
-        "--lag-ms",
-        type=not_negative,
-        default=50.0,
-        help="replication lag, injected into the drivers' nodes (default: 50)",
-    )
-    add(
-        "--think-ms",
-        type=not_negative,
-        default=10.0,
-        help="pause before a client of reconnect comes back (default: 10)",
-    )
-    add(
-        "--rate",
-        type=not_negative,
-        default=0.0,
-        metavar="PER_S",
-        dest="rate_per_s",
-        help="connects per second for each driver at most (default: no limit)",
-    )
-    add(
-        "--audit-clients-max",
-        type=positive_int,
-        default=20_000,
-        help="clients audited on every node, evenly chosen (default: 20000)",
-    )
-    add(
-        "--session-lag-ms",
-        type=not_negative,
-        default=500.0,
-        help="how late one replicant is in `lagging`; nobody lags in the other scenarios with "
-        "sessions (default: 500)",
-    )
-
-
-def _plan(given: argparse.Namespace) -> Plan:
-    quick: bool = given.quick
-    seconds = given.seconds or (3.0 if quick else 20.0)
-    names = given.scenarios or ["all"]
-    registries = [
-        registry
-        for name in given.registries or REGISTRY_NAMES
-        for registry in REGISTRY_NAMES.get(name, (name,))
-    ]
-    return Plan(
-        layouts=tuple(dict.fromkeys(given.layouts or (("3", "3+3") if quick else LAYOUTS))),
-        scenarios=_scenarios(names, bare=any(name in registries for name in BARE)),
-        registries=tuple(name for name in BARE if name in registries),
-        clients=given.clients or (32 if quick else 64),
-        seconds=seconds,
-        warmup_s=min(2.0, seconds / 4),
-        put_seconds=given.put_seconds or seconds / 3,
-        callers=tuple(dict.fromkeys(given.callers or CALLERS)),
-        in_flight=tuple(sorted(set(given.in_flight or IN_FLIGHT))),
-        consistencies=cast(
-            tuple[Consistency, ...], tuple(dict.fromkeys(given.consistencies or CONSISTENCIES))
-        ),
-        lag_ms=given.lag_ms,
-        think_ms=given.think_ms,
-        rate_per_s=given.rate_per_s,
-        value_bytes=given.value_bytes,
-        audit_clients_max=given.audit_clients_max,
-        fsync=cast(Literal["on", "off"], given.fsync),
-        tls=given.tls,
-        gets_max=given.gets_max,
-        lease_ms=given.lease_ms,
-        quick=quick,
-        session_scenarios=_session_scenarios(names, quick=quick, asked=bool(given.registries)),
-        session_registries=tuple(name for name in SESSION_MODES if name in registries),
-        session_seconds=given.seconds or (3.0 if quick else 12.0),
-        session_lag_ms=given.session_lag_ms,
-    )
-
-
-def _scenarios(names: Sequence[str], *, bare: bool) -> tuple[str, ...]:
-    """Those without sessions; of the registry only if there are `bare` calls of one."""
-    found: list[str] = []
-    for name in names:
-        if name in ("all", "registry"):
-            found += REGISTRY_SCENARIOS
-        elif name in REGISTRY_SCENARIOS or name in PUT_EVERY:
-            found.append(name)
-        found += ["puts", "gets"] if name == "all" else []
-    return tuple(name for name in dict.fromkeys(found) if bare or name not in REGISTRY_SCENARIOS)
-
-
-def _session_scenarios(names: Sequence[str], *, quick: bool, asked: bool) -> tuple[str, ...]:
-    """Those with sessions. What bare calls can play, too, only if registries were `asked` for."""
-    found: list[str] = []
-    for name in names:
-        if name == "all":
-            found += QUICK_SESSION_SCENARIOS if quick else SESSION_SCENARIOS
-        elif name == "sessions":
-            found += SESSION_SCENARIOS
-        elif name == "registry" and asked:
-            found += REGISTRY_SCENARIOS
-        elif name in SESSION_SCENARIOS and (asked or name not in REGISTRY_SCENARIOS):
-            found.append(name)
-    return tuple(dict.fromkeys(found))
 
 
 def _arguments(plan: Plan) -> dict[str, object]:

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ANOMALIES",
     "AUDIT_ANOMALIES",
+    "CALL_RESULTS",
+    "CLUSTER_CALL_FUNCTIONS",
+    "CLUSTER_CALL_OPS",
+    "CLUSTER_CALL_PARTICIPANTS",
+    "CLUSTER_CALL_PLACES",
+    "CLUSTER_CALL_SCENARIOS",
     "COLUMNS",
     "CONSISTENCIES",
     "ERRORS",
@@ -74,6 +80,9 @@ SCENARIO_WORDS: Mapping[str, str] = types.MappingProxyType(
         "puts": "puts",
         "gets": "gets",
         "mixed": "nine gets to one put",
+        "cluster_calls": "cluster calls",
+        "cluster_calls_lagging": "cluster calls while one replicant lags",
+        "cluster_calls_leader_dies": "cluster calls while the leader is killed",
     }
 )
 SCENARIOS: tuple[str, ...] = tuple(SCENARIO_WORDS)
@@ -100,13 +109,44 @@ ROLES = (
 `lagging` is the one replicant that lags on purpose, while the others do not.
 """
 
-OPS = ("connect", "disconnect", "lookup", "put", "get", "audit")
+CLUSTER_CALL_SCENARIOS = ("cluster_calls", "cluster_calls_lagging", "cluster_calls_leader_dies")
+"""Calls of the plugin `calls`, which every node executes. Their loads have a file of facts each."""
+
+CLUSTER_CALL_FUNCTIONS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "nothing": "a function without effect",
+        "keyspace": "a function with an effect on the keyspace",
+        "outside": "a function that sleeps 1 ms",
+    }
+)
+CLUSTER_CALL_PLACES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "leader": "in the leader",
+        "replicant": "in one replicant",
+        "everywhere": "spread over all nodes",
+    }
+)
+CLUSTER_CALL_PARTICIPANTS: Mapping[str, str] = types.MappingProxyType(
+    {"cores": "the cores execute", "all": "replicants execute too"}
+)
+"""Who executes the calls: the replicated setting `replicants_take_part`."""
+
+CLUSTER_CALL_OPS = ("call", "initiate", "replicate", "effects")
+"""`call`: a caller's, from its first line to its answer. `initiate` and `replicate`: one run of the
+function on one node. `effects`: how often the node `client` wrote into the keyspace (`index`), as
+the log counts it."""
+
+OPS = ("connect", "disconnect", "lookup", "put", "get", "audit", *CLUSTER_CALL_OPS)
 
 CONSISTENCIES = ("linearizable", "lease", "local")
 """What a get asked for. Rows of other operations have none."""
 
 REFUSALS = ("restart", "outdated_early", "outdated_late", "ahead", "in_progress")
 """The registry's verdict against a caller: a correct answer, but not the one it hoped for."""
+
+CALL_RESULTS = ("init_failure", "peers_lagging", "stopped_nodes")
+"""What a cluster call may answer besides `ok`: it was not committed, or is not yet executed by all
+nodes that were asked for (they are late, or down)."""
 
 ERRORS = ("retries_exhausted", "timeout", "no_leader", "overloaded")
 """No answer. Besides these, `error:<code>` carries the code of any other raftkv error."""
@@ -137,11 +177,17 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     attempt: Annotated[int, "int32", "attempts used, 1 when the first one settled it"]
     start_us: Annotated[int, "int64", "start, microseconds since the epoch, UTC"]
     duration_us: Annotated[int, "int64", "from call to answer, microseconds, monotonic clock"]
-    outcome: Annotated[str, "string", "ok, one of REFUSALS, ERRORS, AUDIT_ANOMALIES, error:<code>"]
+    outcome: Annotated[
+        str, "string", "ok, one of REFUSALS, CALL_RESULTS, ERRORS, AUDIT_ANOMALIES, error:<code>"
+    ]
     session_present: Annotated[bool | None, "bool", "connect: the flag the client got"] = None
     expected_present: Annotated[bool | None, "bool", "connect: the flag it had to get"] = None
-    index: Annotated[int | None, "int64", "log index of the answer, where there is one"] = None
+    index: Annotated[
+        int | None, "int64", "log index of the answer, where there is one; the id of a cluster call"
+    ] = None
     consistency: Annotated[str | None, "string", "get: one of CONSISTENCIES"] = None
+    load: Annotated[str | None, "string", "cluster calls: the load, as in its CallFacts"] = None
+    life: Annotated[int | None, "int32", "a function's run: its process since the first, 0"] = None
 
 
 @dataclass(frozen=True)

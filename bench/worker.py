@@ -13,7 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -46,6 +46,7 @@ from bench.mesh import SocketMesh
 from bench.messages import MessageCount
 from bench.probe import Probe
 from bench.registries import LegacyRegistry, LinearRegistry, Registry
+from bench.roles import RoleWatch
 from bench.scenarios import Driver, Load, Place
 from bench.schema import Row, RowWriter
 from bench.sessions import SessionRegistry, attached_broker, switch_mode
@@ -62,13 +63,20 @@ log = logging.getLogger("bench.worker")
 ROWS_MAX = 5_000_000
 """Rows are written between the loads, never during one: this many are never reached."""
 
-ROLE_EVERY_S = 0.1
-"""How often a row's role is looked up: an election takes several times as long."""
-
 READY_TIMEOUT_S = 50.0
 
 SWITCH_TIMEOUT_S = 30.0
 """A mode is switched while no session is open: nodes have next to nothing to adopt."""
+
+
+class InNode(Protocol):
+    """What works in a node."""
+
+    async def start(self) -> None: ...
+
+    async def handle(self, request: Request) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class NodeWorker:
@@ -80,7 +88,7 @@ class NodeWorker:
         self._writer = writer
         self._tally = Tally()
         self._probe = Probe()
-        self._role = "follower"
+        self._role = RoleWatch(node)
         self._load: Load | None = None
         api = self._api = node.plugin(LCR)
         self._legacy = api.legacy
@@ -110,7 +118,7 @@ class NodeWorker:
         await self._node.wait_ready(READY_TIMEOUT_S)
         # Both registries are there from the start, as on a broker that has been up for a while.
         await self._legacy.ready()
-        self._watch_role()
+        self._role.start()
 
     def _add(self, row: Row) -> None:
         self._writer.add(row)
@@ -118,13 +126,7 @@ class NodeWorker:
 
     def _current_role(self) -> str:
         lags = self._load is not None and self._load.lagging == self._setup.name
-        return "lagging" if lags else self._role
-
-    def _watch_role(self) -> None:
-        role = self._node.status().role
-        # A core that stands for election serves its callers as a follower does.
-        self._role = role if role in ("leader", "replicant") else "follower"
-        asyncio.get_running_loop().call_later(ROLE_EVERY_S, self._watch_role)
+        return "lagging" if lags else self._role.current
 
     async def handle(self, request: Request) -> Any:
         """Does what is asked; returns the answer."""
@@ -267,10 +269,12 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
     assert setup.node is not None
     assert setup.node.http_address is not None
     host, port = parse_address(setup.node.http_address)
-    async with Node(setup.node, plugins=[LCR]) as node:
+    make, plugin = _kind_of(setup)
+    async with Node(setup.node, plugins=[plugin]) as node:
+        # First, so that the functions of cluster calls are known when the node executes one.
+        worker = make(setup, node, writer)
         door = Door(App(node), host, port)
         await door.start()
-        worker = NodeWorker(setup, node, writer)
         serving = asyncio.ensure_future(_start_and_serve(worker, channel))
         try:
             fault = node.fault
@@ -285,7 +289,18 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
             await door.stop()
 
 
-async def _start_and_serve(worker: NodeWorker, channel: Channel) -> None:
+def _kind_of(setup: Setup) -> tuple[Callable[[Setup, Node, RowWriter], InNode], Any]:
+    """What works in this process' node, and the plugin that it works with."""
+    if not setup.cluster_calls:
+        return NodeWorker, LCR
+    # Here, because `bench compare` runs the other loads on revisions without this plugin.
+    from bench.cluster_call_worker import ClusterCallWorker
+    from raftkv_cluster_call import Calls
+
+    return ClusterCallWorker, Calls
+
+
+async def _start_and_serve(worker: InNode, channel: Channel) -> None:
     await worker.start()
     await _serve(channel, worker.handle)
 

@@ -55,6 +55,8 @@ def _rules() -> list[tuple[str, Column]]:
         ("unknown op", _not_one_of("op", schema.OPS)),
         ("unknown consistency", _not_one_of("consistency", schema.CONSISTENCIES)),
         ("a get without consistency", (F.col("op") == "get") & F.col("consistency").isNull()),
+        ("a cluster call without load", _of_cluster_call() & F.col("load").isNull()),
+        ("a run without id or life", _of_run() & (_is_null("index") | _is_null("life"))),
         ("unknown outcome", _unknown_outcome()),
         ("run or node is empty", (F.col("run") == "") | (F.col("node") == "")),
     ]
@@ -73,4 +75,23 @@ def _unknown_outcome() -> Column:
     findings = _not_one_of(
         "outcome", ("ok", *schema.AUDIT_ANOMALIES, *schema.ERRORS), schema.ERROR_CODE
     )
-    return F.when(F.col("op") == "audit", findings).otherwise(answers)
+    results = _not_one_of(
+        "outcome", ("ok", *schema.CALL_RESULTS, *schema.ERRORS), schema.ERROR_CODE
+    )
+    return (
+        F.when(F.col("op") == "audit", findings)
+        .when(_of_cluster_call(), results)
+        .otherwise(answers)
+    )
+
+
+def _of_cluster_call() -> Column:
+    return F.col("op").isin(list(schema.CLUSTER_CALL_OPS))
+
+
+def _of_run() -> Column:
+    return F.col("op").isin("initiate", "replicate")
+
+
+def _is_null(column: str) -> Column:
+    return F.col(column).isNull()

@@ -13,6 +13,7 @@ from typing import Any
 from bench.analysis.formats import bytes_size, number
 
 __all__ = [
+    "CLUSTER_CALL_WORDS",
     "PUT_WORDS",
     "SESSION_WORDS",
     "UNKNOWN",
@@ -41,6 +42,7 @@ SESSION_WORDS = {
     "session_seconds": "{} s for each load",
     "think_ms": "a client comes back after {} ms",
 }
+CLUSTER_CALL_WORDS = {"cluster_call_seconds": "{} s for each load"}
 PUT_WORDS = {"value_bytes": "values of {}", "put_seconds": "{} s for each load"}
 """What stands beside pictures, if it is known. Puts and gets run without injected lag and have no
 clients with ids. All other conditions are in the table."""
@@ -59,7 +61,8 @@ def flattened(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 def condition_line(conditions: Mapping[str, Any], words: Mapping[str, str] = CONNECT_WORDS) -> str:
     """The most important conditions in one line, for captions. Empty if there are none.
 
-    `words` says which arguments belong to it: those of connects, PUT_WORDS or SESSION_WORDS.
+    `words` says which arguments belong to it: those of connects, PUT_WORDS, SESSION_WORDS or
+    CLUSTER_CALL_WORDS.
     """
     found = conditions.get(ARGUMENTS)
     arguments: Mapping[str, Any] = found if isinstance(found, Mapping) else {}

@@ -12,15 +12,17 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from bench.analysis import AnalysisError
-from bench.facts import Facts
+from bench.facts import CallFacts, Facts
 from bench.schema import arrow_schema
 
 __all__ = ["DamagedFile", "Inputs", "find_inputs", "path_to_read", "path_to_write"]
+
+F = TypeVar("F", Facts, CallFacts)
 
 REASON_CHARS_MAX = 200
 """Enough of a library's message to recognise the fault; the file itself is still there."""
@@ -44,6 +46,7 @@ class Inputs:
     damaged: tuple[DamagedFile, ...]
     conditions: dict[str, Any]
     loads: tuple[Facts, ...] = ()
+    call_loads: tuple[CallFacts, ...] = ()
 
 
 def path_to_write(path: Path) -> str:
@@ -75,14 +78,16 @@ def find_inputs(directory: Path) -> Inputs:
     objections = {path: _objection(path) for path in paths}
     damaged = [DamagedFile(path, reason) for path, reason in objections.items() if reason]
     conditions, trouble = _conditions(directory / "conditions.json")
-    loads, unread = _loads(directory / "loads")
+    loads, unread = _loads(directory / "loads", Facts)
+    call_loads, unread_calls = _loads(directory / "call-loads", CallFacts)
     return Inputs(
         directory=directory,
         logs=tuple(path for path in paths if not objections[path]),
         benchmarks=tuple(sorted((directory / "benchmark").glob("*.json"))),
-        damaged=(*damaged, *trouble, *unread),
+        damaged=(*damaged, *trouble, *unread, *unread_calls),
         conditions=conditions,
         loads=loads,
+        call_loads=call_loads,
     )
 
 
@@ -125,12 +130,12 @@ def _conditions(path: Path) -> tuple[dict[str, Any], list[DamagedFile]]:
     return conditions, []
 
 
-def _loads(folder: Path) -> tuple[tuple[Facts, ...], list[DamagedFile]]:
+def _loads(folder: Path, kind: type[F]) -> tuple[tuple[F, ...], list[DamagedFile]]:
     """The facts of all loads: some dozens, so they are read here and not by Spark."""
     facts, damaged = [], []
     for path in sorted(folder.glob("*.json")):
         try:
-            facts.append(msgspec.json.decode(path.read_bytes(), type=Facts))
+            facts.append(msgspec.json.decode(path.read_bytes(), type=kind))
         except (OSError, msgspec.DecodeError) as error:
             damaged.append(DamagedFile(path, f"unreadable: {_one_line(error)}"))
     return tuple(facts), damaged

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from bench import schema
-from bench.analysis import formats, plots, words
+from bench.analysis import formats, plots, words, words_cluster_calls
 from bench.analysis.conditions import UNKNOWN, condition_line, flattened, is_quick, when
 from bench.analysis.figures import CONNECTS, Figures
 from bench.analysis.markup import (
@@ -26,12 +26,15 @@ from bench.analysis.markup import (
     table,
 )
 from bench.analysis.page_calls import call_sections
+from bench.analysis.page_cluster_calls import cluster_call_sections
 from bench.analysis.page_sessions import session_sections
 from bench.analysis.page_style import STYLE_SHEET
 
 __all__ = ["render", "write_report"]
 
 TITLE = "A channel registry on raftkv: what it answers, and how fast"
+TITLE_OF_CLUSTER_CALLS = "Cluster calls on raftkv: what they execute, and how fast"
+"""Where nothing else was measured."""
 
 QUICK = (
     "This was a quick run, for a first look: the answers count, but times and rates would differ "
@@ -93,18 +96,20 @@ def render(figures: Figures) -> str:
         _over_time(figures, under),
         *session_sections(figures),
         *call_sections(figures),
+        *cluster_call_sections(figures),
         _layouts(figures),
         _benchmarks(figures),
         _set_aside(figures),
         _everything(figures),
     ]
     date = when(figures.conditions)
+    title = TITLE if figures.rows("operations") else TITLE_OF_CLUSTER_CALLS
     dated = f"raftkv benchmark report, run of {date}" if date else "raftkv benchmark report"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(TITLE)}</title><style>{STYLE_SHEET}</style></head><body>"
-        f"<header><h1>{escape(TITLE)}</h1>{paragraph(dated, 'under')}</header>"
+        f"<title>{escape(title)}</title><style>{STYLE_SHEET}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1>{paragraph(dated, 'under')}</header>"
         f"<main>{''.join(sections)}</main>"
         "<footer>Written by <code>python -m bench analyse</code> from the tables beside this "
         "report; <code>summary.json</code> holds the same figures for programs.</footer>"
@@ -113,8 +118,8 @@ def render(figures: Figures) -> str:
 
 
 def _results(figures: Figures) -> str:
-    leads = []
-    for finding in words.lead(figures):
+    leads, executed = [], words_cluster_calls.verdict(figures)
+    for finding in [*words.lead(figures), *([executed] if executed else [])]:
         kind = "lead" if finding.tone == "plain" else f"lead {finding.tone}"
         leads.append(paragraph(finding.text, kind))
     if is_quick(figures.conditions):

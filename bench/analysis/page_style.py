@@ -14,6 +14,7 @@ STYLE_SHEET = """
   --leader: #33539e; --follower: #8a63b8; --replicant: #3a9a6b; --http: #8a8f98;
   --httpfollower: #b0793a; --httpreplicant: #b3527e;
   --session-on: #1f7a8f; --session-both: #7d62b5; --session-off: #cc7a2e;
+  --everywhere: #a35a3c; --required-one: #5b8fc7; --required-all: #1d5f86;
   color-scheme: light dark;
 }
 @media (prefers-color-scheme: dark) {
@@ -23,6 +24,7 @@ STYLE_SHEET = """
     --leader: #86a3e6; --follower: #bb99e3; --replicant: #66c796; --http: #a9afb8;
     --httpfollower: #d9a766; --httpreplicant: #e08bb0;
     --session-on: #58b9cd; --session-both: #b39be2; --session-off: #e39c5c;
+    --everywhere: #dc9474; --required-one: #9cc4ee; --required-all: #5aa9d6;
   }
 }
 * { box-sizing: border-box; }

@@ -7,12 +7,15 @@ Keys of `summary.json` (format 1; keys are only ever added):
     input            files, files_damaged, rows, rows_accepted, rows_rejected,
                      rejected (scope, reason, count), runs
     operations, outcomes, error_totals, gaps, anomalies, verdicts, registry_ratios,
-    layout_ratios, puts, gets, mixed, costs, outages, around_death, sessions, benchmarks
+    layout_ratios, puts, gets, mixed, costs, outages, around_death, sessions, cluster_calls,
+    cluster_call_roles, cluster_call_outcomes, cluster_call_verdicts, cluster_call_outages,
+    cluster_call_death, benchmarks
                      the rows of the tables with these names, as lists of objects
     tables           every table's directory, relative to the summary; `over_time` and `rejected`
                      are only there
 
-What the columns mean is written in `bench.analysis.tables` and `bench.analysis.tables_sessions`.
+What the columns mean is written in `bench.analysis.tables`, `bench.analysis.tables_sessions` and
+`bench.analysis.tables_cluster_calls`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +32,13 @@ import msgspec
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark user knows
 from pyspark.sql import types as t
 
-from bench.analysis import AnalysisError, tables, tables_sessions
+from bench.analysis import AnalysisError, tables, tables_cluster_calls, tables_sessions
 from bench.analysis.benchmarks import read_benchmarks
 from bench.analysis.checks import REASON, with_reason
 from bench.analysis.figures import Figures, Rows
 from bench.analysis.inputs import DamagedFile, Inputs, path_to_read, path_to_write
-from bench.facts import FACT_COLUMNS
-from bench.schema import spark_schema
+from bench.facts import CALL_FACT_COLUMNS, FACT_COLUMNS, CallFacts, Facts
+from bench.schema import Column, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,6 +63,12 @@ TABLES = (
     "outages",
     "around_death",
     "sessions",
+    "cluster_calls",
+    "cluster_call_roles",
+    "cluster_call_outcomes",
+    "cluster_call_verdicts",
+    "cluster_call_outages",
+    "cluster_call_death",
     "benchmarks",
 )
 """The tables in the order in which they are computed; `rejected` is written besides."""
@@ -88,7 +97,7 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
     by_group = tables.operations(prepared).cache()
     by_outcome = tables.outcomes(prepared).cache()
     by_kind = tables.anomalies(prepared).cache()
-    facts = _facts(spark, inputs).cache()
+    facts = _facts(spark, inputs.loads, FACT_COLUMNS).cache()
     verdicts = tables.verdicts(by_kind).cache()
     costs = tables_sessions.costs(prepared, facts).cache()
     frames = {
@@ -108,6 +117,7 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
         "outages": tables_sessions.outages(prepared, facts),
         "around_death": tables_sessions.around_death(prepared, facts),
         "sessions": tables_sessions.sessions(by_group, verdicts, costs),
+        **_cluster_calls(spark, accepted, inputs.call_loads),
         "benchmarks": benchmark_table,
     }
     rows: dict[str, Rows] = {}
@@ -146,10 +156,36 @@ def _read_logs(spark: SparkSession, paths: tuple[Path, ...]) -> DataFrame:
     return with_reason(named)
 
 
-def _facts(spark: SparkSession, inputs: Inputs) -> DataFrame:
-    """What is known of the loads with sessions beside their rows."""
-    rows = [msgspec.structs.astuple(facts) for facts in inputs.loads]
-    return spark.createDataFrame(rows, spark_schema(FACT_COLUMNS))
+def _facts(
+    spark: SparkSession, loads: Sequence[Facts] | Sequence[CallFacts], columns: tuple[Column, ...]
+) -> DataFrame:
+    """What is known of loads beside their rows."""
+    rows = [msgspec.structs.astuple(facts) for facts in loads]
+    return spark.createDataFrame(rows, spark_schema(columns))
+
+
+def _cluster_calls(
+    spark: SparkSession, accepted: DataFrame, loads: Sequence[CallFacts]
+) -> dict[str, DataFrame]:
+    """The tables of cluster calls by name."""
+    facts = _facts(spark, loads, CALL_FACT_COLUMNS)
+    if loads:
+        facts = facts.cache()
+        calls = tables_cluster_calls.prepared_calls(accepted, facts).cache()
+        wrong = tables_cluster_calls.wrong_of_loads(calls).cache()
+    else:
+        # Spark makes nothing of a limit of nothing before it runs anything: most runs have none.
+        facts = facts.limit(0)
+        calls = tables_cluster_calls.prepared_calls(accepted.limit(0), facts)
+        wrong = tables_cluster_calls.wrong_of_loads(calls)
+    return {
+        "cluster_calls": tables_cluster_calls.cluster_calls(calls, facts, wrong),
+        "cluster_call_roles": tables_cluster_calls.cluster_call_roles(calls),
+        "cluster_call_outcomes": tables_cluster_calls.cluster_call_outcomes(calls),
+        "cluster_call_verdicts": tables_cluster_calls.cluster_call_verdicts(wrong),
+        "cluster_call_outages": tables_cluster_calls.cluster_call_outages(calls),
+        "cluster_call_death": tables_cluster_calls.cluster_call_death(calls),
+    }
 
 
 def _rejected(
@@ -174,6 +210,7 @@ def _input_counts(inputs: Inputs, checked: DataFrame, rejected: DataFrame) -> di
     return {
         "files": len(inputs.logs)
         + len(inputs.loads)
+        + len(inputs.call_loads)
         + len(inputs.benchmarks)
         + len(inputs.damaged),
         "files_damaged": damaged,

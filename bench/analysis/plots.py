@@ -30,7 +30,13 @@ from bench.analysis.formats import count, number, percent
 from bench.analysis.words import REGISTRY_WORDS, ROLE_WORDS
 
 __all__ = [
+    "LINE_STYLE",
+    "PALETTE",
+    "ROW_IN",
+    "STYLE",
+    "WIDTH_IN",
     "anomaly_plot",
+    "from_zero",
     "gets_plot",
     "grid_lines",
     "latency_plot",
@@ -56,6 +62,9 @@ PALETTE = {
     "session-on": "#1f7a8f",
     "session-both": "#7d62b5",
     "session-off": "#cc7a2e",
+    "everywhere": "#a35a3c",
+    "required-one": "#5b8fc7",
+    "required-all": "#1d5f86",
 }
 """Stand-in colours by the name of the CSS variable that replaces them."""
 
@@ -203,7 +212,7 @@ def time_plot(figures: Figures) -> str | None:
                 if layout == layouts[-1]:
                     ax.set_xlabel("seconds since the phase began")
             line[0].set_ylabel(_layout(layout), color=PALETTE["ink"])
-            _from_zero(line)
+            from_zero(line)
         figure.supylabel("ok connects per second", fontsize=9, color=PALETTE["muted"])
         _registry_legend(figure)
         return svg(figure, "time")
@@ -236,7 +245,7 @@ def _calls_plot(found: Rows, label_of_rate: str, prefix: str) -> str | None:
                 rows = [row for row in found if row["layout"] == layout and row[column]]
                 _lines_by_role(ax, rows, column)
             line[0].set_ylabel(label)
-        _from_zero(grid[0])
+        from_zero(grid[0])
         for ax, layout in zip(grid[0], layouts, strict=True):
             ax.set_title(_layout(layout))
         for ax in grid[1]:
@@ -325,7 +334,7 @@ def _lines_by_role(ax: Axes, rows: Rows, column: str) -> None:
     grid_lines(ax, "y")
 
 
-def _from_zero(line: Sequence[Axes]) -> None:
+def from_zero(line: Sequence[Axes]) -> None:
     """Panels that share an axis: from zero to a little above the highest mark of any of them."""
     heights = [np.max(curve.get_ydata()) for ax in line for curve in ax.get_lines()]
     line[0].set_ylim(0, float(max(heights, default=1.0) or 1.0) * 1.1)

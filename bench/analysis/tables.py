@@ -69,11 +69,17 @@ _ORDER: dict[str, tuple[str, ...]] = {
     "op": schema.OPS,
     "consistency": (NONE, *schema.CONSISTENCIES),
     "kind": schema.ANOMALIES,
+    "participants": tuple(schema.CLUSTER_CALL_PARTICIPANTS),
+    "function": tuple(schema.CLUSTER_CALL_FUNCTIONS),
+    "place": tuple(schema.CLUSTER_CALL_PLACES),
 }
 
 
 def prepared(rows: DataFrame) -> DataFrame:
-    """Accepted rows with `class` and `end_us`, each once for its role and once for `all`."""
+    """Accepted rows with `class` and `end_us`, each once for its role and once for `all`.
+
+    Without those of cluster calls, which `tables_cluster_calls` has.
+    """
     outcome = F.col("outcome")
     kind = (
         F.when(outcome == "ok", "ok")
@@ -83,7 +89,8 @@ def prepared(rows: DataFrame) -> DataFrame:
     )
     alone = F.col("op").isin("put", "get")
     roles = F.when(alone, F.array("role")).otherwise(F.array("role", F.lit(ALL)))
-    return rows.select(
+    others = rows.where(~F.col("op").isin(list(schema.CLUSTER_CALL_OPS)))
+    return others.select(
         "run",
         *(name for name in GROUP if name not in ("role", "consistency")),
         # Not null: groups are joined by their keys, and no null equals another.

@@ -15,7 +15,7 @@ Definitions, besides those of `bench.analysis.tables`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, Window
@@ -27,7 +27,16 @@ from bench.analysis.tables import ALL, ratio, sorted_table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["around_death", "costs", "outages", "sessions"]
+__all__ = [
+    "around",
+    "around_death",
+    "costs",
+    "count_of",
+    "outages",
+    "per_s",
+    "quiet_times",
+    "sessions",
+]
 
 LOAD = ("layout", "scenario", "registry")
 
@@ -88,14 +97,7 @@ def outages(rows: DataFrame, facts: DataFrame) -> DataFrame:
     kills = facts.where(F.col("killed_us").isNotNull()).select(*key, "killed", "killed_us")
     found = _connects(rows, ("load", "quiesce")).join(F.broadcast(kills), key)
     ok, killed = F.col("class") == "ok", F.col("killed_us")
-    in_order = Window.partitionBy(*key).orderBy("end_us")
-    gaps = (
-        found.where(ok)
-        .withColumn("gap_us", F.col("end_us") - F.lag("end_us").over(in_order))
-        .where(F.col("end_us") >= killed)
-        .groupBy(*key)
-        .agg(F.max("gap_us").alias("gap_us"))
-    )
+    gaps = quiet_times(found.where(ok), key)
     later, in_load = F.col("end_us") >= killed, F.col("phase") == "load"
     settled_us = killed + 1_000_000
     before = ok & in_load & ~later
@@ -110,12 +112,12 @@ def outages(rows: DataFrame, facts: DataFrame) -> DataFrame:
             F.max(F.when(later & (F.col("class") != "error"), F.col("duration_us"))).alias(
                 "slowest_us"
             ),
-            _count(later & (F.col("class") == "error")).alias("errors"),
-            _count(later & wrong).alias("wrong_flags"),
-            _per_s(before, F.min(F.when(in_load, F.col("start_us"))), F.max(killed)).alias(
+            count_of(later & (F.col("class") == "error")).alias("errors"),
+            count_of(later & wrong).alias("wrong_flags"),
+            per_s(before, F.min(F.when(in_load, F.col("start_us"))), F.max(killed)).alias(
                 "before_per_s"
             ),
-            _per_s(after, F.max(settled_us), F.max(F.when(in_load, F.col("end_us")))).alias(
+            per_s(after, F.max(settled_us), F.max(F.when(in_load, F.col("end_us")))).alias(
                 "after_per_s"
             ),
         )
@@ -148,31 +150,51 @@ def around_death(rows: DataFrame, facts: DataFrame) -> DataFrame:
     key = ["run", *LOAD]
     kills = facts.where(F.col("killed_us").isNotNull()).select(*key, "killed_us")
     found = _connects(rows, ("warmup", "load", "quiesce")).join(F.broadcast(kills), key)
+    kinds = {name: F.col("class") == name for name in ("ok", "error")}
+    return sorted_table(around(found, key, kinds), "layout", "registry", "run", "at_ms")
+
+
+def quiet_times(ok: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Per `key` the longest time `gap_us` between two ends, the later of them after `killed_us`.
+
+    `ok` are the operations that count.
+    """
+    in_order = Window.partitionBy(*key).orderBy("end_us")
+    return (
+        ok.withColumn("gap_us", F.col("end_us") - F.lag("end_us").over(in_order))
+        .where(F.col("end_us") >= F.col("killed_us"))
+        .groupBy(*key)
+        .agg(F.max("gap_us").alias("gap_us"))
+    )
+
+
+def around(
+    found: DataFrame,
+    key: Sequence[str],
+    kinds: Mapping[str, Column],
+    after_us: int = AFTER_US,
+) -> DataFrame:
+    """Per `key` and tenth of a second around `killed_us`: how many of each kind ended in it."""
     begins, ends = (F.col(name) - F.col("killed_us") for name in ("start_us", "end_us"))
     counted = (
-        found.where((ends >= -BEFORE_US) & (ends < AFTER_US))
+        found.where((ends >= -BEFORE_US) & (ends < after_us))
         .groupBy(*key, F.floor(ends / SLICE_US).alias("slice"))
-        .agg(
-            _count(F.col("class") == "ok").alias("ok"),
-            _count(F.col("class") == "error").alias("error"),
-        )
+        .agg(*(count_of(kind).alias(name) for name, kind in kinds.items()))
     )
     # Only slices in which clients were at work from beginning to end.
     in_load = F.col("phase") != "quiesce"
     first = F.greatest(F.ceil(F.min(begins) / SLICE_US), F.lit(-BEFORE_US // SLICE_US))
     last = F.floor(F.max(F.when(in_load, ends)) / SLICE_US) - 1
     spans = found.groupBy(*key).agg(
-        first.alias("first"), F.least(last, F.lit(AFTER_US // SLICE_US - 1)).alias("last")
+        first.alias("first"), F.least(last, F.lit(after_us // SLICE_US - 1)).alias("last")
     )
     slices = F.explode(F.sequence(F.col("first").cast("long"), F.col("last").cast("long")))
     grid = spans.where(F.col("first") <= F.col("last")).select(*key, slices.alias("slice"))
-    table = grid.join(counted, [*key, "slice"], "left").select(
+    return grid.join(counted, [*key, "slice"], "left").select(
         *key,
         (F.col("slice") * (SLICE_US // 1000)).alias("at_ms"),
-        F.coalesce("ok", F.lit(0)).alias("ok"),
-        F.coalesce("error", F.lit(0)).alias("error"),
+        *(F.coalesce(name, F.lit(0)).alias(name) for name in kinds),
     )
-    return sorted_table(table, "layout", "registry", "run", "at_ms")
 
 
 def sessions(
@@ -215,7 +237,8 @@ def _connects(rows: DataFrame, phases: Sequence[str]) -> DataFrame:
     )
 
 
-def _count(condition: Column) -> Column:
+def count_of(condition: Column) -> Column:
+    """How many rows it is true for."""
     return F.sum(F.coalesce(condition, F.lit(False)).cast("long"))
 
 
@@ -223,6 +246,6 @@ def _all_there(name: str) -> Column:
     return F.count(name) == F.count(F.lit(1))
 
 
-def _per_s(condition: Column, began_us: Column, ended_us: Column) -> Column:
+def per_s(condition: Column, began_us: Column, ended_us: Column) -> Column:
     """How often per second, over the time between two moments; null if there is none."""
-    return ratio(_count(condition), (ended_us - began_us) / 1e6)
+    return ratio(count_of(condition), (ended_us - began_us) / 1e6)

@@ -91,11 +91,11 @@ def lead(figures: Figures) -> list[Finding]:
 
 def compared(figures: Figures) -> list[str]:
     """What was compared with what, in words."""
-    layouts = [
-        schema.LAYOUT_WORDS[name]
-        for name in schema.LAYOUTS
-        if name in figures.values("operations", "layout")
-    ]
+    measured = {
+        *figures.values("operations", "layout"),
+        *figures.values("cluster_calls", "layout"),
+    }
+    layouts = [schema.LAYOUT_WORDS[name] for name in schema.LAYOUTS if name in measured]
     scenarios = figures.values("operations", "scenario", op="connect")
     scenarios = [schema.SCENARIO_WORDS[name] for name in schema.SCENARIOS if name in scenarios]
     registries = figures.values("operations", "registry")
@@ -117,6 +117,11 @@ def compared(figures: Figures) -> list[str]:
         sentences.append(
             "On processes of their own, brokers opened sessions with the registry on, off, and "
             "with both (see below)."
+        )
+    if figures.rows("cluster_calls"):
+        sentences.append(
+            "On processes of their own, too, functions were called that every node executes "
+            "(cluster calls, see below)."
         )
     sentences.append(_where_callers_sat(figures))
     sentences.append(_what_lag_does(figures))
@@ -282,11 +287,14 @@ def _call_findings(figures: Figures, table: str, what: str, **where: str) -> lis
 
 
 def _error_findings(figures: Figures) -> list[Finding]:
+    if not figures.rows("operations"):
+        return []  # cluster calls alone: their errors stand in their own tables
     rows = figures.rows("error_totals")
+    besides = " besides cluster calls" if figures.rows("cluster_calls") else ""
     if not rows:
-        return [Finding("No operation ended in an error.")]
+        return [Finding(f"No operation{besides} ended in an error.")]
     kinds = [f"{count(row['count'])} {row['outcome']}" for row in rows]
-    return [Finding(f"Operations without an answer: {listed(kinds)}.")]
+    return [Finding(f"Operations{besides} without an answer: {listed(kinds)}.")]
 
 
 def _rejected_findings(figures: Figures) -> list[Finding]:

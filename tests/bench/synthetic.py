@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.facts import Facts, write_facts
+from bench.facts import CallFacts, Facts, write_call_facts, write_facts
 from bench.schema import Row, RowWriter
 
 BEGAN_US = 1_790_000_000_000_000
@@ -157,6 +157,81 @@ def _gets(chance: random.Random, layout: str, scale: Scale) -> Iterator[Row]:
                     )  # fmt: skip
 
 
+CORES = ("c1", "c2", "c3")
+ALL_SIX = (*CORES, "r1", "r2", "r3")
+CALL_PLACES = {"leader": ("c1",), "replicant": ("r1",), "everywhere": CORES}
+
+
+def _call_loads() -> Iterator[CallFacts]:
+    number = 0
+    for layout, participants in (("3", "cores"), ("3+3", "cores"), ("3+3", "all")):
+        nodes = ALL_SIX if participants == "all" else CORES
+        for scenario, function, place, callers, required in (
+            *(
+                ("cluster_calls", "nothing", place, callers, required)
+                for place in CALL_PLACES
+                for callers in (1, 16, 64)
+                for required in ("1", "all")
+                if (layout, place) != ("3", "replicant") and (place, callers) != ("everywhere", 1)
+            ),
+            *(
+                ("cluster_calls", function, "everywhere", 64, required)
+                for function in ("keyspace", "outside")
+                for required in ("1", "all")
+            ),
+            *(
+                (scenario, "nothing", "everywhere", 16, required)
+                for scenario in ("cluster_calls_lagging", "cluster_calls_leader_dies")
+                for required in ("1", "all")
+                if "+" in layout or scenario.endswith("dies")
+            ),
+        ):
+            number += 1
+            dies, lags = scenario.endswith("dies"), scenario.endswith("lagging")
+            yield CallFacts(
+                run="demo", layout=layout, load=f"{participants}-{number}", scenario=scenario,
+                function=function, required=required, place=place, callers=callers,
+                participants=participants, nodes=" ".join(nodes), began_us=BEGAN_US,
+                elapsed_s=4.0, entries=900, commands=1_200,
+                raft_messages=None if dies else 4_000, feed_messages=None if dies else 900,
+                call_messages=None if dies else 300, sent_bytes=None if dies else 900_000,
+                idle_messages_per_s=60.0, lagging="r1" if lags else None,
+                lag_ms=500.0 if lags else None, killed="c1" if dies else None,
+                killed_us=BEGAN_US + 3_000_000 if dies else None,
+            )  # fmt: skip
+
+
+def _cluster_calls(chance: random.Random, load: CallFacts, scale: Scale) -> Iterator[Row]:
+    """Calls one after the other, whoever makes them; around a death none for ten seconds."""
+    each_us = {"nothing": 2_000, "keyspace": 2_200, "outside": 3_300}[load.function]
+    each_us += 800 * (load.required == "all") + 900 * (load.participants == "all")
+    names = ("r1", "c2") if load.lagging else CALL_PLACES[load.place]
+    at_us = 0
+    for id_ in range(1, scale.seconds * 100):
+        at_us += round(chance.lognormvariate(0, 0.3) * each_us * 3)
+        if load.killed and at_us > 3_000_000:
+            at_us += 10_200_000 if at_us < 13_000_000 else 0
+        node = chance.choice(names)
+        role = "lagging" if node == load.lagging else "follower"
+        late = load.killed is not None and at_us > 3_000_000 and load.required == "all"
+        duration_us = each_us * load.callers + 500_000 * (role == "lagging")
+        values = {
+            "run": "demo", "layout": load.layout, "scenario": load.scenario, "phase": "load",
+            "registry": "none", "attempt": 1, "index": id_, "load": load.load,
+        }  # fmt: skip
+        yield Row(
+            **values, node=node, role=role, op="call", client="k0",
+            start_us=BEGAN_US + max(1, at_us - duration_us), duration_us=duration_us,
+            outcome="stopped_nodes" if late else "ok",
+        )  # fmt: skip
+        for place, executor in enumerate(load.nodes.split()):
+            yield Row(
+                **values, node=executor, role="follower", client=executor, life=0, outcome="ok",
+                op="initiate" if place == 0 else "replicate",
+                start_us=BEGAN_US + at_us + place, duration_us=20,
+            )  # fmt: skip
+
+
 def write(directory: Path, scale: Scale = Scale()) -> None:
     """Writes log, conditions and a benchmark file below `directory`."""
     chance = random.Random(7)
@@ -175,6 +250,10 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
                     writer.add(row)
                 for row in _audits(chance, "3+3", scenario, registry):
                     writer.add(row)
+        for load in _call_loads():
+            write_call_facts(directory, load)
+            for row in _cluster_calls(chance, load, scale):
+                writer.add(row)
         for layout in NODES:
             for row in (*_puts(chance, layout, scale), *_gets(chance, layout, scale)):
                 writer.add(row)
@@ -186,7 +265,7 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
         "arguments": {
             "clients": 200, "seconds": scale.seconds, "lag_ms": 50.0, "put_seconds": 2.0,
             "value_bytes": 64, "quick": True, "session_seconds": 6.0, "session_lag_ms": 500.0,
-            "think_ms": 10.0,
+            "think_ms": 10.0, "cluster_call_seconds": 3.0,
         },
     }  # fmt: skip
     (directory / "conditions.json").write_text(json.dumps(conditions), encoding="utf-8")

@@ -481,7 +481,9 @@ class TestSummary:
         assert list(summary) == [
             "format", "conditions", "input", "operations", "outcomes", "error_totals", "gaps",
             "anomalies", "verdicts", "registry_ratios", "layout_ratios", "puts", "gets", "mixed",
-            "costs", "outages", "around_death", "sessions", "benchmarks", "tables",
+            "costs", "outages", "around_death", "sessions", "cluster_calls", "cluster_call_roles",
+            "cluster_call_outcomes", "cluster_call_verdicts", "cluster_call_outages",
+            "cluster_call_death", "benchmarks", "tables",
         ]  # fmt: skip
         assert summary["format"] == 1
         assert summary["conditions"]["cores"] == 2

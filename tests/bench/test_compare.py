@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is in the extra `bench`")
 pytest.importorskip("pyspark", reason="pyspark is in the extra `bench`")
 
-from bench import compare, run
+from bench import compare, run_options
 from bench.analysis import AnalysisError
 from bench.analysis.java import find_java
 from bench.analysis.rounds import KEYS, Spread, compared
@@ -99,7 +99,8 @@ def test_all_sides_run_with_options_that_bench_run_knows() -> None:
     given = compare._parser().parse_args(
         ["--against", "x", "--out", "y", "--layouts", "3+3", "--in-flight", "8", "--caller", "http"]
     )
-    plan = run._plan(run._parser().parse_args(["--out", "y", *compare.run_arguments(given)]))
+    options = run_options.parser().parse_args(["--out", "y", *compare.run_arguments(given)])
+    plan = run_options.plan_of(options)
     assert (plan.layouts, plan.in_flight, plan.callers) == (("3+3",), (8,), ("http",))
     assert plan.scenarios == ("puts", "gets")
     assert plan.consistencies == ("linearizable",)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from bench.coordinator import evenly, leader_of
 from bench.layouts import ROOT, Layout, node_configs
 from bench.plan import REGISTRY_SCENARIOS, SESSION_SCENARIOS, Plan
 from bench.profile import by_module, module_of
-from bench.run import _parser, _plan, main
+from bench.run import main
+from bench.run_options import parser
+from bench.run_options import plan_of as planned
 from bench.schema import LAYOUTS, SESSION_MODES
 from bench.truth import Expectation
 
@@ -158,6 +161,93 @@ def test_sessions_survive_a_lagging_replicant_and_the_leader_s_death(tmp_path: P
     assert not workers_of(out)
 
 
+@dataclass
+class Executed:
+    """What the log says of one load of cluster calls."""
+
+    facts: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def of(self, *ops: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["op"] in ops]
+
+    def committed(self) -> list[int]:
+        """The ids of the load, from what callers were told and from what replicas ran."""
+        told = [row for row in self.of("call") if row["outcome"] in ("ok", "stopped_nodes")]
+        return sorted({row["index"] for row in (*told, *self.of("replicate"))})
+
+    def run_by(self, node: str) -> list[int]:
+        """The ids that the node ran, in its order, each once for each life of its process."""
+        runs = [row for row in self.of("initiate", "replicate") if row["node"] == node]
+        assert {row["outcome"] for row in runs} == {"ok"}
+        return [row["index"] for row in sorted(runs, key=lambda r: (r["life"], r["start_us"]))]
+
+
+def executed_loads(out: Path) -> list[Executed]:
+    rows = rows_of(out)
+    found = [json.loads(path.read_bytes()) for path in sorted((out / "call-loads").iterdir())]
+    return [Executed(one, [row for row in rows if row["load"] == one["load"]]) for one in found]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_every_node_that_takes_part_executes_every_cluster_call_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(
+        out, "--layout", "3+3", "--in-flight", "3", "--seconds", "0.4", "--session-lag-ms", "100",
+        "--scenario", "cluster_calls", "--scenario", "cluster_calls_lagging",
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=FINISH_S)
+    assert process.returncode == 0, errors.decode()
+    loads = executed_loads(out)
+    # Of cores and of all: three places without an effect, one with each, for one and for all.
+    assert len(loads) == 2 * (2 * (3 + 1 + 1) + 2)
+    for load in loads:
+        ids = load.committed()
+        assert ids, load.facts
+        assert {row["outcome"] for row in load.of("call")} == {"ok"}
+        nodes = load.facts["nodes"].split()
+        assert len(nodes) == (3 if load.facts["participants"] == "cores" else 6)
+        assert {row["node"] for row in load.of("initiate", "replicate")} == set(nodes)
+        assert {node: load.run_by(node) for node in nodes} == dict.fromkeys(nodes, ids)
+        effects = {row["client"]: row["index"] for row in load.of("effects")}
+        made = load.facts["function"] == "keyspace"
+        assert effects == (dict.fromkeys(nodes, len(ids)) if made else {})
+        assert load.facts["commands"] >= len(ids)
+        assert load.facts["raft_messages"] > 0
+    lagging = [row for load in loads for row in load.rows if row["role"] == "lagging"]
+    assert {row["node"] for row in lagging} == {"r1"}
+    assert not workers_of(out)
+    assert not list((out / "nodes").glob("*/*.executions"))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_what_a_killed_node_executed_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(
+        out, "--layout", "3", "--seconds", "0.5", "--scenario", "cluster_calls_leader_dies"
+    )
+    _, errors = process.communicate(timeout=FINISH_S)
+    assert process.returncode == 0, errors.decode()
+    loads = executed_loads(out)
+    assert [load.facts["required"] for load in loads] == ["1", "all"]
+    for load in loads:
+        killed = load.facts["killed"]
+        assert killed in ("c1", "c2", "c3"), "the leadership moved within a second"
+        assert {row["node"] for row in load.of("call")} == {"c1", "c2", "c3"} - {killed}
+        assert {row["life"] for row in load.of("initiate", "replicate")} >= {0, 1}
+        ids = load.committed()
+        for node in ("c1", "c2", "c3"):
+            once = list(dict.fromkeys(load.run_by(node)))
+            # The one that it ran when it died, and had not told the log of, it may run again.
+            assert len(load.run_by(node)) - len(once) <= (node == killed)
+            assert [id_ for id_ in once if id_ in ids] == ids
+    told = {row["outcome"] for row in loads[1].of("call")}
+    assert "stopped_nodes" in told, "whoever waits for all is told who is down"
+    assert not workers_of(out)
+
+
 @pytest.mark.cluster
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -243,7 +333,7 @@ def test_every_layout_has_its_nodes(name: str, tmp_path: Path) -> None:
 
 
 def plan_of(*options: str) -> Plan:
-    return _plan(_parser().parse_args(["--out", "x", *options]))
+    return planned(parser().parse_args(["--out", "x", *options]))
 
 
 def test_callers_are_sent_only_where_the_layout_has_a_place() -> None:
