@@ -94,6 +94,8 @@ class Leading:
         for gone in [member for member in self._progress if member not in members]:
             del self._progress[gone]
             self._sending.drop(gone)
+        # Who has echoed may be a majority by now, and perhaps nobody is left to echo once more.
+        self._finish_reads()
 
     def link_up(self, peer: str) -> None:
         """A new stream: nothing that the old one carried can be relied on."""

@@ -10,12 +10,14 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from raftkv.config import NodeConfig, RaftTimes
 from raftkv.logclock import LogClock
 from raftkv.parts import CorePart
 from raftkv.peering import Peering
 from raftkv.raft import wire
-from raftkv.raft.changing import add_learner
+from raftkv.raft.changing import add_learner, remove
 from raftkv.raft.membership import Configuration
 from raftkv.raft.recovery import recover
 from raftkv.replica import Replica
@@ -67,6 +69,24 @@ class TestRule17ReadIndex:
         bench.receive(D, accepted(term - 1, 3, round_number))
         assert bench.application.confirmed == []
         bench.receive(E, wire.AppendReply(term, False, 3, round_number, 0, 0))
+        assert bench.application.confirmed == [("r", 3)]
+
+    @pytest.mark.parametrize("voters", [(A, B), (A, B, C)])
+    def test_a_round_ends_though_those_who_were_asked_are_removed(
+        self, voters: tuple[str, ...]
+    ) -> None:
+        """The echoes that there are may be a majority of who is left; no further one need come."""
+        bench = Bench(A, voters=voters)
+        term = bench.lead()
+        bench.engine.read_index("r")
+        bench.runtime.settle()
+        assert bench.application.confirmed == []
+        bench.engine.change_configuration(remove(bench.engine.configuration, B), force=False)
+        bench.runtime.settle()
+        if C in voters:
+            assert bench.application.confirmed == [], "one of two is no majority"
+            round_number = bench.engine.leading.reads.round
+            bench.receive(C, accepted(term, 3, round_number))
         assert bench.application.confirmed == [("r", 3)]
 
     def test_a_step_down_fails_the_readers(self) -> None:
