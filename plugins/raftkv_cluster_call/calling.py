@@ -213,9 +213,9 @@ class Calling:
     ) -> Done | Failed:
         """Have it run and decided. Raises as `call` does."""
         while True:
-            reserved = await self._reserved(function, encoded, deadline)
+            reserved, until = await self._reserved(function, encoded, deadline)
             initiation = Initiation(
-                reserved.ticket, function, args, deadline, self._host.runtime.future()
+                reserved.ticket, function, args, until, self._host.runtime.future()
             )
             self._initiations.add(initiation)
             self._worker.wake()
@@ -242,7 +242,10 @@ class Calling:
             grace_s = self._options.settle_grace_s
             await self._wait_until(initiation.done, initiation.deadline + grace_s)
         if initiation.done.cancelled():
-            raise OutcomeUnknown("this node went down while the call ran on it: see its log")
+            raise OutcomeUnknown(
+                "the call ran on this node, which went down meanwhile, or its record is gone: look "
+                "at `raftkv calls status` before it is made again"
+            )
         if not initiation.done.done():
             raise Timeout(
                 "the function has run on this node, and whether the call was committed is not "
@@ -257,8 +260,11 @@ class Calling:
 
     async def _reserved(
         self, function: Function, encoded: bytes, deadline: float
-    ) -> Granted | Queued:
-        """A reservation of this node. Raises DeadlinePassed, StaleView, refusals."""
+    ) -> tuple[Granted | Queued, float]:
+        """A reservation of this node, and until when it may run.
+
+        Raises DeadlinePassed, StaleView, refusals.
+        """
         tries, pause_s = 0, WAIT_FIRST_S
         stood_at = self._position()
         while True:
@@ -272,7 +278,7 @@ class Calling:
             tries += 1
             if self._must_wait():
                 continue
-            answer = await self._reserve(function, encoded, deadline)
+            answer, until = await self._reserve(function, encoded, deadline)
             if isinstance(answer, StaleView):
                 self._counters.add("stale_views")
                 raise errors.StaleView(answer.last, answer.cursor, answer.attempts)
@@ -281,7 +287,7 @@ class Calling:
                 continue
             if isinstance(answer, Queued):
                 self._counters.add("queued")
-            return answer
+            return answer, until
 
     def _must_wait(self) -> bool:
         """Whether a reservation would be answered `Behind`, as far as this node knows."""
@@ -313,15 +319,26 @@ class Calling:
                 return
             await self._waiting.moved(min(until, deadline) - now)
 
-    async def _reserve(self, function: Function, encoded: bytes, deadline: float) -> Reservation:
-        """One reservation, which is taken back if the caller does not get to see the answer."""
-        given_up = False
+    async def _reserve(
+        self, function: Function, encoded: bytes, deadline: float
+    ) -> tuple[Reservation, float]:
+        """One reservation, which is taken back if the caller does not get to see the answer.
+
+        And when its time is over, by this node's own clock. The log allows `deadline_max_ms` from
+        the moment in which it takes the reservation, which is after it was asked. (Its deadline is
+        of its own clock, and a node's idea of that may be ahead for ever, once a leader with a
+        slower one has come.)
+        """
+        given_up, until = False, deadline
 
         async def propose() -> Reservation:
+            nonlocal until
             while not given_up:
-                left_s = deadline - self._host.runtime.monotonic()
+                now = self._host.runtime.monotonic()
+                left_s = deadline - now
                 if left_s < 0.001:
                     break
+                until = min(deadline, now + self._host.settings["deadline_max_ms"] / 1000)
                 command = Reserve(
                     function=function.name,
                     version=function.version,
@@ -346,6 +363,8 @@ class Calling:
             raise NotWanted("Reserve")
 
         task: asyncio.Task[Reservation] = self._host.runtime.spawn(propose(), "calls: reserve")
+        # A node that stops over a fault leaves nobody who would read how this ended.
+        task.add_done_callback(_read)
         try:
             await self._wait_until(task, deadline)
             if not task.done():
@@ -356,7 +375,7 @@ class Calling:
             self._host.spawn(self._take_back(task), "take back")
             raise
         try:
-            return task.result()
+            return task.result(), until
         except NotWanted:
             raise self._deadline_passed() from None
 
@@ -427,3 +446,9 @@ def _need(required: Required, nodes: tuple[str, ...]) -> tuple[tuple[str, ...], 
         return nodes, min(required, len(nodes))
     names = tuple(name for name in nodes if name in required)
     return names, len(names)
+
+
+def _read(task: asyncio.Task[Any]) -> None:
+    """Look at an end that nobody may await, so that asyncio does not complain of it."""
+    if not task.cancelled():
+        task.exception()

@@ -347,7 +347,13 @@ def _print_fixed(found: dict[str, Any]) -> None:
     if keys.rows:
         say("")
         _print(keys)
-    note(f"{found['verdict']}: all that was compared stands at {found['id']}")
+    if found["verdict"] in ("moved", "unreachable"):
+        # The error says why.
+        return
+    if found["copying"]:
+        note(f"{found['verdict']}: all others that were compared stand at {found['id']}")
+    else:
+        note(f"{found['verdict']}: all that was compared stands at {found['id']}")
     if found["passed_over"]:
         ids = ", ".join(map(str, found["passed_over"]))
         note(f"committed, executed by no node that is left, and passed over: {ids}")

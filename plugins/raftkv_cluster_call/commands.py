@@ -489,6 +489,8 @@ TABLES = (
     TableSpec("answers", int, str),
     # node -> it takes part no more
     TableSpec("left", str, Left),
+    # node -> where its cursor stood when it ceased to take part
+    TableSpec("former", str, int),
     # (node, id) -> what it may have run for itself alone
     TableSpec("lost", tuple[str, int], LostEffect),
 )

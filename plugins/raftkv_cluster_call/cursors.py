@@ -21,7 +21,8 @@ begin, as upstream does it. It stands in the state `gap` until it holds data as 
 
 **Leaving** takes the cursor away, so that neither a call nor trimming waits for the node. Of its
 own wish it stays away until `Rejoin`; one that was forced out while it was down joins again when it
-comes back, and gets a fresh cursor.
+comes back, and gets a fresh cursor. That never begins before the old one (`former`): a copy of a
+slower node would let it execute again, under the same "id@node", what it has executed already.
 """
 
 from __future__ import annotations
@@ -216,6 +217,7 @@ def members_changed(change: MemberChange, ctx: Context) -> None:
     if new is None and old is not None:
         _part_with(old.name, 0, ctx)
         ctx.table("left").delete(old.name)
+        ctx.table("former").delete(old.name)
         lost = ctx.table("lost")
         for key, _ in list(lost.scan(prefix=(old.name,), limit=LOST_MAX)):
             lost.delete(key)
@@ -286,8 +288,10 @@ def _joined(node: str, old: Cursor | None, ctx: Context) -> Cursor:
     holders = [cursor for cursor in others if cursor.state != "joining"]
     if last_id(ctx) == 0 or not holders:
         return Cursor(decided_id(ctx), "following")
-    # Any of them can be the source, and records are kept from here on until it has copied.
+    # Any of them can be the source, and records are kept from here on until it has copied. But who
+    # took part before has executed more, under the same tokens: it waits until a source has, too.
     as_of = min(position(cursor) for cursor in holders)
+    as_of = max(as_of, ctx.table("former").get(node, 0))
     return Cursor(0, "joining", as_of if old is None else max(as_of, old.as_of))
 
 
@@ -300,5 +304,9 @@ def _end_reserved_of(node: str, cause: str, ctx: Context, *, may_have_run: bool 
 def _part_with(node: str, rows: int, ctx: Context) -> int:
     """The node takes part no more. Drops `rows` of its reservations; the others as they come up."""
     _end_reserved_of(node, "withdrawn", ctx, may_have_run=True)
-    ctx.table("cursors").delete(node)
+    cursor: Cursor | None = ctx.table("cursors").get(node)
+    if cursor is not None:
+        former: Table[str, int] = ctx.table("former")
+        former.put(node, max(former.get(node, 0), position(cursor)))
+        ctx.table("cursors").delete(node)
     return drop_waiting(node, rows, ctx) if rows else 0

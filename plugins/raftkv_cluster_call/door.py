@@ -33,7 +33,7 @@ from .api import CallsApi
 from .errors import DeadlinePassed, StaleView, TooManyRequired
 from .functions import UnknownFunction
 from .operating import STATUS_CALLS, STATUS_CALLS_MAX
-from .reports import NotFollowing, OperationFailed, UnknownCall, UnknownNode
+from .reports import NodeIsDown, NotFollowing, OperationFailed, UnknownCall, UnknownNode
 
 __all__ = ["routes"]
 
@@ -191,15 +191,17 @@ class _Door:
         try:
             function = self._api.registry.get(asked.function, asked.version)
         except UnknownFunction:
-            return msgspec.json.decode(asked.args)
+            return _json(asked.args)
         try:
             return msgspec.json.decode(asked.args, type=function.type)
-        except msgspec.ValidationError as error:
+        except msgspec.DecodeError as error:
             expected = getattr(function.type, "__name__", str(function.type))
             raise _Bad(
                 f"args is not what {asked.function!r} version {function.version} takes "
                 f"({expected}): {error}"
             ) from None
+        except RecursionError:
+            raise _Bad("args is nested too deep: say it flatter") from None
 
     # --- mending ---
 
@@ -270,7 +272,7 @@ def _checked(handler: Handler) -> Handler:
                 "attempts": error.attempts,
             }
             return _error(409, _FAILED_PRECONDITION, error.code, str(error), **more)
-        except (DeadlinePassed, NotFollowing) as error:
+        except (DeadlinePassed, NodeIsDown, NotFollowing) as error:
             return _refused(error.code, error)
         except OperationFailed as error:
             return _refused(error.remote_code, error)
@@ -336,13 +338,22 @@ def _body(request: Request, kind: type[Body]) -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         names = ", ".join(getattr(kind, "__struct_fields__", ())) or "nothing"
         raise _Bad(f"the body is not what is asked for: {error}. It is JSON with {names}") from None
+    except RecursionError:
+        raise _Bad("the body is nested too deep: say it flatter") from None
+
+
+def _json(args: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(args)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _Bad(f"args cannot be read as JSON: {type(error).__name__}") from None
 
 
 def _showable(result: Any) -> Any:
     """What a function returned, as JSON; where that cannot be, its class in "not_json"."""
     try:
         return msgspec.Raw(msgspec.json.encode(result))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return {"not_json": type(result).__name__}
 
 

@@ -29,8 +29,10 @@ class StaleView(NotApplied):
     def __str__(self) -> str:
         return (
             f"the calls of the cluster stand at {self.cluster_id}, this node at {self.own_id}, and "
-            f"{self.attempts} tries have not moved it: see `raftkv calls status`, mend what call "
-            f"{self.own_id + 1} needs here, or pass it with `raftkv calls skip`"
+            f"{self.attempts} tries have not moved it: `raftkv calls status` says why. If call "
+            f"{self.own_id + 1} or the next one fails here, mend what it needs, or pass it with "
+            f"`raftkv calls skip`; if this node is joining, in a gap or without a leader, make the "
+            f"call on another one meanwhile"
         )
 
 

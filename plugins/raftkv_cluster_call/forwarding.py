@@ -11,8 +11,9 @@ twice because of that. So:
 2. Any other is this core's, in this life of it, under this token, for good. The replicant only
    *asks* from then on. A core that does not know the token answers "never", and from then on
    refuses it, should it still arrive: then the replicant may begin anew.
-3. When the core's life ends first, nobody knows: the caller gets `OutcomeUnknown`, and looks at
-   the status. It may have been committed.
+3. When the core's life ends first, or it has dropped the answer by the time it is asked again,
+   nobody knows: the caller gets `OutcomeUnknown`, and looks at the status. It may have been
+   committed.
 
 A caller who goes away tells the core, which takes back what has not begun.
 """
@@ -95,6 +96,8 @@ class Forwarding:
         self._options = options_of(host)
         self._numbers = itertools.count(1)
         self._served: dict[Token, _Served] = {}
+        # Of each node the newest token that is known no more: its life and number.
+        self._forgotten: dict[str, tuple[int, int]] = {}
 
     @property
     def needed(self) -> bool:
@@ -241,6 +244,8 @@ class Forwarding:
         self._forget_old()
         served = self._served.get(request.token)
         if served is None:
+            if self._may_have_served(request.token):
+                return pack(Answer("other_life"))
             # Sent to a former life, it is not begun by this one.
             former = request.token.core_incarnation != self._host.incarnation
             if former or len(self._served) >= SERVED_MAX or self.needed:
@@ -252,9 +257,11 @@ class Forwarding:
 
     async def _on_ask(self, sender: str, payload: bytes) -> bytes:
         request = unpack(payload, AskRequest)
+        self._forget_old()
         served = self._served.get(request.token)
         if served is None:
-            if request.token.core_incarnation != self._host.incarnation:
+            former = request.token.core_incarnation != self._host.incarnation
+            if former or self._may_have_served(request.token):
                 return pack(Answer("other_life"))
             # Should the request still be on its way, it comes too late.
             served = self._served[request.token] = _Served(None)
@@ -317,3 +324,14 @@ class Forwarding:
         ]
         for token in old:
             del self._served[token]
+            number = (token.incarnation, token.number)
+            self._forgotten[token.node] = max(number, self._forgotten.get(token.node, number))
+
+    def _may_have_served(self, token: Token) -> bool:
+        """Of a token that is not known: whether it may be one that was forgotten.
+
+        A node's numbers rise, so whatever it sent before the newest of these is doubted. Else a
+        question that comes after so long a time would be told that the call was never begun.
+        """
+        newest = self._forgotten.get(token.node)
+        return newest is not None and (token.incarnation, token.number) <= newest

@@ -215,4 +215,9 @@ def cause_of(error: BaseException) -> str:
 def error_of(error: BaseException) -> CallError:
     """What the caller gets to see of an error."""
     stack = "".join(traceback.format_tb(error.__traceback__))
-    return CallError(type(error).__name__, str(error)[:REASON_CHARS_MAX], stack[-STACK_CHARS_MAX:])
+    try:
+        reason = str(error)
+    except Exception:
+        # Users' code as well. What it ends must not be the answer to the call.
+        reason = "(its own text cannot be had)"
+    return CallError(type(error).__name__, reason[:REASON_CHARS_MAX], stack[-STACK_CHARS_MAX:])

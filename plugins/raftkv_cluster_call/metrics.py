@@ -28,6 +28,7 @@ _DOC: Final = {
     "failures": "Attempts of this node at calls of others that failed.",
     "skips": "Calls that an operator let this node pass.",
     "overruns": "Runs of functions that were cancelled because their time was up.",
+    "held_up": "Runs of plain functions that held up the whole node for 0.1 s or longer.",
     "unknown_outcomes": "Proposals whose answer was lost, and had to be settled.",
     "forwarded": "Calls that this node took to a core.",
     "forwarded_unknown": "Forwarded calls whose outcome stayed unknown.",

@@ -24,7 +24,6 @@ import msgspec
 from raftkv.errors import (
     NotApplied,
     OutcomeUnknown,
-    PeerUnreachable,
     RaftkvError,
     RemoteFailed,
 )
@@ -39,6 +38,7 @@ from .reports import (
     Failed,
     FixReport,
     LostRow,
+    NodeIsDown,
     NodeStatus,
     NotFollowing,
     Operated,
@@ -309,7 +309,7 @@ class Operator:
     ) -> Answer:
         member = self._host.members.get(node)
         if member is not None and not member.up:
-            raise PeerUnreachable(
+            raise NodeIsDown(
                 f"{node} is down: start it and ask again; if it is lost, force it to leave the "
                 f"calls (force-leave)"
             )

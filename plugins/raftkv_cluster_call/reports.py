@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from raftkv.errors import RaftkvError
+from raftkv.errors import PeerUnreachable, RaftkvError
 
 __all__ = [
     "KEYS_SHOWN_MAX",
@@ -23,6 +23,7 @@ __all__ = [
     "FixReport",
     "FunctionInfo",
     "LostRow",
+    "NodeIsDown",
     "NodeStatus",
     "NotFollowing",
     "Operated",
@@ -61,6 +62,12 @@ class NotFollowing(RaftkvError):
     """The node has no cursor that could be moved like this; the text says what to do instead."""
 
     code: ClassVar[str] = "calls_not_following"
+
+
+class NodeIsDown(PeerUnreachable):
+    """The node that has to do it itself is down; nothing was done. The text says what helps."""
+
+    code = "calls_node_is_down"
 
 
 class OperationFailed(RaftkvError):

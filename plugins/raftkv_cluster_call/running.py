@@ -3,7 +3,8 @@
 A function whose time is up is cancelled. One that goes on all the same (it waits where cancelling
 does not reach, or it swallows the cancellation) is not let alone: nothing else runs on this node
 until it has ended, for it may be in the midst of what the next attempt would begin. The attempt has
-failed meanwhile, and says so. A plain function holds up the whole node; nothing can cut it short.
+failed meanwhile, and says so. A plain function holds up the whole node; nothing can cut it short,
+so it is only counted and named in the log.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from raftkv.plugin import Host
 
@@ -20,6 +21,15 @@ from .metrics import Counters
 from .options import options_of
 
 __all__ = ["Runner", "StillRunning", "TimeIsUp"]
+
+
+# A plain function that takes longer is spoken of: the node does nothing else meanwhile, so a leader
+# misses its heartbeats (60 ms), and before long its office.
+HELD_UP_S: Final = 0.1
+
+
+class Cancelled(Exception):
+    """A plain function raised CancelledError."""
 
 
 class TimeIsUp(Exception):
@@ -46,15 +56,40 @@ class Runner:
         self, function: Function, args: Callable[[], Any], call: Call, limit_s: float
     ) -> Any:
         """What the function returns. Raises what it raises, TimeIsUp, and StillRunning."""
+        until = self._host.runtime.monotonic() + limit_s
         await self._overrun_ended(limit_s)
+        left_s = max(0.0, until - self._host.runtime.monotonic())
         self.running = (call.id, call.kind)
         try:
-            value = function.run(args(), call)
+            value = self._called(function, args, call)
             if inspect.isawaitable(value):
-                value = await self._awaited(value, limit_s)
+                value = await self._awaited(value, left_s)
             return value
         finally:
             self.running = None
+
+    def _called(self, function: Function, args: Callable[[], Any], call: Call) -> Any:
+        """What the function gives at once: the value of a plain one, else what is to be awaited."""
+        began = self._host.runtime.monotonic()
+        try:
+            return function.run(args(), call)
+        except asyncio.CancelledError:
+            # Of something that it looked at. Nobody cancels what does not wait, and on this way it
+            # would end the worker.
+            raise Cancelled("it raised CancelledError") from None
+        finally:
+            took_s = self._host.runtime.monotonic() - began
+            if took_s >= HELD_UP_S:
+                self._counters.add("held_up")
+                self._host.log.warning(
+                    "calls: call %d (%s version %d) held up %s for %.3f s: make the function "
+                    "async, and let a thread do what takes long",
+                    call.id,
+                    function.name,
+                    function.version,
+                    call.node,
+                    took_s,
+                )
 
     async def _awaited(self, value: Any, limit_s: float) -> Any:
         # Not `host.spawn`, which logs what a task raises: that may show arguments.
@@ -67,6 +102,8 @@ class Runner:
                 await asyncio.wait((task,), timeout=self._grace_s)
         except asyncio.CancelledError:
             task.cancel()
+            # It may have ended with an error in this very moment, and that text is for nobody.
+            task.add_done_callback(_read)
             raise
         finally:
             if not task.done():

@@ -5,8 +5,9 @@ the worker (`worker.py`), the joiner (`joining.py`), callers (`calling.py`).
 
 Two kinds of work belong to the leader's node. Reservations whose time is over are ended by
 `Expire` when the first of them is due on the log's clock, and the history is trimmed every
-`cleanup_ms`, or at once where it exceeds its hard limit. Both commands compare everything again
-when they are applied, so two leaders that overlap do no harm. An idle cluster proposes nothing.
+`cleanup_ms`, or at once where it exceeds its hard limit by a tenth. Both commands compare
+everything again when they are applied, so two leaders that overlap do no harm. An idle cluster
+proposes nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ __all__ = ["CallsService"]
 # Reservations that one command ends, and records that one deletes: some milliseconds of each node.
 EXPIRE_TICKETS: Final = 100
 TRIM_ROWS: Final = 500
+# The history is cleaned early when it exceeds what its hard limit keeps by this part of the limit.
+EARLY_TRIM_PART: Final = 10
 # A cluster without a leader, or a leader that is about to lose its office, is asked again.
 RETRY_S: Final = 0.5
 # Nobody tells a service of a changed setting: how long a new value may go unnoticed.
@@ -139,12 +142,15 @@ class CallsService(Service):
         self._api.worker.wake()
 
     async def _watch(self) -> None:
-        """See what no hook tells: that replicants may take part now, that joining is in trouble."""
-        may = self._host.settings["replicants_take_part"]
+        """See what no hook tells: that this node may take part now (a setting, a promotion), that
+        joining is in trouble.
+        """
+        may = self._host.settings["replicants_take_part"], self._host.role
         trouble = self._api.joining.trouble
         while True:
             await self._host.runtime.sleep(SETTING_S)
-            if may != (now := self._host.settings["replicants_take_part"]):
+            now = self._host.settings["replicants_take_part"], self._host.role
+            if may != now:
                 may = now
                 self._api.joining.wake()
             if trouble is not self._api.joining.trouble:
@@ -168,7 +174,11 @@ class CallsService(Service):
     def _watch_history(self) -> None:
         if self._leading:
             view = self._host.view()
-            if len(view.table("records")) > view.settings["history_hard_max"] and trim_due(view):
+            hard = int(view.settings["history_hard_max"])
+            # So much stays for a node that is away for good. The slack lets one cleaning serve
+            # many calls, where else each of them would have one of its own.
+            kept = hard + int(view.settings["history_max"])
+            if len(view.table("records")) > kept + hard // EARLY_TRIM_PART and trim_due(view):
                 self._trim_now.set()
 
     async def _expire(self) -> None:

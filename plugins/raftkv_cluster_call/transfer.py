@@ -19,6 +19,7 @@ a fresh one.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Sequence
 from typing import ClassVar, Final, TypeVar
@@ -121,6 +122,7 @@ class Transfer:
         self._states = states
         self._bytes_max = bytes_max
         self._kept: dict[bytes, _Kept] = {}
+        self._shared = asyncio.Lock()
         self.dumps = 0
         self.copies = 0
         self.failures = 0
@@ -145,11 +147,18 @@ class Transfer:
         return msgspec.msgpack.encode(opened)
 
     async def _open(self, asked: Open) -> Opened:
-        self._forget_old()
-        if not asked.fresh:
+        if asked.fresh:
+            return await self._dumped()
+        # Those that wait behind a long call find the dump of the first of them.
+        async with self._shared:
+            self._forget_old()
             for kept in reversed(self._kept.values()):
                 if kept.opened.as_of >= asked.least:
                     return kept.opened
+            return await self._dumped()
+
+    async def _dumped(self) -> Opened:
+        self._forget_old()
         async with self._states.lock:
             cursor = cursor_of(self._host.view(), self._host.name)
             if cursor is None or cursor.state != "following":

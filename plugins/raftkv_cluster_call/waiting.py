@@ -97,6 +97,8 @@ class Initiations:
         self._forgotten = 0
         # The first life of this process: what earlier ones began is not known here.
         self._first_incarnation = 0
+        # Why no turn is taken any more; "" while the node runs.
+        self._stopped = ""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -105,6 +107,9 @@ class Initiations:
         self._open[initiation.ticket] = initiation
         # It may have been granted, or dropped, in the very entry that reserved it or since.
         self.look((initiation.ticket,))
+        if self._stopped and initiation.state == "waiting":
+            # The answer to its reservation came when the node had begun to stop.
+            self.end(initiation, Dropped(self._stopped))
 
     def take(self, id: int, ticket: int) -> Initiation | None:
         """For the worker: it runs now. None: nobody wants it any more, or its time is over."""
@@ -131,6 +136,12 @@ class Initiations:
 
     def end(self, initiation: Initiation, end: Done | Failed | Dropped) -> None:
         initiation.end(end)
+        self._forget(initiation)
+
+    def lose(self, initiation: Initiation) -> None:
+        """It has begun, and what became of it cannot be had here: its caller is told so."""
+        initiation.state = "over"
+        initiation.done.cancel()
         self._forget(initiation)
 
     def ran_not(self, id: int) -> bool:
@@ -162,7 +173,8 @@ class Initiations:
         self.look(list(self._open))
 
     def stop(self, reason: str) -> None:
-        """The node stops: whatever has not begun never will."""
+        """The node stops: whatever has not begun, or comes from now on, never will."""
+        self._stopped = reason
         for initiation in list(self._open.values()):
             if initiation.state == "waiting":
                 self.end(initiation, Dropped(reason))
@@ -286,7 +298,10 @@ class Waiting:
         if watch.done.done():
             return
         missing = self._missing(watch)
-        if len(watch.names) - len(missing) >= watch.need:
+        # Who takes part no more has not executed it: nobody waits for it, nor does it count.
+        view = self._host.view()
+        part = sum(1 for name in watch.names if cursor_of(view, name) is not None)
+        if part - len(missing) >= min(watch.need, part):
             watch.done.set_result(Reached("ok"))
             return
         members = self._host.members

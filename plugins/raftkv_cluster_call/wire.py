@@ -105,7 +105,8 @@ class Raised(msgspec.Struct, frozen=True, array_like=True):
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """ "ended" and "raised": it is over. "busy": ask again. "never": it was not begun here, and
-    never will be. "other_life": the core has another life than the token says: nobody knows."""
+    never will be. "other_life": the core has another life than the token says, or has dropped the
+    answer since: nobody knows."""
 
     status: Literal["ended", "raised", "busy", "never", "other_life"]
     ended: Ended | None = None

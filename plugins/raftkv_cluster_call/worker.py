@@ -25,6 +25,8 @@ import asyncio
 import contextlib
 from typing import Any, Final, Literal
 
+import msgspec
+
 from raftkv.errors import NotApplied, OutcomeUnknown, Refused, Stopped, TooLarge
 from raftkv.kv import DeleteRange, Put, PutWith, Txn
 from raftkv.plugin import Host
@@ -61,7 +63,7 @@ from .proposing import NotWanted, Proposer
 from .reports import Attempt
 from .running import Runner
 from .states import States
-from .views import cursor_of, next_for, own_turn
+from .views import cursor_of, next_for, own_turn, participants, record_of
 from .waiting import Done, Failed, Initiation, Initiations, is_decided
 
 __all__ = ["NoEffect", "Worker"]
@@ -76,10 +78,11 @@ REGISTER_GRACE_S: Final = 1.0
 # longer kept) is given back after this time: longer than a proposal's time-out (5 s), and finding
 # out what became of it, take. Meanwhile the whole cluster waits, but less than for the deadline.
 ORPHAN_S: Final = 20.0
+_EFFECTS: Final[msgspec.msgpack.Decoder[Effect]] = msgspec.msgpack.Decoder(Effect)
 
 
 class NoEffect(TypeError):
-    """A function that is registered with `effect` returned something else than a kv command."""
+    """What a function registered with `effect` returned is no kv command, or cannot be sent."""
 
 
 class Worker:
@@ -340,18 +343,13 @@ class Worker:
         finally:
             if initiation.state == "running":
                 # The node stops, or worse: what became of it is for the log to say.
-                initiation.state = "over"
-                initiation.done.cancel()
+                self._initiations.lose(initiation)
         return 0.0
 
     async def _initiate(self, id: int, record: Record, initiation: Initiation) -> None:
         """Run it, then commit or abort. Its `end` is the answer."""
         function = initiation.function
-        # The log's own deadline comes first where the caller asked for more than it allows.
-        left_s = min(
-            initiation.deadline - self._host.runtime.monotonic(),
-            (record.deadline_ms - self._host.now_ms()) / 1000,
-        )
+        left_s = initiation.deadline - self._host.runtime.monotonic()
         try:
             value = await self._runner.run(
                 function,
@@ -373,13 +371,33 @@ class Worker:
                 Commit(id, initiation.ticket, effect), wanted
             )
         except (NotReserved, NotWanted):
-            self._too_late(id, record, initiation)
-        except (Refused, TooLarge) as error:
+            found = self._found_committed(id, initiation)
+            if found is None and record_of(self._host.view(), id) is None:
+                return  # Trimmed long since: nobody can say any more what became of it.
+            if found is None:
+                self._too_late(id, record, initiation)
+                return
+            committed = found
+        except Stopped:
+            raise
+        except Exception as error:
+            # The verdict of the keyspace mostly. Also what nobody has foreseen: all wait for this.
             await self._abort(id, initiation, error)
-        else:
-            self._counters.add("committed")
-            result = None if function.effect else value
-            self._initiations.end(initiation, Done(committed, result))
+            return
+        self._counters.add("committed")
+        result = None if function.effect else value
+        self._initiations.end(initiation, Done(committed, result))
+
+    def _found_committed(self, id: int, initiation: Initiation) -> Committed | None:
+        """The answer to a Commit that was applied, and whose own answer ended with a life.
+
+        Of the nodes that took part then, those count that still do: no others are waited for.
+        """
+        view = self._host.view()
+        record = record_of(view, id)
+        if record is None or record.ticket != initiation.ticket or record.state != "committed":
+            return None
+        return Committed(id, participants(view), view.index)
 
     async def _abort(self, id: int, initiation: Initiation, error: Exception) -> None:
         """It failed here: let nobody run it, and the next one have its turn."""
@@ -451,4 +469,13 @@ def _effect_of(function: Function, value: Any) -> Effect | None:
             f"{function.name} is registered with effect=True: it returns Put, PutWith, "
             f"DeleteRange, Txn or None, not {type(value).__name__}"
         )
+    try:
+        # As every node will read it, or refuse the command that it is in, whatever else is right.
+        _EFFECTS.decode(msgspec.msgpack.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        # Without its text: it may show what was to be encoded.
+        raise NoEffect(
+            f"the {type(value).__name__} that {function.name} returned cannot be sent "
+            f"({type(error).__name__}): keys and values are bytes"
+        ) from None
     return value

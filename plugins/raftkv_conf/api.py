@@ -222,14 +222,17 @@ class ConfApi:
         for known in (UnknownPath, InvalidValue, TooMuchConf):
             if kind == known.__name__:
                 raise known(reason)
-        raise NotSet(f"nothing was changed: {kind}: {reason}")
+        raise NotSet(f"nothing was changed: {reason if kind == 'NotSet' else f'{kind}: {reason}'}")
 
     async def sync(self, *, timeout_s: float = TIMEOUT_S) -> FixReport:
         """Mend the nodes whose values are not those of the most advanced one; `CallsApi.fix`."""
         return await self._calls.fix(timeout_s=timeout_s)
 
     async def diff(self) -> DiffReport:
-        """What is not the same in effect on all members, or is kept to itself by one."""
+        """What is not the same in effect on all members, or is kept to itself by one.
+
+        Replicants that take no part in the calls are left out: they have no values.
+        """
         salt = self._host.runtime.token(16)
         listings: dict[str, Listing] = {}
         unreachable: dict[str, str] = {}
@@ -244,11 +247,13 @@ class ConfApi:
                 unreachable[node] = "it answered in words that this node does not know"
 
         asked = []
-        for node, member in self._host.members.items():
-            if member.up:
-                asked.append(ask(node))
+        for node in self._calls.status(limit=1).nodes:
+            if node.role != "core" and node.cursor is None:
+                continue
+            if node.up:
+                asked.append(ask(node.name))
             else:
-                unreachable[node] = "it is down"
+                unreachable[node.name] = "it is down"
         await asyncio.gather(*asked)
         return compare(listings, unreachable)
 
@@ -284,9 +289,13 @@ class ConfApi:
                 await store.write(values, call.id, Undo.of(call.id, path, before))
                 try:
                     await self._effects.bring(path, values)
-                except BaseException:
+                except BaseException as error:
                     await store.write(before, call.id)
-                    raise
+                    if isinstance(error, ConfError) or not isinstance(error, Exception):
+                        raise
+                    # Its own words may quote the value: the class and the place are told.
+                    told = NotSet(f"{path}: its handler failed: {cause_of(error)}")
+                    raise told.with_traceback(error.__traceback__) from None
             else:
                 await self._effects.bring(path, values)
                 await store.write(values, call.id)
@@ -316,8 +325,13 @@ class ConfApi:
             if undo.id > self._calls.status(limit=1).last:
                 # The node has just started: its copy of the log has not come so far yet.
                 return
-            # Trimmed, so decided long ago: an aborted one was undone when the next call ran here.
-            state = "committed"
+            # Trimmed, so decided long ago: an aborted one was undone when the next call ran here,
+            # unless somebody made all records go (`reset`). Then it is still told as lost.
+            lost = any(
+                row.node == self._host.name and row.id == undo.id
+                for row in self._calls.status(limit=1).lost
+            )
+            state = "aborted" if lost else "committed"
         if state == "reserved":
             return
         values = dict(self._store.values)
@@ -350,7 +364,9 @@ class ConfApi:
     async def dump(self) -> Mapping[str, bytes]:
         async with self._lock:
             await self._settle()
-            return dict(self._store.values)
+            values, undo = self._store.values, self._store.undo
+            # A change of this node's that is not decided yet is not what a copy is as of.
+            return dict(values) if undo is None else undo.undone(values)
 
     async def load(self, items: Mapping[str, bytes], as_of: int) -> None:
         async with self._lock:

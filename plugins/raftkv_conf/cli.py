@@ -83,8 +83,9 @@ def list_values(at: At) -> None:
         doc = each["doc"] if each["known"] else "(no program here knows this path)"
         if each["failing"]:
             doc = f"NOT IN EFFECT: {each['failing']}"
-        value = each["value"] if each["source"] != "default" or each["value"] is not None else ""
-        rows.append((shown(each["path"]), _cut(value), each["source"], shown(doc) or "-"))
+        nothing = each["source"] == "default" and each["value"] is None
+        value = "-" if nothing else _cut(each["value"])
+        rows.append((shown(each["path"]), value, each["source"], shown(doc) or "-"))
     print_table(("PATH", "VALUE", "FROM", "WHAT IT IS"), rows)
 
 
@@ -148,7 +149,7 @@ def diff(at: At) -> None:
                 shown(row["path"]),
                 row["cause"],
                 each["node"],
-                _digest(each) if row["secret"] else _cut(each["value"]),
+                _compared(each, row["secret"]),
                 each["source"],
             )
             for row in found["rows"]
@@ -257,13 +258,15 @@ def _json(value: Any) -> str:
 
 
 def _cut(value: Any) -> str:
-    text = _json(value) if value != "" else "-"
+    text = _json(value)
     return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 3] + "..."
 
 
-def _digest(value: dict[str, Any]) -> str:
-    """Of a secret: enough to see who agrees with whom."""
-    return f"*** ({value['digest']})" if value["digest"] else "-"
+def _compared(value: dict[str, Any], secret: bool) -> str:
+    """Of a secret: enough to see who agrees with whom. No digest: nothing is set there."""
+    if not value["digest"]:
+        return "-"
+    return f"*** ({value['digest']})" if secret else _cut(value["value"])
 
 
 def _sentence(found: dict[str, Any]) -> str:

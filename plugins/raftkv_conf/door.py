@@ -96,7 +96,7 @@ class _Door:
         asked = _body(request, _Set)
         done = await self._api.set(
             request.params["path"],
-            msgspec.json.decode(asked.value),
+            _json(asked.value),
             required=_required(asked.required),
             timeout_s=asked.timeout_s,
         )
@@ -203,6 +203,15 @@ def _body(request: Request, kind: type[Body]) -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         names = ", ".join(getattr(kind, "__struct_fields__", ())) or "nothing"
         raise _Bad(f"the body is not what is asked for: {error}. It is JSON with {names}") from None
+    except RecursionError:
+        raise _Bad("the body is nested too deep: say it flatter") from None
+
+
+def _json(value: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _Bad(f"the value cannot be read as JSON: {type(error).__name__}") from None
 
 
 def _error(status: int, code: int, reason: str, text: str) -> Response:

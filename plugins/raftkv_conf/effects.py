@@ -18,9 +18,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from raftkv.errors import ConfigError
 from raftkv.plugin import Host
 from raftkv_cluster_call import cause_of
 
+from .errors import InvalidValue
 from .handlers import Handler, Handlers, encoded
 
 __all__ = ["Effects", "Entry", "Listener", "Source"]
@@ -39,7 +41,7 @@ class Effects:
     def __init__(self, host: Host, handlers: Handlers, local: Mapping[str, Any]) -> None:
         self._host = host
         self._handlers = handlers
-        self.local = {path: encoded(value) for path, value in local.items()}
+        self.local = {path: _local(path, value) for path, value in local.items()}
         self._listeners: list[Listener] = []
         # The effective values that have been brought about; no entry: the default, untouched.
         self._in_effect: dict[str, bytes] = {}
@@ -111,6 +113,13 @@ class Effects:
                 listener(path, value)
             except Exception as error:
                 self._host.log.error("conf: a listener failed for %s: %s", path, cause_of(error))
+
+
+def _local(path: str, value: Any) -> bytes:
+    try:
+        return encoded(value)
+    except InvalidValue as error:
+        raise ConfigError(f"options.conf.local: {path}: {error}") from None
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -13,11 +13,14 @@ any JSON they like, without a handler.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 import msgspec
+
+from raftkv_cluster_call import cause_of
 
 from .errors import InvalidValue, UnknownPath
 
@@ -28,6 +31,12 @@ FREE: Final = "user."
 PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)+")
 PATH_CHARS_MAX: Final = 255
 NEAR_MAX: Final = 3
+# Of msgspec's messages those that quote, and what is said instead.
+_QUOTING: Final = {
+    "Invalid enum value": "not one of the values that are allowed",
+    "Invalid value": "not one of the kinds that are allowed",
+    "Object contains unknown field": "a field that the type does not have",
+}
 
 
 class Handler(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +60,10 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, value: bytes) -> Any:
         """Build it, and ask the handler's own check. Raises InvalidValue."""
         built = self.build(value)
-        reason = None if self.validate is None else self.validate(built)
+        try:
+            reason = None if self.validate is None else self.validate(built)
+        except Exception as error:
+            raise InvalidValue(f"{self.path}: its check failed: {cause_of(error)}") from None
         if reason is not None:
             raise InvalidValue(f"{self.path}: {reason}")
         return built
@@ -92,7 +104,7 @@ class Handlers:
         handler = self.get(path)
         if handler is None:
             near = difflib.get_close_matches(path, self._by_path, NEAR_MAX)
-            meant = f"did you mean {' or '.join(near)}?" if near else "see `raftkv conf list`"
+            meant = f"did you mean {' or '.join(near)}?" if near else "see `raftkv conf list`."
             raise UnknownPath(f"no such path: {path!r}; {meant} What is yours goes below {FREE!r}")
         return handler
 
@@ -100,16 +112,33 @@ class Handlers:
 def encoded(value: Any) -> bytes:
     """A value as JSON, equal for equal values. Raises InvalidValue for what has no JSON."""
     try:
-        return msgspec.json.encode(value, order="sorted")
-    except (TypeError, ValueError, RecursionError) as error:
+        found = msgspec.json.encode(value, order="sorted")
+        # msgspec writes null for numbers that JSON does not know: nobody would have said that.
+        bent = b"null" in found and not _finite(msgspec.to_builtins(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         # Its text names types, and may name what is inside.
         raise InvalidValue(f"this has no JSON form: {type(error).__name__}") from None
+    if bent:
+        raise InvalidValue("this has no JSON form: a number is infinite, or none")
+    return found
+
+
+def _finite(plain: Any) -> bool:
+    match plain:
+        case float():
+            return math.isfinite(plain)
+        case dict():
+            return all(map(_finite, plain.values()))
+        case list() | tuple() | set() | frozenset():
+            return all(map(_finite, plain))
+    return True
 
 
 def _words(error: msgspec.DecodeError) -> str:
-    """msgspec's words, which name types and places; an enumeration's also quote the value."""
+    """msgspec's words, which name types and places; some also quote what they found."""
     text = str(error)
-    if "Invalid enum value" in text:
-        place = text.partition(" - at ")[2]
-        return "not one of the values that are allowed" + (f" - at {place}" if place else "")
+    for quoting, words in _QUOTING.items():
+        if quoting in text:
+            place = text.partition(" - at ")[2]
+            return words + (f" - at {place}" if place else "")
     return text

@@ -324,10 +324,15 @@ class FakeNode:
         self._changes += changes
 
     def _member_hooks(self, change: Change) -> None:
-        old, new = change.old, change.new
-        if isinstance(old, Member) and old.up:
+        # As `hosting.py` does: of a change within one life (another role) no hook tells.
+        old = change.old if isinstance(change.old, Member) else None
+        new = change.new if isinstance(change.new, Member) else None
+        lives = {(member.up, member.incarnation) for member in (old, new) if member is not None}
+        if old is not None and new is not None and len(lives) == 1:
+            return
+        if old is not None and old.up:
             self.service.on_node_down(old)
-        if isinstance(new, Member) and new.up:
+        if new is not None and new.up:
             self.service.on_node_up(new)
 
 

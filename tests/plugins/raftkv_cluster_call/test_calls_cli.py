@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from raftkv_cluster_call import Calls
+from raftkv_cluster_call import Calls, FixReport, cli
 from tests.plugins.raftkv_cluster_call.shell import Nodes, Shell, Work
 
 pytestmark = pytest.mark.slow
@@ -190,6 +192,23 @@ def test_fix_gives_a_stuck_node_a_copy_and_reports_what_it_must_not_touch(
     assert calls.json("fix")["verdict"] == "consistent"
 
 
+@pytest.mark.parametrize(
+    ("verdict", "copying", "expected"),
+    [
+        ("moved", [], ""),
+        ("unreachable", [], ""),
+        ("fixed", ["core2"], "fixed: all others that were compared stand at 7\n"),
+        ("fixed", [], "fixed: all that was compared stands at 7\n"),
+    ],
+)
+def test_fix_does_not_say_that_all_stand_where_they_do_not(
+    verdict: str, copying: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = FixReport(verdict, "core1", 7, copying=tuple(copying))  # type: ignore[arg-type]
+    cli._print_fixed(json.loads(msgspec.json.encode(report)))
+    assert capsys.readouterr().err == expected
+
+
 def test_functions_are_shown_with_who_has_them(calls: Shell, nodes: Nodes) -> None:
     async def register() -> None:
         nodes.calls("core2").function("rare", version=3)(lambda args, call: None)
@@ -232,8 +251,10 @@ def test_a_node_that_is_lost_is_forced_out_and_comes_back_as_a_new_one(
     )
     done = calls.json("call", "work", '{"key": "f", "value": "g"}', code=3, at="core1")
     assert (done["outcome"], done["nodes"]) == ("stopped_nodes", ["core3"])
-    calls("skip", "core3", code=3, at="core1")
-    assert "core3 is down: start it" in calls.err
+    for verb in (("skip", "core3"), ("leave", "core3"), ("fast-forward", "core3", "99")):
+        # At once, and by the endpoint that knows, though core3's own is asked after it.
+        calls(*verb, code=1)
+        assert "core3 is down: start it" in calls.err
     assert calls("force-leave", "core3", "--yes", at="core1").startswith(
         "core3: has lost its place"
     )

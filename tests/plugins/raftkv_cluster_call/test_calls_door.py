@@ -156,6 +156,17 @@ async def test_a_result_without_a_json_form_is_named(stand: Stand) -> None:
     done = await stand.call("odd", {"text": "x"})
     assert (done["outcome"], done["result"]) == ("ok", {"not_json": "Odd"})
 
+    def endless(args: Note, call: Call) -> list[Any]:
+        found: list[Any] = []
+        found.append(found)
+        return found
+
+    # It is committed by then, whatever it returned.
+    for node in stand.cluster.nodes.values():
+        node.calls.function("endless", version=1, type=Note)(endless)
+    done = await stand.call("endless", {"text": "x"})
+    assert (done["outcome"], done["result"]) == ("ok", {"not_json": "list"})
+
 
 @door
 async def test_bad_calls_say_what_is_right(stand: Stand) -> None:
@@ -164,6 +175,7 @@ async def test_bad_calls_say_what_is_right(stand: Stand) -> None:
         (b"", "missing required field"),
         (b"\xff", "JSON with function, args, version, required, timeout_s"),
         (b"[]", "Expected `object`"),
+        (b'{"args": ' + 100_000 * b"[" + 100_000 * b"]" + b"}", "nested too deep"),
         ({**good, "arguments": 1}, "unknown field"),
         ({**good, "version": 0}, ">= 1"),
         ({**good, "timeout_s": 0}, "> 0"),
@@ -337,6 +349,12 @@ async def test_what_cannot_be_mended_says_why(stand: Stand) -> None:
     assert "core2 takes no part" in answer[1]["error"]
     await stand.post("leave")
     assert reason(await stand.post("skip")) == (409, "calls_not_following")
+    # No other endpoint could do it either, and the reason must not get lost over trying them.
+    stand.cluster.kill("core3")
+    stand.cluster.declare_dead("core3")
+    answer = await stand.post("skip", {"node": "core3"})
+    assert reason(answer) == (409, "calls_node_is_down")
+    assert "core3 is down: start it" in answer[1]["error"]
 
 
 @door

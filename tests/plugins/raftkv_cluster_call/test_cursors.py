@@ -282,6 +282,25 @@ def test_leave_and_rejoin_with_a_fresh_cursor() -> None:
     assert log.send("n3", Leave("n3", False)) == LeaveDone(False, 0)
 
 
+def test_who_comes_back_does_not_execute_again_what_it_had_executed() -> None:
+    log = CallLog()
+    log.call("n1")
+    log.call("n1")
+    log.send("n3", Advance(1))
+    log.send("n3", Advance(2))
+    log.send("n3", Leave("n3", False))
+    log.send("n3", Rejoin())
+    # A copy of n2, which stands at 0, would let n3 execute 1 and 2 under the same tokens again.
+    assert log.send("n3", Join()) == Joined("joining", 0, 2)
+    with pytest.raises(TooOld):
+        log.send("n3", Sync(1))
+    # Nor does it help to leave once more in between.
+    log.send("n3", Leave("n3", False))
+    log.send("n3", Rejoin())
+    assert log.send("n3", Join()) == Joined("joining", 0, 2)
+    assert log.send("n3", Sync(2)) == Joined("following", 2, 0)
+
+
 def test_leave_by_force() -> None:
     log = CallLog()
     log.call("n1")

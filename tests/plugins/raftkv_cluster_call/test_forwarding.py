@@ -289,6 +289,32 @@ async def test_answers_are_kept_for_a_while_only(cluster: Cluster) -> None:
     assert len(served) == 1
 
 
+@story(replicants=1, options=CallsOptions(forward_keep_s=5, forward_wait_s=1))
+async def test_a_call_whose_answer_is_kept_no_more_is_not_made_again(cluster: Cluster) -> None:
+    """The core knows that it has forgotten something: it must not say that it never began."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    replies: list[str] = []
+
+    def mishap(sender: str, receiver: str, called: str) -> Mishap:
+        if called == "call" and not replies:
+            replies.append(receiver)
+            return "reply lost"
+        return "request lost" if called == "call.ask" and loop.time() < began + 20 else "none"
+
+    cluster.mishap = mishap
+    calls = cluster.calls("rep1")
+    first = asyncio.ensure_future(calls.call("note", Note("x"), timeout_s=60))
+    await asyncio.sleep(15)
+    # Whatever comes lets the core clear up.
+    assert (await calls.call("note", Note("y"))).outcome == "ok"
+    with pytest.raises(OutcomeUnknown, match="calls status"):
+        await first
+    assert cluster.tried("core1") == [1, 2]
+    # Later ones are not mistaken for forgotten ones.
+    assert (await calls.call("note", Note("z"))).outcome == "ok"
+
+
 # --- how errors travel ----------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from raftkv.state.core import NodeRole
 from raftkv_cluster_call.commands import Cursor
 from raftkv_cluster_call.joining import RETRY_MAX_S, sources
 from raftkv_cluster_call.transfer import OPEN, PAGE, PAGE_BYTES
@@ -145,6 +146,19 @@ def test_a_replicant_takes_part_only_where_the_setting_says_so() -> None:
         await until(lambda: cluster.state("rep1") == "following")
         await cluster.at(3, ["rep1"])
         assert stock.of("rep1") == [1, 2, 3]
+
+    play(body, replicants=1)
+
+
+def test_a_promoted_replicant_takes_part_without_waiting_for_the_next_call() -> None:
+    async def body(cluster: Cluster, stock: Stock) -> None:
+        await make(cluster, 2)
+        await asyncio.sleep(10)
+        node = cluster.nodes["rep1"]
+        node.role = "core"
+        cluster.append_core(NodeRole("rep1", node.incarnation, "core"))
+        await until(lambda: cluster.state("rep1") == "following", 10)
+        assert stock["rep1"].items == stock["core1"].items
 
     play(body, replicants=1)
 

@@ -74,6 +74,24 @@ def test_a_copy_has_everything_and_is_as_of_the_cursor() -> None:
     run(body())
 
 
+def test_joiners_that_waited_for_a_long_call_share_one_dump() -> None:
+    """Whose patience ended asked again: all that wait must not have a dump each, one by one."""
+
+    async def body() -> None:
+        _, source, copier = await pair()
+        async with source.states.lock:
+            asked = [asyncio.ensure_future(copier.fetch(fresh=False, least=7)) for _ in range(5)]
+            await asyncio.sleep(5)
+        copies = await asyncio.gather(*asked)
+        assert {copy.as_of for copy in copies} == {7}
+        assert source.transfer.dumps == 1
+        # What is compared is always fresh.
+        await asyncio.gather(copier.fetch(), copier.fetch())
+        assert source.transfer.dumps == 3
+
+    run(body())
+
+
 def test_lost_and_damaged_pages_are_asked_for_again() -> None:
     async def body() -> None:
         hosts, _, copier = await pair()

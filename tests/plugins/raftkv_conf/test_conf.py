@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raftkv.state.core import SetSetting
 from raftkv.testing.world import WorldFailed
 from raftkv_conf import (
     CONF_BYTES_MAX,
@@ -77,6 +78,35 @@ def test_user_paths_take_any_json() -> None:
         assert world.conf("core1").get("user.other") is None
         world.do("core1", world.conf("core1").unset("user.limits.my-app"))
         assert world.conf("core1").get("user.limits.my-app") is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), [1, {"a": float("-inf")}], {"a": object()}])
+def test_what_has_no_json_form_is_refused_and_not_bent(value: Any) -> None:
+    with ConfWorld(cores=1) as world:
+        with pytest.raises(InvalidValue, match="no JSON form"):
+            world.set("core1", "user.limit", value)
+        assert world.conf("core1").all()[-1].path != "user.limit"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 0, -1, 1.0, 1e-300, 2**53 + 1, 10**40, "", "\u2028\0", [], {}, [[None], {"": 0}]],
+)
+def test_json_comes_back_as_it_was_said(value: Any) -> None:
+    with ConfWorld(cores=1) as world:
+        world.set("core1", "user.it", value)
+        found = world.conf("core1").get("user.it")
+        assert (found, type(found)) == (value, type(value))
+        assert world.conf("core1").entry("user.it").source == "set"
+
+
+def test_a_local_value_without_a_json_form_keeps_the_node_from_starting() -> None:
+    # TOML knows numbers that JSON does not.
+    with (
+        pytest.raises(WorldFailed, match="options.conf.local: user.it: this has no JSON form"),
+        ConfWorld(cores=1, local={"core1": {"user.it": float("inf")}}),
+    ):
+        pass
 
 
 def test_all_values_together_are_limited() -> None:
@@ -239,6 +269,39 @@ def test_an_initiator_that_dies_before_its_commit_undoes_its_change(before: int 
         assert set(world.get("mail.port").values()) == {465}
 
 
+def test_an_aborted_change_is_undone_also_when_its_record_is_gone() -> None:
+    with ConfWorld() as world:
+        room = world.rooms["core3"]
+        world.world.call("core3", world.conf("core3").set("mail.port", 587))
+        world.until_step(lambda: room.last("mail.port") == 587)
+        id = world.conf("core3")._store.as_of
+        world.kill("core3", power_cut=False)
+        world.until(lambda: world.record(id).state == "aborted")
+        # Whoever is impatient takes the record of the abort with it.
+        world.do("core1", world.calls("core1").reset())
+        assert world.record(id) is None
+        world.start_again("core3")
+        world.following()
+        world.until(lambda: not world.calls("core1").alarms())
+        assert set(world.get("mail.port").values()) == {25}
+        assert world.do("core1", world.conf("core1").diff()).consistent
+
+
+def test_a_dump_has_no_change_whose_fate_is_open() -> None:
+    """It is as of the id before: who copied more would keep what is aborted later."""
+    with ConfWorld() as world:
+        world.set("core3", "mail.port", 2525)
+        world.reached(1)
+        store = world.conf("core3")._store
+        world.world.call("core3", world.conf("core3").set("mail.port", 587))
+        world.until_step(lambda: store.values["mail.port"] == b"587")
+        assert store.undo is not None
+        assert world.record(2).state == "reserved"
+        world.world.network.isolate("core3")
+        world.world.run(0.5)
+        assert world.do("core3", world.conf("core3").dump()) == {"mail.port": b"2525"}
+
+
 def test_a_change_whose_time_was_up_before_its_commit_is_undone_while_the_node_runs() -> None:
     with ConfWorld() as world:
         world.set("core3", "mail.port", 2525)
@@ -308,6 +371,23 @@ def test_sync_gives_a_stuck_node_everything_once_its_handler_can() -> None:
 # --- local values ---------------------------------------------------------------------------------
 
 
+def test_replicants_that_take_no_part_are_not_compared() -> None:
+    with ConfWorld(replicants=1) as world:
+        world.set("core1", "mail.port", 587)
+        world.reached(1, *world.cores)
+        [replicant] = set(world.names) - set(world.cores)
+        report = world.do("core1", world.conf("core1").diff())
+        assert report.consistent
+        assert set(report.nodes) == set(world.cores)
+        # One that does take part is.
+        on = SetSetting.of("calls", "replicants_take_part", True)
+        world.do("core1", world.nodes["core1"].propose("core", on))
+        world.following()
+        report = world.do("core1", world.conf("core1").diff())
+        assert report.consistent
+        assert replicant in report.nodes
+
+
 def test_local_values_win_and_are_shown() -> None:
     with ConfWorld(local={"core2": {"mail.port": 2525, "mail.nope": 1}}) as world:
         world.until(lambda: world.rooms["core2"].brought == [("mail.port", 2525)])
@@ -351,6 +431,10 @@ def test_a_secret_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
         world.rooms["core2"].broken.add("mail.password")
         with pytest.raises(InvalidValue) as caught:
             world.set("core1", "mail.password", ["hunter3"])
+        world.rooms["core1"].broken.add("mail.password")
+        with pytest.raises(NotSet, match="Broken at .*conf_world.py") as failed:
+            # Its handler's own words quote it.
+            world.set("core1", "mail.password", "hunter4")
         report = world.do("core1", world.conf("core1").diff())
         [row] = report.rows
         assert row.secret
@@ -371,6 +455,7 @@ def test_a_secret_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
             str(world.calls("core1").status(every=True)),
             str(world.calls("core1").alarms()),
             str(caught.value),
+            str(failed.value),
             caplog.text,
         ]
         assert not [text for text in texts if "hunter" in text]

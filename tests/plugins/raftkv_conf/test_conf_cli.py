@@ -96,7 +96,9 @@ def test_the_built_in_level_takes_a_word(conf: Shell) -> None:
     conf("unset", "log.level")
 
 
-def test_values_are_json_or_words_or_text(conf: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_json_or_words_or_text(
+    conf: Shell, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for word, value in (
         ("587", "587"),
         ("007", '"007"'),
@@ -106,6 +108,8 @@ def test_values_are_json_or_words_or_text(conf: Shell, monkeypatch: pytest.Monke
         ("true", "true"),
         ("", '""'),
         ("ä", '"ä"'),
+        (str(10**40), str(10**40)),
+        ("1e999", '"1e999"'),
     ):
         conf("set", "user.any", word)
         assert conf("get", "user.any") == f"{value}\n"
@@ -116,6 +120,12 @@ def test_values_are_json_or_words_or_text(conf: Shell, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin\n"))
     conf("set", "user.any", "-")
     assert conf("get", "user.any") == '"from stdin"\n'
+    # A number with a sign is no option, behind --.
+    place = ("--endpoint", ",".join(nodes.endpoints))
+    conf("set", *place, "--", "user.any", "-5", connected=False)
+    assert conf("get", "user.any") == "-5\n"
+    conf("set", "user.any", "")
+    assert ["user.any", '""', "set", "-"] in [line.split() for line in conf("list").splitlines()]
     conf("unset", "user.any")
 
 

@@ -117,7 +117,8 @@ def play(
     local: dict[str, dict[str, Any]] | None = None,
 ) -> None:
     async def whole() -> None:
-        async with ConfCluster(cores, replicants, local or {}) as cluster:
+        cluster = ConfCluster(cores, replicants, local or {})
+        async with cluster:
             await cluster.following(*(node.name for node in cluster.cores))
             await cluster.set_calls(retry_ms=RETRY_MS)
             await body(cluster)

@@ -18,6 +18,7 @@ from tests.plugins.raftkv_conf.conf_world import ConfWorld
 BAD = (400, "bad_request")
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SECRET = "s3cret"
+DEEP = b'{"value": ' + 100_000 * b"[" + 100_000 * b"]" + b"}"
 
 
 class Stand:
@@ -100,6 +101,7 @@ def test_refused_values_change_nothing_and_are_not_quoted(stand: Stand) -> None:
     stand.world.rooms["core1"].broken.add("mail.port")
     got = stand.put("mail.port", 587)
     assert reason(got) == (409, "conf_not_set")
+    assert "587" not in got[1]["error"]
     # What was in effect before is brought about again.
     stand.world.rooms["core1"].broken.clear()
     stand.world.until(lambda: stand.get("mail.port") == before)
@@ -121,6 +123,7 @@ def test_wrong_requests_say_what_is_right(stand: Stand) -> None:
     for method, path, query, body, advice in (
         ("PUT", "values/{path}", {}, b"", "missing required field `value`"),
         ("PUT", "values/{path}", {}, b"\xff", "JSON with value, required, timeout_s"),
+        ("PUT", "values/{path}", {}, DEEP, "nested too deep"),
         ("PUT", "values/{path}", {}, {**good, "wait": 1}, "unknown field"),
         ("PUT", "values/{path}", {}, {**good, "required": "core1"}, "a list of their names"),
         ("PUT", "values/{path}", {}, {**good, "required": []}, "required is empty"),
