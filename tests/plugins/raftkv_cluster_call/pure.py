@@ -8,7 +8,7 @@ records; while there are many, it is done now and then only.)
 from __future__ import annotations
 
 import itertools
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -113,9 +113,9 @@ class CallLog:
 
     # --- members ---
 
-    def node_up(self, name: str, role: str = "core") -> None:
+    def node_up(self, name: str, role: Literal["core", "replicant"] = "core") -> None:
         plugins = (("calls", Calls.version), ("kv", KV.version))
-        command = NodeUp(next(self.seqs), name, role, name, "", None, plugins)  # type: ignore[arg-type]
+        command = NodeUp(next(self.seqs), name, role, name, "", None, plugins)
         self.sessions[name] = self.run(0, "core", command, command.nonce).session
 
     def node_down(self, name: str) -> None:

@@ -110,10 +110,10 @@ async def test_a_restored_snapshot_ends_what_it_decided(cluster: Cluster) -> Non
     queued = await node.propose(reserve(node))
     one = initiation(node, queued.ticket)
     node.calls.initiations.add(one)
-    on_applied, node.service.on_applied = node.service.on_applied, lambda index, changes: None  # type: ignore[method-assign,assignment]
-    await asyncio.sleep(61)
-    assert not one.done.done()
-    node.service.on_applied = on_applied  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node.service, "on_applied", lambda index, changes: None)
+        await asyncio.sleep(61)
+        assert not one.done.done()
     node.service.on_restored(node.machine.index)
     assert one.done.result() == Dropped("expired")
 
