@@ -32,6 +32,7 @@ from .commands import (
     InProgress,
     Mode,
     ModeChanged,
+    ModeMoved,
     ModeSwitched,
     NotAdopted,
     OldNodes,
@@ -119,24 +120,27 @@ class LcrApi:
 
         Returns when every node has entered its channels where the new mode wants them. Raises
         `OldNodes` if the old registry is still needed after `timeout_s`, `NotAdopted` if nodes did
-        not finish by then (the mode may stand all the same: ask `mode`), and what `propose` raises.
-        Calling again goes on where it ended.
+        not finish by then (the mode may stand all the same: ask `mode`), `ModeMoved` if somebody
+        else went on switching until then, and what `propose` raises. Calling again goes on where it
+        ended; what a former call has left on its way does not undo it.
         """
         deadline = self._host.runtime.monotonic() + timeout_s
+        step = mode
         while True:
             left_s = deadline - self._host.runtime.monotonic()
             try:
                 switched: ModeSwitched = await self._host.propose(
-                    SwitchMode(mode), timeout_s=max(left_s, ADOPTED_POLL_S)
+                    SwitchMode(step, self.mode().epoch), timeout_s=max(left_s, ADOPTED_POLL_S)
                 )
                 await self._adopted(switched.epoch, deadline)
-                return self.mode()
+                if step == mode:
+                    return self.mode()
+                step = mode
             except WrongStep:
-                # Both directions lead by it.
-                switched = await self._host.propose(SwitchMode("migration"))
-                await self._adopted(switched.epoch, deadline)
-            except (NotAdopted, OldNodes):
-                # A node that has only just started is an old one until it announces itself.
+                step = "migration"  # both directions lead by it
+            except (NotAdopted, OldNodes, ModeMoved):
+                # A node that has only just started is an old one until it announces itself; and
+                # this one may have looked at a copy of the mode that was old.
                 if left_s <= 0:
                     raise
                 await self._host.runtime.sleep(ADOPTED_POLL_S)

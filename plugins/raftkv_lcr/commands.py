@@ -51,6 +51,7 @@ __all__ = [
     "InProgress",
     "Mode",
     "ModeChanged",
+    "ModeMoved",
     "ModeRow",
     "ModeSwitched",
     "NoOrigin",
@@ -381,18 +382,28 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag="announce"):
-    """The sending node speaks `protocol`, and has adopted all of its channels for `epoch`."""
+    """The sending node speaks `protocol`, and has adopted all of its channels for `epoch`.
+
+    `incarnation` is the life in which it has; 0: the present one. What has not left a node before
+    its life ended is sent again in the next, whose channels are not adopted yet.
+    """
 
     Result: ClassVar[Any] = Announced
     protocol: Annotated[int, msgspec.Meta(ge=1, le=PROTOCOL_MAX)]
     epoch: Version
+    incarnation: Version = 0
 
 
 class SwitchMode(msgspec.Struct, frozen=True, array_like=True, tag="switch_mode"):
-    """Let all nodes work in another mode from this entry on. One step; see modes.py."""
+    """Let all nodes work in another mode from this entry on. One step; see modes.py.
+
+    `epoch` is that of the mode which it was asked to end; None: whichever. A switch may be on its
+    way for long, and one that comes late must not undo what was switched since.
+    """
 
     Result: ClassVar[Any] = ModeSwitched
     mode: Mode
+    epoch: Version | None = None
 
 
 class TrimPast(msgspec.Struct, frozen=True, array_like=True, tag="trim_past"):
@@ -430,7 +441,7 @@ class SelfTakeover(Refused):
 
 
 class NotAMember(Refused):
-    """The life of the node that is said to hold the channel is over, so the channel is."""
+    """The life of the node that is said to hold a channel, or to announce itself, is over."""
 
     code = "lcr_not_a_member"
 
@@ -453,6 +464,12 @@ class WrongStep(Refused):
     code = "lcr_wrong_step"
 
 
+class ModeMoved(Refused):
+    """The mode was switched since this switch was asked for: look at it, and ask again."""
+
+    code = "lcr_mode_moved"
+
+
 class BadEpoch(Refused):
     """An epoch that has not begun was announced: only what the log said can be adopted."""
 
@@ -467,6 +484,7 @@ REFUSALS: tuple[type[Refused], ...] = (
     OldNodes,
     NotAdopted,
     WrongStep,
+    ModeMoved,
     BadEpoch,
 )
 

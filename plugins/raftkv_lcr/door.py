@@ -107,7 +107,8 @@ class _Door:
             case "linear":
                 channel = self._api.lookup_local(client_id)
             case "old":
-                # A bag without order or barrier: what this node's copy of it holds.
+                # A bag without order or barrier: what this node's copy holds, once there is one.
+                await self._api.legacy.ready()
                 bag = [_shown(each) for each in self._api.legacy.channels_local(client_id)]
                 return Response({"client_id": client_id, "channels": bag})
             case other:

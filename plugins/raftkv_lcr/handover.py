@@ -204,6 +204,8 @@ class Handover:
         freeze.until = self._now() + self._options.begin_ttl_s
         limit = freeze.started + self._options.begin_timeout_s
         reply = await self._result(freeze.task, until, limit)
+        if reply is None and self._frozen.get(key) is not freeze:
+            return Reply("busy")  # that freeze is over by now: begin anew
         return reply or self._page(freeze.number, 0)
 
     async def fetch(self, request: FetchRequest) -> Reply:
@@ -311,9 +313,19 @@ class Handover:
     def forget(self, key: Key) -> None:
         """The broker closed the channel by itself."""
         self._lost.pop(key, None)
-        freeze = self._frozen.pop(key, None)
-        if freeze is not None:
-            self._drop_parcel(freeze.number)
+        self._drop_freeze(key)
+
+    async def reclaim(self, key: Key, patience_s: float) -> bool:
+        """A parked session goes to its channel's caller: whether nobody was just ending it.
+
+        Whoever has frozen it has an old content from now on; its `end` begins anew.
+        """
+        ending = self._ending.get(key)
+        if ending is not None:
+            await self._done(ending.task, self._now() + patience_s)
+            return False
+        self._drop_freeze(key)
+        return True
 
     def metrics(self) -> list[Metric]:
         """What is kept for others."""
@@ -369,6 +381,12 @@ class Handover:
         self._drop_parcel(freeze.number)
         self._in_turn(key, lambda: self._resume(freeze), "lcr-resume")
 
+    def _drop_freeze(self, key: Key) -> None:
+        """The freeze is over, and there is nothing to go on."""
+        freeze = self._frozen.pop(key, None)
+        if freeze is not None:
+            self._drop_parcel(freeze.number)
+
     async def _resume(self, freeze: Freeze) -> None:
         if freeze.task.cancelled() or freeze.task.exception() is not None:
             return
@@ -393,7 +411,7 @@ class Handover:
 
     def _start_end(self, key: Key, request: EndRequest) -> Ending:
         freeze = self._frozen.pop(key, None)
-        task = self._spawn(self._end(key, request, freeze), "lcr-end")
+        task = self._spawn(lambda: self._end(key, request, freeze), "lcr-end")
         ending = self._ending[key] = Ending(request.winner, task, self._now())
         return ending
 
@@ -449,7 +467,8 @@ class Handover:
     def _start_close(
         self, key: Key, row: Channel, call: Closing, request: CloseRequest
     ) -> tuple[Closing, asyncio.Future[None], float]:
-        task = self._spawn(self._close_owner(key, row, call, request.reason), f"lcr-{call}")
+        reason = request.reason
+        task = self._spawn(lambda: self._close_owner(key, row, call, reason), f"lcr-{call}")
         closing = self._closing[key] = (call, task, self._now())
         return closing
 
@@ -463,11 +482,14 @@ class Handover:
         finally:
             del self._closing[key]
             if not self._owner.is_alive(row):
-                freeze = self._frozen.pop(key, None)
-                if freeze is not None:
-                    self._drop_parcel(freeze.number)
+                self._drop_freeze(key)
+                # The caller may know the channel by a row from before it was entered anew.
+                written = self._manager.written.get(key)
+                stands = None if written is None else written.lcr
                 self._ended(key)
                 self._manager.api.reaper.delete(row)
+                if stands is not None and stands != row:
+                    self._manager.api.reaper.delete(stands)
 
     # --- lost channels ---
 
@@ -486,7 +508,7 @@ class Handover:
         if owner is not None and _is_its(owner, lost.row):
             del self._lost[key]
         elif owner is None and lost.resumable:
-            self._adopting[key] = self._spawn(self._adopt(key, lost), "lcr-adopt")
+            self._adopting[key] = self._spawn(lambda: self._adopt(key, lost), "lcr-adopt")
         elif now >= lost.until:
             del self._lost[key]
             self._start_close(key, lost.row, "kick", CloseRequest(lost.row, TAKEN_OVER, 0))
@@ -586,7 +608,7 @@ class Handover:
                     await asyncio.shield(former)
             return await call()
 
-        task = self._spawn(turn(), name)
+        task = self._spawn(turn, name)
         self._turns[key] = task
 
         def over(task: asyncio.Future[T]) -> None:
@@ -596,7 +618,7 @@ class Handover:
         task.add_done_callback(over)
         return task
 
-    def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Future[T]:
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> asyncio.Future[T]:
         """Work that ends with the node, and whose failure is the business of who looks at it."""
         future: asyncio.Future[T] = self._host.runtime.future()
         future.add_done_callback(_read)
@@ -673,9 +695,9 @@ def _kind(error: BaseException) -> Failure:
     return error.kind if isinstance(error, ChannelGone) else "shutdown_reason"
 
 
-async def _into(future: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
+async def _into(future: asyncio.Future[T], work: Callable[[], Coroutine[Any, Any, T]]) -> None:
     try:
-        result = await work
+        result = await work()
     except asyncio.CancelledError:
         future.cancel()
         raise

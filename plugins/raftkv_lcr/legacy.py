@@ -22,7 +22,7 @@ from raftkv.errors import RaftkvError
 from raftkv.plugin import Host, Member
 
 from .commands import Channel
-from .legacy_copies import Copies
+from .legacy_copies import Copies, RowKey, row_key
 from .legacy_locks import LockClient, LockServer
 from .legacy_wire import (
     COPY,
@@ -57,6 +57,9 @@ class LegacyRegistry:
         self.copies = Copies(host)
         # The channels that live on this node, as its own tables know them.
         self.held: dict[tuple[str, str], Channel] = {}
+        # The channels whose rows are being deleted in the background: number of the deletion.
+        self._deleting: dict[tuple[str, RowKey], int] = {}
+        self._number = 0
         self._starting: asyncio.Task[None] | None = None
 
     @property
@@ -152,11 +155,14 @@ class LegacyRegistry:
         return held
 
     async def add(self, row: Channel) -> None:
-        """The dirty write alone: return when one core has it. Raises `NoLeader`, `Overloaded`.
+        """The dirty write alone: return when one core has it.
 
-        If it raises, or is cancelled, the row is removed again, as it may have been written.
+        Raises `NoLeader`, `Overloaded`, and `Timeout` when a core did not answer. If it raises, or
+        is cancelled, the row is removed again, as it may have been written.
         """
         await self.ready()
+        # A deletion that is still tried must not meet this row, however the former was versioned.
+        self._deleting.pop(_place(row), None)
         try:
             await self.copies.write(Operation(True, row))
         except BaseException:
@@ -164,8 +170,13 @@ class LegacyRegistry:
             raise
 
     def remove_soon(self, row: Channel) -> None:
-        """The dirty delete alone, in the background, tried again for some seconds."""
-        self._host.spawn(self._delete(row), "lcr-legacy-delete")
+        """The dirty delete alone, in the background, tried again for some seconds.
+
+        If the row is added again meanwhile, it is tried no more.
+        """
+        self._number += 1
+        self._deleting[_place(row)] = self._number
+        self._host.spawn(self._delete(row, self._number), "lcr-legacy-delete")
 
     def on_node_down(self, member: Member) -> None:
         """Every node removes the rows of the dead one from its own copy."""
@@ -231,15 +242,20 @@ class LegacyRegistry:
         self.remove_soon(channel)
         return True
 
-    async def _delete(self, channel: Channel) -> None:
+    async def _delete(self, channel: Channel, number: int) -> None:
         await self.ready()
         for _ in range(DELETE_ATTEMPTS_MAX):
+            if self._deleting.get(_place(channel)) != number:
+                return
             try:
                 await self.copies.write(Operation(False, channel))
-                return
+                break
             except RaftkvError:
                 await self._host.runtime.sleep(DELETE_RETRY_S)
-        self._host.log.warning("legacy: could not unregister channel %s", channel.channel)
+        else:
+            self._host.log.warning("legacy: could not unregister channel %s", channel.channel)
+        if self._deleting.get(_place(channel)) == number:
+            del self._deleting[_place(channel)]
 
     async def _on_takeover(self, sender: str, payload: bytes) -> bytes:
         return pack(Answer(self._hand_over(unpack(payload, Channel))))
@@ -255,3 +271,8 @@ class LegacyRegistry:
     async def _on_follow(self, sender: str, payload: bytes) -> bytes:
         await self.ready()
         return await self.copies.on_follow(sender, payload)
+
+
+def _place(row: Channel) -> tuple[str, RowKey]:
+    """Where the row stands in a bag."""
+    return (row.client_id, row_key(row))

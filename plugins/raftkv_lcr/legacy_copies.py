@@ -42,8 +42,9 @@ from .legacy_wire import (
     unpack,
 )
 
-__all__ = ["Bag", "Copies"]
+__all__ = ["Bag", "Copies", "RowKey", "row_key"]
 
+# Of one client's rows: channel, node, incarnation.
 RowKey = tuple[str, str, int]
 
 # One message of operations, and one page of a copy: far below a frame, some milliseconds of work.
@@ -60,6 +61,11 @@ RETRY_S = 0.1
 PURGE_SLICE = 2_000
 
 
+def row_key(row: Channel) -> RowKey:
+    """What names a channel among those of its client, however its row was versioned."""
+    return (row.channel, row.node, row.incarnation)
+
+
 class Bag:
     """client id -> the rows of its channels, in the order in which this node got them."""
 
@@ -71,7 +77,7 @@ class Bag:
 
     def apply(self, operation: Operation) -> None:
         row = operation.channel
-        key = (row.channel, row.node, row.incarnation)
+        key = row_key(row)
         if operation.add:
             self._clients.setdefault(row.client_id, {})[key] = row
             return
@@ -85,7 +91,7 @@ class Bag:
     def holds(self, row: Channel) -> bool:
         """Whether a row of this channel is here, however it was versioned."""
         rows = self._clients.get(row.client_id)
-        return rows is not None and (row.channel, row.node, row.incarnation) in rows
+        return rows is not None and row_key(row) in rows
 
     def page(self, after: str, clients_max: int) -> CopyPage:
         """The next clients in order of their ids; "" starts, as no client id is empty."""
@@ -182,7 +188,11 @@ class Copies:
     # --- writing ---
 
     async def write(self, operation: Operation) -> None:
-        """Return when one core has it. Raises `NoLeader` when none answers, `Overloaded`."""
+        """Return when one core has it.
+
+        Raises `NoLeader` when none can be reached, `Overloaded` when one refuses, and `Timeout`
+        when one that was reached does not answer: it may have it.
+        """
         if self._host.role == "core":
             self._accept(operation)
             return
@@ -221,9 +231,11 @@ class Copies:
             self.on_add(operation.channel)
 
     def _forward(self, operation: Operation) -> None:
+        members = self._host.members
         for stream in list(self._streams.values()):
-            if stream.peer.role != "replicant" or stream.closed:
-                continue
+            peer = members.get(stream.peer.name)
+            if peer is None or peer.role != "replicant" or stream.closed:
+                continue  # a replicant that was promoted hears from each core itself
             if stream.is_full:
                 stream.closed = True  # it notices within FOLLOW_S and copies anew
             else:
@@ -295,8 +307,11 @@ class Copies:
         self._host.spawn(self._follow(), "lcr-legacy-follow")
 
     async def _follow(self) -> None:
+        """Until this replicant is promoted: then it writes itself, and all cores spread to it."""
         while True:
             await self._host.runtime.sleep(FOLLOW_S)
+            if self._host.role != "replicant":
+                return
             await self._follow_once()
 
     async def _follow_once(self) -> None:
@@ -328,7 +343,7 @@ class Copies:
     async def _copy_from(self, core: str) -> bool:
         """A full copy; what is spread meanwhile waits and is applied on top of it."""
         self._copying = True
-        fresh = Bag()
+        fresh, role = Bag(), self._host.role
         after: str | None = ""
         try:
             while after is not None:
@@ -338,6 +353,8 @@ class Copies:
                 for channel in page.channels:
                     fresh.apply(Operation(True, channel))
                 after = page.last
+            if self._host.role != role:
+                return False  # promoted meanwhile: it has written itself, and that is not in there
             self.bag.replace(fresh)
             return True
         except RaftkvError as error:

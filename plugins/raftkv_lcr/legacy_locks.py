@@ -111,9 +111,14 @@ class LockClient:
         while True:
             attempts += 1
             lock = Lock(resource, holder, self._cores(resource), attempts)
-            if lock.cores and await self._ask_all(lock):
-                return msgspec.structs.replace(lock, granted=True)
-            await self.release(lock)
+            try:
+                if lock.cores and await self._ask_all(lock):
+                    return msgspec.structs.replace(lock, granted=True)
+                await self.release(lock)
+            except asyncio.CancelledError:
+                # Nobody else knows this token, and some cores may have granted it.
+                self._host.spawn(self.release(lock), "lcr-legacy-unlock")
+                raise
             pause_s = runtime.rng.uniform(0, min(BACKOFF_S * attempts, BACKOFF_MAX_S))
             if runtime.monotonic() + pause_s >= deadline:
                 return lock

@@ -16,7 +16,9 @@ the log knows whether that channel was the real predecessor at all; a failed beg
 is of no account.
 
 **Ticket and version** stay with the attempt: the first answer of the log that carries a ticket
-gives the connection its place, and every further `Open` carries it.
+gives the connection its place, and every further `Open` carries it. That is the answer to its first
+`Open`, unless `begin` takes long: then a ticket is drawn meanwhile, for otherwise those who wait
+for a channel that hangs would get their places in the order in which they cease to wait.
 
 **Whatever ends the attempt** early runs through one place (`_give_up`): what was begun is aborted,
 the claim is deleted, and so is the row if there is one.
@@ -38,6 +40,7 @@ from msgspec.structs import replace
 from raftkv.errors import (
     NotApplied,
     OutcomeUnknown,
+    RaftkvError,
     ReadTimeout,
     SessionExpired,
     StaleIncarnation,
@@ -46,6 +49,7 @@ from raftkv.errors import (
 from .commands import (
     Adopt,
     Ahead,
+    BadTicket,
     Channel,
     InProgress,
     ModeChanged,
@@ -64,7 +68,7 @@ from .wire import Contender, Handed
 if TYPE_CHECKING:
     from .manager import Attempt, ChannelManager
 
-__all__ = ["RETRIES_MAX", "LinearFlow", "Seen"]
+__all__ = ["RETRIES_MAX", "Course", "LinearFlow", "Seen"]
 
 # The seed's bound. With claims the newest connection needs two; more means that owners come and go.
 RETRIES_MAX = 3
@@ -72,6 +76,8 @@ RETRIES_MAX = 3
 OPEN_MIN_S = 0.05
 # Between two attempts to enter a channel after a change of incarnation.
 RETRY_S = 0.1
+# A begin that takes longer costs an entry of the log, for the ticket. Usual ones take milliseconds.
+TICKET_AFTER_S = 0.25
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -149,10 +155,11 @@ class LinearFlow:
             if doubt is None and course.registered is None:
                 self._give_up(attempt, course)
             else:
-                rest = self._settle_and_finish(attempt, course, doubt)
-                self._manager.finish_behind(attempt, rest)
+                self._manager.finish_behind(
+                    attempt, lambda: self._settle_and_finish(attempt, course, doubt)
+                )
             raise
-        except BaseException:
+        except Exception:
             self._give_up(attempt, course)
             raise
         if isinstance(opened, ModeChanged):
@@ -169,7 +176,12 @@ class LinearFlow:
         if await self._manager.handover.bars(key):
             return None
         row = replace(row, node=self._host.name, incarnation=self._host.incarnation)
-        answer: Registered | OutdatedLate = await self._host.propose(Adopt(row, True))
+        answer: Registered | OutdatedLate
+        try:
+            answer = await self._host.propose(Adopt(row, True))
+        except BadTicket:
+            # Drawn in a history that was given up: the cluster was recovered by force.
+            answer = await self._host.propose(Adopt(replace(row, ticket=0), True))
         if isinstance(answer, OutdatedLate):
             self._api.counters.add("adopt_refused")
             return None
@@ -239,10 +251,26 @@ class LinearFlow:
         contender = self._manager.takeovers.contender(attempt.channel)
         if _is_same(predecessor, attempt.client_id, contender):
             return  # registered already, and will be told so
+        slow = self._host.runtime.call_later(TICKET_AFTER_S, self._draw_soon, attempt)
         try:
             course.begun = await self.begin(predecessor, contender, attempt.deadline)
         except ChannelGone as gone:
             course.failure = gone.kind
+        finally:
+            slow.cancel()
+
+    def _draw_soon(self, attempt: Attempt) -> None:
+        if not attempt.ticket:
+            self._host.spawn(self._draw(attempt), "lcr-ticket")
+
+    async def _draw(self, attempt: Attempt) -> None:
+        """Give the connection its place now. Without an answer it gets one with its `Open`."""
+        try:
+            drawn = await self._api.ticket(timeout_s=max(self._manager.remaining_s(attempt), 0.0))
+        except RaftkvError as error:
+            self._host.log.debug("lcr: no ticket was drawn: %s", error)
+            return
+        attempt.ticket = attempt.ticket or drawn.ticket
 
     async def _register(
         self, attempt: Attempt, course: Course
@@ -289,7 +317,7 @@ class LinearFlow:
                 self._give_up(attempt, course)
                 return None
             opened = await self._finish(attempt, course, course.registered)
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             self._give_up(attempt, course)
             raise
         if opened.outcome != "ok":
@@ -334,13 +362,16 @@ class LinearFlow:
         self, attempt: Attempt, course: Course, registered: Registered, opened: OpenedSession
     ) -> OpenedSession:
         """End the predecessor, and put its session together."""
-        predecessor = opened.predecessor
+        predecessor = ended = opened.predecessor
         assert predecessor is not None
+        assert ended is not None
         try:
             if course.begun is None:
                 # Registered by an attempt whose outcome was in doubt; its begin was aborted.
                 contender = self._manager.takeovers.contender(attempt.channel)
                 course.begun = await self.begin(predecessor, contender, attempt.deadline)
+            # Where both registries are read, the log may know another predecessor, or none.
+            ended = course.begun.channel
             handed = await self.end(predecessor, registered, course.begun, attempt.deadline)
         except NotSuccessor:
             owner = self._api.lookup_local(attempt.client_id)
@@ -348,15 +379,21 @@ class LinearFlow:
         except ChannelGone as gone:
             content = None if course.begun is None else course.begun.content
             course.begun = None
-            self.discard(predecessor)
+            self.discard(ended)
             return replace(
-                opened, present=True, session=content, handover="lost", failure=gone.kind
+                opened,
+                present=True,
+                session=content,
+                predecessor=ended,
+                handover="lost",
+                failure=gone.kind,
             )
         content = course.begun.content if handed.content is None else handed.content
         course.begun = None
         return replace(
             opened,
             present=True,
+            predecessor=ended,
             session=content,
             pendings=handed.pendings,
             handover="complete",

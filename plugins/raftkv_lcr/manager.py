@@ -18,14 +18,15 @@ reaper's. After `end`, `discard` and `kick` the registry deletes the rows by its
 loses nothing. Before the log is asked, begun takeovers are aborted and those channels go on.
 Afterwards the session may be this connection's. So what became of it is found out behind; if it is
 registered, the rest is done, and the session parked (`parking.py`) for the client's return, whose
-next connection finds it like any other. The same is done when the outcome is unknown.
+next connection finds it like any other. The same is done when the outcome is unknown. (Under
+"disabled" there is no log that decides: what was just being handed over goes with the connection.)
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -69,6 +70,8 @@ JOIN_POLL_S = 0.01
 
 # (client id, channel id): a channel on its own node.
 Key = tuple[str, str]
+# What is left of an attempt whose caller has gone; None: nothing was written.
+Rest = Callable[[], Awaitable[OpenedSession | None]]
 
 
 class Attempt(msgspec.Struct):
@@ -272,9 +275,7 @@ class ChannelManager:
             written.old = old
         return written
 
-    def finish_behind(
-        self, attempt: Attempt, rest: Coroutine[Any, Any, OpenedSession | None]
-    ) -> None:
+    def finish_behind(self, attempt: Attempt, rest: Rest) -> None:
         """The caller of `open_session` has gone, but the log may have decided: do the rest."""
         key = (attempt.client_id, attempt.channel)
         self._behind[key] = None
@@ -368,16 +369,16 @@ class ChannelManager:
             except TimeoutError:
                 raise Timeout("what became of the former attempt is not known yet") from None
         parked = self.owner.get(key)
-        if parked is None or not self.owner.give_up(parked):
+        if parked is None or not await self.handover.reclaim(key, patience_s):
+            return None
+        if not self.owner.give_up(parked):
             return None
         return msgspec.structs.replace(parked.opened, channel=self.held.get(key, parked.row))
 
-    async def _finish_behind(
-        self, key: Key, rest: Coroutine[Any, Any, OpenedSession | None]
-    ) -> None:
+    async def _finish_behind(self, key: Key, rest: Rest) -> None:
         opened = parked = None
         try:
-            opened = await rest
+            opened = await rest()
             if opened is not None and opened.outcome == "ok":
                 parked = self._keep(opened)
         except RaftkvError as error:
@@ -406,11 +407,8 @@ class ChannelManager:
         try:
             await self.api.legacy.unregister(row)
         except RaftkvError as error:
-            self.host.log.warning(
-                "lcr: the old registry keeps the row of channel %s until a sweep: %s",
-                row.channel,
-                error,
-            )
+            self.host.log.debug("lcr: the old registry is told of it again: %s", error)
+            self.api.legacy.remove_soon(row)
 
 
 class Held(Mapping[Key, Channel]):

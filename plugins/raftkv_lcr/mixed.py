@@ -67,7 +67,7 @@ from .commands import (
     Unregister,
     same_channel,
 )
-from .linear_flow import LinearFlow, Seen
+from .linear_flow import Course, LinearFlow, Seen
 from .modes import effective_mode, mode_of, old_nodes
 from .old_calls import CalledByOld, LockedPeers, MixedTakeovers, speaks_old
 from .old_flow import OldCalls, OldFlow, OldServer, Overtaken, opened_session
@@ -78,7 +78,7 @@ from .takeover import Begun
 from .wire import Contender, Handed
 
 if TYPE_CHECKING:
-    from .manager import Attempt, ChannelManager
+    from .manager import Attempt, ChannelManager, Written
 
 __all__ = ["Adoption", "Announcer", "LockedFlow", "MixedFlow"]
 
@@ -231,8 +231,6 @@ class MixedFlow(LinearFlow):
         super().__init__(manager)
         self._legacy = manager.api.legacy
         self._legacy.copies.on_add = self.rival
-        # The own key of an opening connection -> whose session it continues.
-        self._continued: dict[tuple[str, str], Channel] = {}
 
     # --- reading ---
 
@@ -277,15 +275,13 @@ class MixedFlow(LinearFlow):
     async def open(self, attempt: Attempt) -> OpenedSession | ModeChanged:
         """See `manager.Flow`."""
         await self._legacy.ready()
-        try:
-            opened = await super().open(attempt)
-        finally:
-            continued = self._continued.pop((attempt.client_id, attempt.channel), None)
-        if isinstance(opened, ModeChanged) or opened.outcome != "ok":
-            return opened
-        if continued is not None:
-            opened = replace(opened, predecessor=continued)
-        if opened.channel is not None and self._reads_both():
+        return await super().open(attempt)
+
+    async def _finish(
+        self, attempt: Attempt, course: Course, registered: Registered
+    ) -> OpenedSession:
+        opened = await super()._finish(attempt, course, registered)
+        if opened.outcome == "ok" and opened.channel is not None and self._reads_both():
             self._drop_others(opened.channel, opened.predecessor, attempt.clean_start)
         return opened
 
@@ -315,30 +311,37 @@ class MixedFlow(LinearFlow):
         """End whom this connection has begun, which need not be the one that the log had."""
         if begun.channel != predecessor:
             self.discard(predecessor)
-        self._continued[_key(registered.channel)] = begun.channel
         return await super().end(begun.channel, registered, begun, deadline)
 
     async def written(self, attempt: Attempt, registered: Registered) -> None:
         """The dirty write. The log has decided, so its failure refuses nobody."""
         row = registered.channel
-        self._manager.wrote(_key(row), old=row)
+        written = self._manager.wrote(_key(row), old=row)
+        if not await self._added(row, written):
+            self._host.spawn(self._write_later(row, written), "lcr-write-old")
+
+    async def _write_later(self, row: Channel, written: Written) -> None:
+        delay_s = RETRY_S
+        while self._is_open(row, written):
+            await self._host.runtime.sleep(delay_s)
+            delay_s = min(2 * delay_s, RETRY_MAX_S)
+            if await self._added(row, written):
+                return
+
+    async def _added(self, row: Channel, written: Written) -> bool:
+        """Whether the row need not be added again."""
         try:
             await self._legacy.add(row)
         except RaftkvError as error:
             self._host.log.debug("lcr: the old registry gets %s later: %s", row.channel, error)
-            self._host.spawn(self._write_later(row), "lcr-write-old")
+            return False
+        if not self._is_open(row, written):
+            self._legacy.remove_soon(row)  # closed meanwhile: its deletion may have come first
+        return True
 
-    async def _write_later(self, row: Channel) -> None:
-        delay_s = RETRY_S
-        written = self._manager.written.get(_key(row))
-        while written is not None and self._manager.written.get(_key(row)) is written:
-            await self._host.runtime.sleep(delay_s)
-            delay_s = min(2 * delay_s, RETRY_MAX_S)
-            try:
-                await self._legacy.add(row)
-                return
-            except RaftkvError:
-                continue
+    def _is_open(self, row: Channel, written: Written) -> bool:
+        """Whether the channel is still that one, and this its row."""
+        return self._manager.written.get(_key(row)) is written and written.old == row
 
     async def enter(self, row: Channel) -> Channel | None:
         """See `manager.Flow`."""
@@ -447,7 +450,7 @@ class Announcer:
             return
         known = view.table("nodes").get(self._host.name)
         if known is None or known.incarnation != incarnation or known.epoch < adopted.epoch:
-            await self._host.propose(Announce(PROTOCOL, adopted.epoch))
+            await self._host.propose(Announce(PROTOCOL, adopted.epoch, incarnation))
 
 
 class Adoption(Announcer):

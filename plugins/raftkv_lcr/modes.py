@@ -41,11 +41,13 @@ from .commands import (
     Announced,
     BadEpoch,
     Mode,
+    ModeMoved,
     ModeRow,
     ModeSwitched,
     NodeRow,
     NoOrigin,
     NotAdopted,
+    NotAMember,
     OldNodes,
     SwitchMode,
     WrongStep,
@@ -124,6 +126,11 @@ def switch(command: SwitchMode, ctx: Context) -> ModeSwitched:
     row = mode_of(ctx)
     if command.mode == row.mode:
         return ModeSwitched(row.mode, row.epoch, ctx.index)
+    if command.epoch not in (None, row.epoch):
+        raise ModeMoved(
+            f"the mode was to be switched from that of epoch {command.epoch}; it is {row.mode} "
+            f"since epoch {row.epoch}: ask again if it is still to be {command.mode}"
+        )
     adopted = _STEPS.get((row.mode, command.mode))
     if adopted is None:
         raise WrongStep(
@@ -150,6 +157,11 @@ def announce(command: Announce, ctx: Context) -> Announced:
     origin = ctx.origin
     if origin is None:
         raise NoOrigin("only a node can announce itself")
+    if command.incarnation not in (0, origin.incarnation):
+        raise NotAMember(
+            f"incarnation {command.incarnation} of {origin.name} has ended, and what it adopted "
+            f"with it: the present one has to announce itself"
+        )
     mode = mode_of(ctx)
     if command.epoch > mode.epoch:
         raise BadEpoch(f"epoch {command.epoch} was announced; the present one is {mode.epoch}")

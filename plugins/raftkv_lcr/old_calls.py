@@ -75,7 +75,9 @@ class MixedTakeovers(Takeovers):
     async def end(
         self, channel: Channel, registered: Registered, freeze: int, deadline: float
     ) -> Handed:
-        if not self._is_old(channel):
+        # What was begun in protocol 2 is ended in it, although its node may have a new life by now
+        # that has not announced itself yet.
+        if freeze or not self._is_old(channel):
             return await super().end(channel, registered, freeze, deadline)
         # Asked once: protocol 1 does not keep its answers.
         ended = self._calls.end(channel, registered.channel, self._options.end_timeout_s)

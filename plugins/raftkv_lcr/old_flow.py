@@ -421,7 +421,7 @@ class OldFlow:
         ask for the channel. `check` raises `Overtaken` if this flow is none for the client any
         more. It is asked with the lock in hand, before the write, before the end, and when the end
         has failed; then nothing stays behind. Else raises what the dirty write does: `NoLeader`,
-        `Overloaded`.
+        `Overloaded`, `Timeout`.
         """
         await self._legacy.ready()
         lock = await self._legacy.locks.acquire(client_id, lock_wait_s)

@@ -57,8 +57,8 @@ class OldSessions:
     ) -> OpenedSession:
         """Open a session through the old registry; "timeout" when its lock could not be had.
 
-        Raises `NoLeader` or `Overloaded` when no core takes the write. The waits are those of the
-        lock and of each call; `timeout_s` has no meaning here.
+        Raises `NoLeader`, `Overloaded` or `Timeout` when no core takes the write. The waits are
+        those of the lock and of each call; `timeout_s` has no meaning here.
         """
         rows: list[Channel] = []
 

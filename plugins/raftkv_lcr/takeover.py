@@ -11,6 +11,7 @@ decided, and what it gives exists nowhere else.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -94,14 +95,15 @@ class Takeovers:
     async def begin(self, channel: Channel, contender: Contender, deadline: float) -> Begun:
         """Freeze the channel and copy its session. Raises `ChannelGone`.
 
-        It takes at most `begin_timeout_s`, and half of the time that is left. A channel that is
-        itself still being opened is worth more patience: it is about to have the session.
+        The freeze takes at most `begin_timeout_s`, and half of the time that is left. What does not
+        fit into one page is fetched in half of what is left then. A channel that is itself still
+        being opened is worth more patience: it is about to have the session.
         """
         try:
             for _ in range(RESTARTS_MAX):
                 reply = await self._begin(channel, contender, deadline)
-                left_s = (deadline - self._now()) / 2
-                until = self._now() + max(self._options.begin_timeout_s, left_s)
+                # Large sessions may take longer than `begin_timeout_s`. The rest is for the log.
+                until = self._now() + (deadline - self._now()) / 2
                 content = await self._content(channel, reply, until)
                 if content is not None:
                     return Begun(channel, contender, reply.parcel, content)
@@ -112,7 +114,7 @@ class Takeovers:
                 # It may be frozen by now, or will be: this contender does not come back.
                 self.abort(channel, contender)
             raise
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # a coroutine that is closed can tell nobody
             self.abort(channel, contender)
             raise
 
@@ -231,13 +233,15 @@ class Takeovers:
             wait_s = min(WAIT_S, left_s)
             try:
                 wait_ms = math.ceil(wait_s * 1000)
-                reply = await self._call(channel, method, request(wait_ms), wait_s)
+                reply = await self._call(
+                    channel, method, request(wait_ms), min(wait_s + REPLY_S, left_s)
+                )
             except RemoteFailed as error:
                 raise ChannelGone("shutdown_reason", str(error)) from error
             except RaftkvError as error:
                 if not is_live(channel, self._host.members):
                     raise ChannelGone("noproc", f"{channel.node} is gone") from error
-                await self._host.runtime.sleep(min(RETRY_S, left_s))
+                await self._host.runtime.sleep(min(RETRY_S, max(0.0, until - self._now())))
                 continue
             if reply.status == "gone":
                 raise ChannelGone(reply.kind or "shutdown_reason", reply.reason)
@@ -249,15 +253,13 @@ class Takeovers:
                 return reply
 
     async def _call(
-        self, channel: Channel, method: str, request: msgspec.Struct, wait_s: float
+        self, channel: Channel, method: str, request: msgspec.Struct, timeout_s: float
     ) -> Reply:
         if channel.node == self._host.name:
             reply: Reply = await self._manager.handover.answer(method, request)
             return reply
         payload = pack(request)
-        return unpack(
-            await self._host.rpc.call(channel.node, method, payload, wait_s + REPLY_S), Reply
-        )
+        return unpack(await self._host.rpc.call(channel.node, method, payload, timeout_s), Reply)
 
     async def _content(self, channel: Channel, reply: Reply, until: float) -> bytes | None:
         """The whole parcel, page by page; None if it is gone meanwhile."""
@@ -286,7 +288,7 @@ class Takeovers:
     async def _tell(self, channel: Channel, method: str, request: LeaveRequest) -> None:
         for _ in range(NOTICE_ATTEMPTS):
             try:
-                await self._call(channel, method, request, 0.0)
+                await self._call(channel, method, request, REPLY_S)
                 return
             except RaftkvError:
                 await self._host.runtime.sleep(RETRY_S)

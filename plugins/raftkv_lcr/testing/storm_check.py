@@ -97,6 +97,8 @@ class Decision:
     after: Rows
     result: Any
     refusal: str = ""
+    # The mode that is in force.
+    mode: str = "enabled"
 
 
 def named_clients(command: Any) -> tuple[str, ...]:
@@ -289,6 +291,8 @@ class Story:
     accepted: list[str] = field(default_factory=list)
     # Why it lives no longer: "disconnected", "kicked", "died"; "" while nothing of that happened.
     ended: str = ""
+    # It was told that its client has no session, while another one of the client lived.
+    beside: bool = False
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -410,7 +414,7 @@ def _is_part(part: Sequence[str], whole: Sequence[str]) -> bool:
 def anomalies(stories: Mapping[str, Story]) -> Counter[str]:
     """What went wrong for channels that were opened under "disabled", where that is no violation.
 
-    Also the sessions that began anew although another one of the client was live by then.
+    Among it the sessions that began anew although another one of the client was live by then.
     """
     counts: Counter[str] = Counter()
     unpromised = [each for each in stories.values() if each.mode == "disabled"]
@@ -425,6 +429,8 @@ def anomalies(stories: Mapping[str, Story]) -> Counter[str]:
             counts["wrong answer"] += 1
         elif former is not None and _inheritance(story, former):
             counts["content lost or doubled"] += 1
+        if story.beside:
+            counts["second session"] += 1
     return counts
 
 

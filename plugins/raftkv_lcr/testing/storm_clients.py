@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -86,29 +86,29 @@ class Clients:
     def _act(self, client: str, rng: random.Random) -> None:
         draw = rng.random()
         if (draw := draw - 0.28) < 0:
-            self._start(self._connect(client, rng))
+            self._start(self._connect, client, rng)
         elif (draw := draw - 0.07) < 0:
             self._marks["several at the same instant"] += 1
             for _ in range(rng.randint(2, 5)):
-                self._start(self._connect(client, rng))
+                self._start(self._connect, client, rng)
         elif (draw := draw - 0.45) < 0:
             for _ in range(rng.randint(1, 4)):
-                self._start(self._publish(client))
+                self._start(self._publish, client)
         elif (draw := draw - 0.07) < 0:
-            self._start(self._disconnect(client))
+            self._start(self._disconnect, client)
         elif (draw := draw - 0.03) < 0:
-            self._start(self._end_by_call(client, "kick"))
+            self._start(self._end_by_call, client, "kick")
         elif (draw := draw - 0.02) < 0:
-            self._start(self._end_by_call(client, "discard"))
+            self._start(self._end_by_call, client, "discard")
         elif draw - 0.04 < 0:
             self._fall_silent(client, rng)
         elif self._plan.settings["sweep_interval_s"] <= SWEPT_S:
             self._fail(client)
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _start(self, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
         async def counted() -> None:
             try:
-                await work
+                await work(*given)
             finally:
                 self.under_way -= 1
 
@@ -163,14 +163,19 @@ class Clients:
         story.mode = "disabled" if "disabled" in modes else modes[1]
         if opened.outcome == "ok":
             story.row = opened.channel
+            if story.row is not None and not story.row.ticket:
+                story.mode = "disabled"  # it was the mode in between
+            if not story.clean and opened.predecessor is None:
+                living = self.living(story.client)
+                story.beside = any(each.channel != story.channel for _, each in living)
             session = seat.broker.sessions[(story.client, story.channel)]
             ids = [message.id for message in session.content]
             story.inherited = tuple(ids[: len(ids) - len(story.accepted)])
         self._mark(story, opened)
         if story.mode == "disabled":
             # Of the old registry nothing is promised: what is wrong there is counted in the end.
-            # But these connections began when the mode was "enabled" for all nodes.
-            if self._plan.modes[:1] == ((0.0, "enabled"),) and opened.outcome == "ok":
+            # But these connections began when it was another mode for all nodes.
+            if self._plan.never_disabled and opened.outcome == "ok":
                 text = f"{story} was opened as if the mode were disabled"
                 self._storm.violated("the mode is kept to", [text])
             return

@@ -80,7 +80,7 @@ class Log:
         return result
 
     def _first(self, apply: Apply, command: Any, ctx: Context) -> tuple[Any, RaftkvError | None]:
-        clients, ids, epoch = ctx.table("clients"), named_clients(command), mode_of(ctx).epoch
+        clients, ids, mode = ctx.table("clients"), named_clients(command), mode_of(ctx)
         before = {client: clients.get(client) for client in ids}
         lives = {each.name: each.incarnation for each in ctx.members.values() if each.up}
         result, refusal = _tried(apply, command, ctx)
@@ -91,12 +91,13 @@ class Log:
             command=command,
             origin=None if ctx.origin is None else (ctx.origin.name, ctx.origin.incarnation),
             lives=lives,
-            epoch=epoch,
+            epoch=mode.epoch,
             before=before,
             # What a refusal has written is undone.
             after={client: clients.get(client) for client in ids} if refusal is None else before,
             result=result,
             refusal="" if refusal is None else type(refusal).__name__,
+            mode=mode.mode,
         )
         self._violated("the log decides rightly", check_decision(decision))
         self._decided(decision, self.registry.note(decision))

@@ -261,6 +261,9 @@ class FakeNode:
 
     def _member_hooks(self, change: Change) -> None:
         old, new = change.old, change.new
+        both = isinstance(old, Member) and isinstance(new, Member) and old.up and new.up
+        if both and old.incarnation == new.incarnation:
+            return  # promoted: one life goes on in another role
         if isinstance(old, Member) and old.up:
             self.service.on_node_down(old)
         if isinstance(new, Member) and new.up:

@@ -99,6 +99,14 @@ async def test_a_client_is_looked_up_fresh_or_in_this_nodes_copy(stand: Stand) -
 
 
 @door
+async def test_the_old_registry_is_shown_by_a_node_that_has_not_used_it_yet(stand: Stand) -> None:
+    await stand.node.lcr.legacy.connect("c", "a")
+    stand.node = await stand.cluster.add("rep1", "replicant")
+    found = await stand.get(CLIENT, "c", registry="old")
+    assert [row["channel"] for row in found.body["channels"]] == ["a"]
+
+
+@door
 async def test_wrong_parameters_say_what_is_right(stand: Stand) -> None:
     bad = (400, "bad_request")
     for path, query, advice in (

@@ -8,11 +8,12 @@ from typing import get_args
 import pytest
 
 from raftkv_lcr.commands import Channel, Registered
+from raftkv_lcr.old_calls import speaks_old
 from raftkv_lcr.options import LcrOptions
 from raftkv_lcr.owner import ChannelGone, Failure, Message, merge_pendings
 from raftkv_lcr.takeover import NotSuccessor
 from raftkv_lcr.testing.broker import decode_content
-from raftkv_lcr.wire import END, FETCH
+from raftkv_lcr.wire import END, FETCH, Handed
 from tests.plugins.raftkv_lcr.fakes import (
     Cluster,
     FakeNode,
@@ -290,6 +291,37 @@ async def test_node_that_dies_under_a_begin_is_not_waited_for(cluster: Cluster) 
     assert (opened.handover, opened.attempts) == ("none", 2)
 
 
+@story(options=LcrOptions(page_bytes=1024))
+async def test_content_that_does_not_come_leaves_time_for_the_log(cluster: Cluster) -> None:
+    """The first page is there, the others are not: the connection gets in within its time."""
+    a, b = cluster.nodes["core1"].broker, cluster.nodes["core2"].broker
+    await a.connect("c", "a")
+    for number in range(50):
+        assert a.publish("c", Message(f"m{number}", bytes(200)))
+    cluster.mishap = lambda sender, receiver, method: "request lost" if method == FETCH else "none"
+    before = now()
+    opened = await b.connect("c", "b", timeout_s=1.0)
+    assert now() - before < 1.0
+    assert (opened.outcome, opened.present) == ("ok", False)
+    assert (opened.handover, opened.failure) == ("lost", "timeout")
+
+
+@story()
+async def test_kick_by_a_row_from_before_it_was_entered_anew(cluster: Cluster) -> None:
+    a, b = cluster.nodes["core1"], cluster.nodes["core2"]
+    row = await row_of(a, "a")
+    cluster.isolate("core1")
+    cluster.declare_dead("core1")
+    cluster.rejoin("core1")
+    await asyncio.sleep(1.0)
+    again = b.lcr.lookup_local("c")
+    assert again is not None
+    assert again.incarnation > row.incarnation
+    assert await b.manager.takeovers.kick(row, "because")
+    await asyncio.sleep(MOMENT_S)
+    assert b.lcr.lookup_local("c") is None
+
+
 # --- freezes --------------------------------------------------------------------------------------
 
 
@@ -537,6 +569,28 @@ async def test_clean_start_is_not_undone_by_its_nodes_death(cluster: Cluster) ->
     await asyncio.sleep(20.0)
     assert p.broker.sessions[("c", "p")].closed_for is not None
     assert p.lcr.lookup_local("c") is None
+
+
+@story()
+async def test_what_was_begun_is_ended_although_the_node_looks_old_by_then(
+    cluster: Cluster,
+) -> None:
+    """P's node was declared dead between the two, is back, and has not announced itself."""
+    p, w = cluster.nodes["core2"], cluster.nodes["core3"]
+    row = await row_of(p, "p")
+    assert p.broker.publish("c", message(0))
+    begun = await w.manager.takeovers.begin(row, w.manager.takeovers.contender("w"), now() + 10.0)
+    winner = await registered_over(w, "w", row)
+    cluster.isolate("core2")
+    cluster.declare_dead("core2")
+    cluster.filter = lambda node, envelope: node is not p
+    cluster.rejoin("core2")
+    assert speaks_old(w, "core2")
+    handed = await w.manager.takeovers.end(row, winner, begun.freeze, now() + 5.0)
+    assert handed == Handed(None, ())
+    assert texts(decode_content(begun.content)) == ["m0"]
+    cluster.filter = lambda node, envelope: True
+    await w.manager.close(winner.channel)
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
-from raftkv.errors import Overloaded
+from raftkv.errors import NoLeader, Overloaded
+from raftkv.state.core import NodeRole
 from raftkv_lcr import Channel
-from raftkv_lcr.legacy_copies import COPY_CLIENTS_MAX, Bag
+from raftkv_lcr.legacy_copies import COPY_CLIENTS_MAX, FOLLOW_S, Bag
 from raftkv_lcr.legacy_locks import LEASE_MS, WAIT_S, LockServer
-from raftkv_lcr.legacy_wire import LockRequest, Operation, Spread, UnlockRequest, pack
+from raftkv_lcr.legacy_wire import (
+    SPREAD,
+    LockRequest,
+    Operation,
+    Spread,
+    UnlockRequest,
+    pack,
+)
 from tests.plugins.raftkv_lcr.fakes import Cluster, FakeNode
 from tests.plugins.raftkv_lcr.test_api import scenario
 
@@ -293,3 +302,87 @@ async def test_core_that_refuses_a_write_says_so_and_leaves_no_row(cluster: Clus
     core.copies.on_write = accepts  # type: ignore[method-assign]
     await asyncio.sleep(SETTLE_S)
     assert set(map(tuple, copies(cluster, "c").values())) == {()}
+
+
+def promote(cluster: Cluster, node: FakeNode) -> None:
+    """The replicant becomes a core, in the same life."""
+    node.role = "core"
+    cluster.append_core(NodeRole(node.name, node.incarnation, "core"))
+
+
+@scenario(replicants=1)
+async def test_no_row_reaches_a_promoted_replicant_twice(cluster: Cluster) -> None:
+    """All cores spread to it now; the one that it followed must not go on to hand on besides."""
+    await warm_up(cluster)
+    node = cluster.nodes["rep1"]
+    promote(cluster, node)
+    told: list[str] = []
+    node.lcr.legacy.copies.on_add = lambda row: told.append(row.channel)
+    for name in ("core1", "core2", "core3"):
+        registry = cluster.nodes[name].lcr.legacy
+        await registry.add(registry.row("c", name, 7))
+    await asyncio.sleep(SETTLE_S)
+    assert sorted(told) == ["core1", "core2", "core3"]
+
+
+@scenario(replicants=1)
+async def test_promoted_replicant_copies_no_more(cluster: Cluster) -> None:
+    """It takes writes itself by now, and a copy of somebody else's bag would not have them."""
+    await warm_up(cluster)
+    node = cluster.nodes["rep1"]
+    cluster.mishap = lambda sender, receiver, method: (
+        "request lost" if sender == "rep1" and method == SPREAD else "none"
+    )
+    promote(cluster, node)
+    row = node.lcr.legacy.row("c", "x", 7)
+    await node.lcr.legacy.add(row)
+    await asyncio.sleep(3 * FOLLOW_S)
+    assert node.lcr.legacy.channels_local("c") == [row]
+
+
+@scenario(replicants=1)
+async def test_promotion_in_the_middle_of_a_copy_spoils_it(cluster: Cluster) -> None:
+    await warm_up(cluster)
+    node = cluster.nodes["rep1"]
+    copies = node.lcr.legacy.copies
+    copying = asyncio.ensure_future(copies._copy_from("core1"))
+    await asyncio.sleep(0)
+    promote(cluster, node)
+    row = node.lcr.legacy.row("c", "x", 7)
+    await node.lcr.legacy.add(row)
+    assert not await copying
+    assert node.lcr.legacy.channels_local("c") == [row]
+
+
+@scenario()
+async def test_cancelled_wait_for_a_lock_gives_back_what_it_got(cluster: Cluster) -> None:
+    """Before the requests are sent, while they are on their way, while the answers are."""
+    await warm_up(cluster)
+    for delay_s in (0.0, 0.0005, 0.0015):
+        acquiring = asyncio.ensure_future(cluster.nodes["core1"].lcr.legacy.locks.acquire("c"))
+        await asyncio.sleep(delay_s)
+        assert acquiring.cancel()
+        await asyncio.wait([acquiring])
+        await asyncio.sleep(SETTLE_S)
+        assert sum(map(locks_of, cluster.nodes.values())) == 0
+
+
+@scenario(replicants=1)
+async def test_row_that_is_added_again_is_deleted_no_more(cluster: Cluster) -> None:
+    """The first write failed, and is taken back until that succeeds; the second one stays."""
+    await warm_up(cluster)
+    registry = cluster.nodes["rep1"].lcr.legacy
+    row = registry.row("c", "x", 7)
+    cluster.cut.add("rep1")
+    with pytest.raises(NoLeader):
+        await registry.add(row)
+    cluster.cut.clear()
+    # A bag has one row of a channel, whatever its version: after a switch it has a ticket.
+    row = replace(row, ticket=5)
+    await registry.add(row)
+    await asyncio.sleep(SETTLE_S)
+    assert set(map(tuple, copies(cluster, "c").values())) == {("x",)}
+    registry.remove_soon(row)
+    await asyncio.sleep(SETTLE_S)
+    assert set(map(tuple, copies(cluster, "c").values())) == {()}
+    assert registry._deleting == {}

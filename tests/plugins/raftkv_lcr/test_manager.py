@@ -10,7 +10,7 @@ import pytest
 
 from raftkv.errors import Timeout, TooLarge
 from raftkv.state import Envelope
-from raftkv_lcr.commands import Channel, NotAdopted, Open
+from raftkv_lcr.commands import Channel, Mode, NotAdopted, Open, SwitchMode
 from raftkv_lcr.modes import mode_of
 from raftkv_lcr.owner import ChannelGone, Message
 from raftkv_lcr.testing.broker import MemoryBroker, Session, decode_content
@@ -246,7 +246,8 @@ async def test_the_same_channel_opens_again_after_a_doubt(cluster: Cluster) -> N
 
 @pytest.mark.parametrize("lagging", [False, True])
 @pytest.mark.parametrize("half_ms", range(24))
-def test_cancelled_at_every_step(half_ms: int, lagging: bool) -> None:
+@pytest.mark.parametrize("mode", ["enabled", "migration"])
+def test_cancelled_at_every_step(mode: Mode, half_ms: int, lagging: bool) -> None:
     """Nothing leaks, and the session is there when the client comes back."""
 
     async def body(cluster: Cluster) -> None:
@@ -270,7 +271,7 @@ def test_cancelled_at_every_step(half_ms: int, lagging: bool) -> None:
         assert name == "core3"
         assert texts(session.content) == expected
 
-    tell(body)
+    tell(body, mode=mode)
 
 
 @story()
@@ -291,6 +292,64 @@ async def test_parked_session_is_given_up_in_the_end(cluster: Cluster) -> None:
     await asyncio.sleep(w.manager.options.parked_keep_s)
     assert w.lcr.lookup_local("c") is None
     assert not w.manager.handover.is_alive(row)
+
+
+@story()
+async def test_a_parked_session_that_is_being_taken_over_goes_back_to_its_caller(
+    cluster: Cluster,
+) -> None:
+    """What the channel accepts from then on is the contender's, too."""
+    p, w, x = (cluster.nodes[name] for name in cluster.nodes)
+    await p.broker.connect("c", "p")
+    assert p.broker.publish("c", message(0))
+    slow = p.broker.hanging[("end", "p")] = asyncio.Event()
+    connecting = asyncio.ensure_future(w.broker.connect("c", "w"))
+    await asyncio.sleep(MOMENT_S)
+    connecting.cancel()
+    await asyncio.wait([connecting])
+    slow.set()
+    await asyncio.sleep(1.0)
+    release = cluster.hold("core3")
+    contending = asyncio.ensure_future(x.broker.connect("c", "x"))
+    await asyncio.sleep(MOMENT_S)
+    again = await w.broker.connect("c", "w")
+    assert (again.outcome, again.handover) == ("ok", "complete")
+    assert w.broker.publish("c", message(1))
+    release()
+    assert (await contending).handover == "complete"
+    [(name, session)] = live(cluster)
+    assert (name, texts(session.content)) == ("core3", ["m0", "m1"])
+
+
+@story()
+async def test_a_parked_session_that_is_just_being_ended_is_gone(cluster: Cluster) -> None:
+    p, w, x = (cluster.nodes[name] for name in cluster.nodes)
+    await p.broker.connect("c", "p")
+    assert p.broker.publish("c", message(0))
+    slow = p.broker.hanging[("end", "p")] = asyncio.Event()
+    connecting = asyncio.ensure_future(w.broker.connect("c", "w"))
+    await asyncio.sleep(MOMENT_S)
+    connecting.cancel()
+    await asyncio.wait([connecting])
+    slow.set()
+    await asyncio.sleep(1.0)
+    parking = w.manager.owner
+    end, ending = parking.end, asyncio.Event()
+
+    async def slowly(channel: Channel) -> Sequence[Message]:
+        ending.set()
+        await asyncio.sleep(0.5)
+        return await end(channel)
+
+    parking.end = slowly  # type: ignore[method-assign]
+    contending = asyncio.ensure_future(x.broker.connect("c", "x"))
+    await ending.wait()
+    # Its caller is back, and newer than the one that took the session over.
+    again = await w.broker.connect("c", "w")
+    assert (await contending).handover == "complete"
+    assert (again.outcome, again.handover) == ("ok", "complete")
+    [(name, session)] = live(cluster)
+    assert (name, texts(session.content)) == ("core2", ["m0"])
 
 
 @story()
@@ -337,6 +396,22 @@ async def test_lost_to_nobody_it_comes_back(cluster: Cluster) -> None:
     assert a.manager.held[("c", "a")] == row
 
 
+@story()
+async def test_a_ticket_of_a_history_that_was_given_up_is_no_obstacle(cluster: Cluster) -> None:
+    """After a recovery by force the log counts from an earlier point."""
+    a = cluster.nodes["core1"]
+    row = (await a.broker.connect("c", "a")).channel
+    assert row is not None
+    await cluster.nodes["core2"].lcr.unregister(row)
+    given_up = msgspec.structs.replace(row, ticket=10**9, version=10**9)
+    entered = await a.manager.enter(given_up)
+    assert entered is not None
+    assert entered.ticket == entered.version < 10**9
+    assert cluster.nodes["core3"].lcr.lookup_local("c") == entered
+    await asyncio.sleep(1.0)
+    assert a.manager.held[("c", "a")] == entered
+
+
 # --- the mode -------------------------------------------------------------------------------------
 
 
@@ -376,3 +451,16 @@ async def test_open_that_began_before_the_switch_starts_again(cluster: Cluster) 
     assert b.manager.written[("c", "b")].old is None
     assert texts(b.broker.sessions[("c", "b")].content) == ["m0"]
     assert (await c.lcr.switch_mode("enabled")).mode == "enabled"
+
+
+@story(mode="migration")
+async def test_switch_waits_for_adoption_on_the_way_to_a_mode_too(cluster: Cluster) -> None:
+    c = cluster.nodes["core3"]
+    release = cluster.hold("core2")
+    # No step leads from here to "enabled" but by "migration", which must wait for core2.
+    await c.propose(SwitchMode("disabled"))
+    switching = asyncio.ensure_future(c.lcr.switch_mode("enabled"))
+    await asyncio.sleep(0.5)
+    assert not switching.done()
+    release()
+    assert (await switching).mode == "enabled"

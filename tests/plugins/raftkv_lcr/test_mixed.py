@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from raftkv.errors import OutcomeUnknown
@@ -13,6 +14,7 @@ from raftkv.state import Envelope
 from raftkv.testing.clock import run
 from raftkv_lcr import modes
 from raftkv_lcr.commands import (
+    Announce,
     Channel,
     Mode,
     NotAdopted,
@@ -532,6 +534,66 @@ def test_switch_goes_by_the_steps_and_refuses_others() -> None:
         with pytest.raises(WrongStep, match="migration"):
             await node.propose(SwitchMode("disabled"))
         assert (await node.lcr.switch_mode("disabled")).mode == "disabled"
+
+    play(body)
+
+
+def test_switch_that_comes_late_does_not_undo_a_later_one() -> None:
+    """Asked of one node, which does not answer, then of another; the first one is heard at last."""
+
+    async def body(world: World) -> None:
+        cluster = world.cluster
+        late: list[Envelope] = []
+
+        def keep(node: FakeNode, envelope: Envelope) -> bool:
+            if node.name == "core2" and tag_of(envelope) == "switch_mode":
+                late.append(envelope)
+                return False
+            return True
+
+        cluster.filter = keep
+        with pytest.raises(OutcomeUnknown):
+            await cluster.nodes["core2"].lcr.switch_mode("migration", timeout_s=0.5)
+        for mode in ("migration", "enabled"):
+            await cluster.nodes["core3"].lcr.switch_mode(mode)
+        cluster.append(late)
+        await world.rest()
+        assert cluster.nodes["core1"].lcr.mode().mode == "enabled"
+
+    play(body)
+
+
+def test_announcement_names_the_life_that_has_adopted() -> None:
+    async def body(world: World) -> None:
+        named: list[tuple[str, int]] = []
+
+        def note(node: FakeNode, envelope: Envelope) -> bool:
+            if tag_of(envelope) == "announce":
+                command = msgspec.msgpack.decode(envelope.command, type=Announce)
+                named.append((node.name, command.incarnation))
+            return True
+
+        world.cluster.filter = note
+        world.cluster.node_up(world.cluster.nodes["core3"])
+        await switch(world, "migration")
+        lives = {name: node.incarnation for name, node in world.cluster.nodes.items()}
+        assert lives["core3"] == 2
+        assert dict(named) == lives
+
+    play(body)
+
+
+def test_switch_begins_anew_when_its_node_is_behind() -> None:
+    async def body(world: World) -> None:
+        cluster = world.cluster
+        await switch(world, "enabled")
+        cluster.pause("core2")
+        await cluster.nodes["core3"].propose(SwitchMode("dual"))
+        switching = asyncio.ensure_future(cluster.nodes["core2"].lcr.switch_mode("migration"))
+        await asyncio.sleep(0.01)
+        assert cluster.nodes["core1"].lcr.mode().mode == "dual"
+        cluster.resume("core2")
+        assert (await switching).mode == "migration"
 
     play(body)
 

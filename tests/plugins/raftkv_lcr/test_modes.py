@@ -16,11 +16,13 @@ from raftkv_lcr.commands import (
     BadEpoch,
     Mode,
     ModeChanged,
+    ModeMoved,
     ModeRow,
     ModeSwitched,
     NodeRow,
     NoOrigin,
     NotAdopted,
+    NotAMember,
     OldNodes,
     Open,
     Registered,
@@ -123,6 +125,16 @@ def test_switching_to_the_present_mode_changes_nothing() -> None:
     assert mode_of(log.view()) == row
 
 
+def test_a_switch_from_another_epoch_is_refused() -> None:
+    log = in_mode("migration")
+    row = mode_of(log.view())
+    log.send("n1", SwitchMode("enabled", row.epoch))
+    with pytest.raises(ModeMoved, match=f"it is enabled since epoch {log.machine.index}"):
+        log.send("n1", SwitchMode("dual", row.epoch))
+    # Asked for once more, what stands already is no mistake.
+    assert log.send("n1", SwitchMode("enabled", row.epoch)).mode == "enabled"
+
+
 def test_the_old_registry_cannot_be_switched_off_while_old_nodes_are_members() -> None:
     log = Log(("n1", "n2", "n3"))
     log.announce("n1", "n2")
@@ -211,6 +223,20 @@ def test_what_a_life_announced_ends_with_it() -> None:
     log.announce("n2")
     log.node_down("n2")
     assert "n2" not in log.view().table("nodes")
+    assert olds(log) == []
+
+
+def test_what_a_former_life_has_to_announce_is_not_said_by_the_next() -> None:
+    """Its command did not leave it in time, and is sent again in the new life's session."""
+    log = in_mode("migration")
+    epoch = mode_of(log.view()).epoch
+    former = log.machine.members["n2"].incarnation
+    log.node_down("n2")
+    log.node_up("n2")
+    with pytest.raises(NotAMember, match=f"incarnation {former} of n2"):
+        log.send("n2", Announce(2, epoch, former))
+    assert olds(log) == ["n2"]
+    log.send("n2", Announce(2, epoch, log.machine.members["n2"].incarnation))
     assert olds(log) == []
 
 

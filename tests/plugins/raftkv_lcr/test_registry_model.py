@@ -134,9 +134,12 @@ class Model:
             del self.claims[row.client_id]
         return Unregistered(row in (owner, claim), index)
 
-    def switch(self, mode: Mode, index: int, serial: int) -> Answer:
+    def switch(self, command: SwitchMode, index: int, serial: int) -> Answer:
+        mode = command.mode
         if mode == self.mode:
             return ModeSwitched(mode, self.epoch, index)
+        if command.epoch is not None and command.epoch != self.epoch:
+            return "lcr_mode_moved"
         if {self.mode, mode} == {"disabled", "enabled"} or (self.mode, mode) == (
             "disabled",
             "dual",
@@ -323,9 +326,12 @@ class RegistryBesideModel(RuleBasedStateMachine):
         elif not self.alive(node):
             return
         elif what == "switch":
-            answer = self.outcome(node, SwitchMode(mode))
+            # One in three names no epoch, one the present, one a former one.
+            epoch = None if ms == 1 else max(0, self.model.epoch - (ms == CLAIM_MS))
+            command = SwitchMode(mode, epoch)
+            answer = self.outcome(node, command)
             machine = self.log.machine
-            assert answer == self.model.switch(mode, machine.index, machine.serial)
+            assert answer == self.model.switch(command, machine.index, machine.serial)
         elif what == "announce":
             self.outcome(node, Announce(2, self.model.epoch))
             self.model.announced[node] = self.model.epoch

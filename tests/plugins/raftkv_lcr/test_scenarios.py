@@ -145,6 +145,37 @@ def test_4_in_either_order_of_the_log(first: str) -> None:
 
 
 @story()
+async def test_4_who_waits_longer_grows_no_newer(cluster: Cluster) -> None:
+    """Without versions: A hangs for both of them, and B's way to the log is the longer one."""
+    a, b, d = (cluster.nodes[name] for name in cluster.nodes)
+    await a.broker.connect("c", "a")
+    thaw = a.broker.hanging[("begin", "a")] = asyncio.Event()
+    older = asyncio.ensure_future(b.broker.connect("c", "b"))
+    await asyncio.sleep(0.01)
+    newer = asyncio.ensure_future(d.broker.connect("c", "d"))
+
+    async def slowly(number: int) -> None:
+        await asyncio.sleep(0.1)
+
+    cluster.before_each_open(b, slowly)
+    assert (await newer).outcome == "ok"
+    assert (await older).outcome == "outdated_late"
+    assert owners(cluster) == {"d"}
+    thaw.set()
+    await asyncio.sleep(MOMENT_S)
+    assert [session.channel for _, session in live(cluster)] == ["d"]
+
+
+@story()
+async def test_a_quick_begin_costs_no_entry_for_a_ticket(cluster: Cluster) -> None:
+    a, d = cluster.nodes["core1"], cluster.nodes["core2"]
+    await a.broker.connect("c", "a")
+    proposed = d.proposed
+    assert (await d.broker.connect("c", "d")).outcome == "ok"
+    assert d.proposed == proposed + 1
+
+
+@story()
 async def test_5_old_channel_never_answers(cluster: Cluster) -> None:
     a, d = cluster.nodes["core1"].broker, cluster.nodes["core2"].broker
     await a.connect("c", "a")

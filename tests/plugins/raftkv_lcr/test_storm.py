@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from raftkv.testing.simulated import SimulatedCluster
 from raftkv_lcr.testing.__main__ import Totals, main
 from raftkv_lcr.testing.planted import BUGS, planted
 from raftkv_lcr.testing.storm import run_storm
@@ -34,10 +35,35 @@ def test_a_seed_takes_the_same_steps_again() -> None:
     assert first.marks == second.marks
 
 
+def test_a_node_that_stops_after_the_healing_is_started_again() -> None:
+    """As one does whose disk failed at the very end: a write was under way, and tells it late."""
+
+    def prepare(cluster: SimulatedCluster) -> None:
+        settle, crashed = cluster.settle_members, False
+
+        def and_then_crash(timeout_s: float = 30.0) -> None:
+            nonlocal crashed
+            settle(timeout_s)
+            if not crashed:
+                crashed = True
+                cluster.world.crash(cluster.names[0])
+
+        cluster.settle_members = and_then_crash  # type: ignore[method-assign]
+
+    result = run_storm(0, seconds=2, prepare=prepare)
+    assert not result.check, result.message
+
+
 def test_every_seed_draws_a_plan_of_its_own() -> None:
     drawn = [draw(seed, SECONDS) for seed in range(200)]
     assert {plan.final for plan in drawn} == {"disabled", "dual", "migration", "enabled"}
     assert {len(plan.modes) for plan in drawn} == {0, 1, 2, 4}
+    back = [plan for plan in drawn if any(mode == "disabled" for _, mode in plan.modes)]
+    assert back
+    assert {plan.final for plan in back} == {"enabled"}
+    assert not any(plan.never_disabled for plan in back)
+    standing = {plan.modes[0][1]: plan.never_disabled for plan in drawn if len(plan.modes) == 1}
+    assert standing == {"enabled": True, "dual": True, "migration": False}
     assert any(plan.settings.get("policy") == "refuse" for plan in drawn)
     assert any(plan.settings.get("history_ms") for plan in drawn)
     assert not any(plan.scenario.disaster for plan in drawn)

@@ -366,12 +366,14 @@ def test_what_the_old_registry_did_is_counted_and_no_violation() -> None:
     first = story("a", accepted=["m1", "m2"], mode="disabled")
     second = story("b", "a", inherited=("m1",), mode="disabled")
     third = story("d", "b", present=False, content=False, handover="none", mode="disabled")
-    stories = chain(first, second, third, story("e", outcome="timeout", mode="disabled"))
+    anew = story("f", present=False, content=False, handover="none", mode="disabled", beside=True)
+    stories = chain(first, second, third, anew, story("e", outcome="timeout", mode="disabled"))
     assert check_handovers(stories) == []
     assert anomalies(stories) == {
-        "opened": 3,
+        "opened": 4,
         "content lost or doubled": 1,
         "wrong answer": 1,
+        "second session": 1,
     }
 
 
