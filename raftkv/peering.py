@@ -11,7 +11,9 @@ and the node stops. All cores must be up once for this; afterwards a majority is
 A greeting is refused for another cluster's name or id, for a name that the cluster knows under
 another data directory (a wiped node), for a node's own, and if it is meant for another node, which
 was here before. Strangers inside the cluster are accepted: this node's configuration may lag
-(rule 23).
+(rule 23). For the same reason a wiped node is told from one that has replaced its old self by what
+it knows itself: the former has no log that names it. Who lags and refused the latter would lag for
+ever, if that one leads.
 
 Epochs (rule 18). After a forced recovery the directories of before are another history of the same
 cluster. Whoever greets with an older epoch is refused; a core that meets a newer one stops itself;
@@ -189,6 +191,7 @@ class Peering:
             self._config.peer_address,
             identity.epoch,
             wanted,
+            self.engine is not None and identity.raft_id in self.engine.configuration.members,
         )
 
     def judge(self, hello: wire.Hello) -> wire.Refusal | None:
@@ -223,7 +226,8 @@ class Peering:
     def _judge_purpose(self, hello: wire.Hello) -> wire.Refusal | None:
         name = name_of(hello.raft_id)
         known = None if self.engine is None else self.engine.configuration.raft_id_of(name)
-        if hello.purpose == "raft" and known not in (None, hello.raft_id):
+        # A member by its own log is none that was wiped: then this node's log lags.
+        if hello.purpose == "raft" and not hello.member and known not in (None, hello.raft_id):
             return wire.Refusal(
                 WipedNode.code,
                 f"the cluster knows {name!r} under another data directory ({known}); a node "

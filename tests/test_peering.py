@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from raftkv.config import NodeConfig
-from raftkv.errors import DiskFailed, NodeFault, OutdatedData, WrongCluster
+from raftkv.errors import DiskFailed, NodeFault, OutdatedData, WipedNode, WrongCluster
 from raftkv.peering import Peering
 from raftkv.raft import wire
 from raftkv.raft.epoch import FOUNDED, Epoch, Standing, standing
@@ -84,6 +85,30 @@ def test_a_copy_goes_on_dialling_a_name_that_its_log_removed(votes: bool) -> Non
     learners = () if votes else (me,)
     peering.follow_configuration(Configuration(voters, learners, ("core1-aa",)))
     assert left == (["core1"] if votes else [])
+
+
+def test_a_node_that_was_wiped_is_told_from_one_that_has_replaced_its_old_self() -> None:
+    """The latter may lead, and this node, whose log lags, could never catch up without it."""
+    met = Met()
+    met.peering.engine = SimpleNamespace(  # type: ignore[assignment]
+        configuration=Configuration(("core1-aa", "core2-old")),
+        configurations=SimpleNamespace(at=lambda index: Configuration()),
+        commit=1,
+    )
+    assert met.code(raft_id="core2-new") == WipedNode.code
+    assert met.code(raft_id="core2-new", member=True) == ""
+    assert met.code(raft_id="core2-old") == ""
+
+
+def test_the_greeting_says_whether_the_own_log_has_this_node() -> None:
+    met = Met()
+    me = met.peering.hello("raft").raft_id
+    assert met.peering.hello("raft").member is False
+    for voters, member in (((me, "core2-aa"), True), (("core1-old", "core2-aa"), False)):
+        met.peering.engine = SimpleNamespace(  # type: ignore[assignment]
+            configuration=Configuration(voters)
+        )
+        assert met.peering.hello("raft").member is member
 
 
 def test_epochs_are_ordered_by_number_and_told_apart_by_token() -> None:

@@ -87,7 +87,8 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Hello(_Message, frozen=True, tag=1):
     """The first frame in both directions. `purpose`: raft, follow or rpc (the dialler's wish).
 
-    `wanted` is the name of whom the dialler means; "" in an answer.
+    `wanted` is the name of whom the dialler means; "" in an answer. `member`: the sender's own log
+    has it as a member, under this very raft id.
     """
 
     version: Number
@@ -99,6 +100,7 @@ class Hello(_Message, frozen=True, tag=1):
     peer_address: str
     epoch: Epoch = FOUNDED
     wanted: str = ""
+    member: bool = False
 
 
 class Refusal(_Message, frozen=True, tag=2):
