@@ -64,6 +64,7 @@ class Model:
     answers: dict[int, str] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     left: dict[str, bool] = field(default_factory=dict)
+    former: dict[str, int] = field(default_factory=dict)
     lost: set[tuple[str, int]] = field(default_factory=set)
     lives: dict[str, int] = field(default_factory=dict)
     up: set[str] = field(default_factory=set)
@@ -140,7 +141,9 @@ class Model:
     def part(self, node: str) -> int:
         if self.running is not None and self.running.node == node:
             self.end_running("withdrawn", True)
-        self.places.pop(node, None)
+        place = self.places.pop(node, None)
+        if place is not None:
+            self.former[node] = max(self.former.get(node, 0), self.needed(place))
         mine = [waiting for waiting in self.queue if waiting.node == node]
         for waiting in mine:
             self.queue.remove(waiting)
@@ -241,6 +244,7 @@ class Model:
                 place = Place(self.decided)
             else:
                 lowest = min(self.needed(other) for other in others)
+                lowest = max(lowest, self.former.get(node, 0))
                 place = Place(0, "joining", max(lowest, place.as_of if place else 0))
             self.places[node] = place
         elif place.state == "following" and wiped and place.id:
