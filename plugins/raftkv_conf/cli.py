@@ -36,7 +36,7 @@ ANSWER_S: Final = 5.0
 # Longer values are cut in tables; `get` and --json have them whole.
 VALUE_CHARS: Final = 60
 
-app = group("Configuration of the whole cluster: checked once, in effect everywhere.")
+app = group("The cluster's configuration: checked once, in effect everywhere.")
 
 Path = Annotated[str, typer.Argument(metavar="PATH", help="The dotted path.")]
 Required = Annotated[
