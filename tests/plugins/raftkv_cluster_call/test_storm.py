@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from raftkv_cluster_call.testing.__main__ import Totals, main
+from raftkv.testing.storms import Totals, main
+from raftkv_cluster_call.testing.__main__ import STORM
 from raftkv_cluster_call.testing.planted import BUGS, planted
 from raftkv_cluster_call.testing.storm import run_storm
 from raftkv_cluster_call.testing.storm_plan import EXPECTED, FUNCTIONS, draw
@@ -78,7 +79,7 @@ def test_there_are_at_least_twelve_bugs_and_each_can_be_planted() -> None:
 
 
 def test_the_command_ends_with_a_summary(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "2:3", "--seconds", "2", "--jobs", "1"]) == 0
+    assert main(STORM, ["--seeds", "2:3", "--seconds", "2", "--jobs", "1"]) == 0
     last = capfd.readouterr().out.splitlines()[-1]
     assert last.startswith("1 seed, 0 violations, ")
     assert re.search(r"\d+ calls; faults: ", last)
@@ -89,7 +90,7 @@ def test_the_command_tells_a_violation_and_how_to_see_it_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--seeds", "2:3", "--seconds", "6", "--jobs", "1", "--bug", "cursor-first"]
-    assert main(given) == 1
+    assert main(STORM, given) == 1
     out, err = capfd.readouterr()
     assert out.splitlines()[-1].startswith("1 seed, 1 violation, ")
     again = "again: tools/simulate-calls --replay 2 --seconds 6 --bug cursor-first"
@@ -97,7 +98,7 @@ def test_the_command_tells_a_violation_and_how_to_see_it_again(
 
 
 def test_a_replay_shows_a_line_per_event(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--replay", "2", "--seconds", "2"]) == 0
+    assert main(STORM, ["--replay", "2", "--seconds", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("seed 2: ")
     assert any(line.split()[:2] == ["time", "s"] for line in lines)
@@ -107,13 +108,13 @@ def test_a_replay_shows_a_line_per_event(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("wrong", [["--seeds", "5"], ["--seeds", "5:5"], ["--jobs", "0"]])
 def test_bad_arguments_are_told(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(wrong)
+        main(STORM, wrong)
     assert ended.value.code == 2
     assert capsys.readouterr().err
 
 
 def test_marks_that_were_never_hit_are_named() -> None:
-    totals = Totals()
+    totals = Totals(STORM)
     totals.marks[EXPECTED[0]] = 1
     summary = totals.summary()
     assert f"never seen: {EXPECTED[1]}, " in summary

@@ -10,7 +10,8 @@ import re
 import pytest
 
 from raftkv.testing.simulated import SimulatedCluster
-from raftkv_lcr.testing.__main__ import Totals, main
+from raftkv.testing.storms import Totals, main
+from raftkv_lcr.testing.__main__ import STORM
 from raftkv_lcr.testing.planted import BUGS, planted
 from raftkv_lcr.testing.storm import run_storm
 from raftkv_lcr.testing.storm_plan import EXPECTED, draw
@@ -104,7 +105,7 @@ def test_there_are_at_least_eight_bugs_and_each_can_be_planted() -> None:
 
 
 def test_the_command_ends_with_a_summary(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "7:8", "--seconds", "2", "--jobs", "1"]) == 0
+    assert main(STORM, ["--seeds", "7:8", "--seconds", "2", "--jobs", "1"]) == 0
     last = capfd.readouterr().out.splitlines()[-1]
     assert last.startswith("1 seed, 0 violations, ")
     assert re.search(r"\d+ connects; faults: ", last)
@@ -115,7 +116,7 @@ def test_the_command_tells_a_violation_and_how_to_see_it_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--seeds", "5:6", "--seconds", "6", "--jobs", "1", "--bug", "unregister-by-client"]
-    assert main(given) == 1
+    assert main(STORM, given) == 1
     out, err = capfd.readouterr()
     assert out.splitlines()[-1].startswith("1 seed, 1 violation, ")
     again = "again: tools/simulate-lcr --replay 5 --seconds 6 --bug unregister-by-client"
@@ -123,7 +124,7 @@ def test_the_command_tells_a_violation_and_how_to_see_it_again(
 
 
 def test_a_replay_shows_a_line_per_event(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--replay", "0", "--seconds", "2"]) == 0
+    assert main(STORM, ["--replay", "0", "--seconds", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("seed 0: ")
     assert any(line.split()[:2] == ["time", "s"] for line in lines)
@@ -133,13 +134,13 @@ def test_a_replay_shows_a_line_per_event(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("wrong", [["--seeds", "5"], ["--seeds", "5:5"], ["--jobs", "0"]])
 def test_bad_arguments_are_told(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(wrong)
+        main(STORM, wrong)
     assert ended.value.code == 2
     assert capsys.readouterr().err
 
 
 def test_marks_that_were_never_hit_are_named() -> None:
-    totals = Totals()
+    totals = Totals(STORM)
     totals.marks[EXPECTED[0]] = 1
     summary = totals.summary()
     assert f"never seen: {EXPECTED[1]}, " in summary
