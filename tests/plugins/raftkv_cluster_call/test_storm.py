@@ -9,11 +9,11 @@ import re
 
 import pytest
 
-from raftkv.testing.storms import Totals, main
+from raftkv.testing.storms import main
 from raftkv_cluster_call.testing.__main__ import STORM
 from raftkv_cluster_call.testing.planted import BUGS, planted
 from raftkv_cluster_call.testing.storm import run_storm
-from raftkv_cluster_call.testing.storm_plan import EXPECTED, FUNCTIONS, draw
+from raftkv_cluster_call.testing.storm_plan import FUNCTIONS, draw
 
 SECONDS = 6.0
 SEEDS = (0, 1, 2, 3)
@@ -103,18 +103,3 @@ def test_a_replay_shows_a_line_per_event(capsys: pytest.CaptureFixture[str]) -> 
     assert lines[0].startswith("seed 2: ")
     assert any(line.split()[:2] == ["time", "s"] for line in lines)
     assert any(line.startswith("fingerprint ") for line in lines)
-
-
-@pytest.mark.parametrize("wrong", [["--seeds", "5"], ["--seeds", "5:5"], ["--jobs", "0"]])
-def test_bad_arguments_are_told(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(STORM, wrong)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err
-
-
-def test_marks_that_were_never_hit_are_named() -> None:
-    totals = Totals(STORM)
-    totals.marks[EXPECTED[0]] = 1
-    summary = totals.summary()
-    assert f"never seen: {EXPECTED[1]}, " in summary
