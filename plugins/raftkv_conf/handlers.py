@@ -55,7 +55,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(value, type=self.type)
         except msgspec.DecodeError as error:
-            raise InvalidValue(f"{self.path}: {_words(error)}") from None
+            about = f" ({self.doc})" if self.doc else ""
+            raise InvalidValue(f"{self.path}: {_words(error)}{about}") from None
 
     def check(self, value: bytes) -> Any:
         """Build it, and ask the handler's own check. Raises InvalidValue."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Literal, get_args
 
 from .api import ConfApi
 
@@ -28,5 +28,5 @@ def register(conf: ConfApi) -> None:
         "log.level",
         Level,
         apply=apply,
-        doc='Level of raftkv\'s own log: "debug" to "critical"; unset: as the program has it.',
+        doc=f"Level of raftkv's own log: {', '.join(get_args(Level))}; unset: the program's own.",
     )
