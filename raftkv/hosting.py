@@ -16,7 +16,7 @@ from .plugin import Change, Consistency, Member, Outcome, Plugin, Service, View
 from .repeats import Repeats
 from .rpc import PluginRpc
 from .runtime import Runtime
-from .state.core import SettleOutcome
+from .state.core import SetSetting, SettleOutcome
 
 if TYPE_CHECKING:
     from .node import Node
@@ -115,10 +115,19 @@ class NodeHost:
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         return await self._node.outcome(session, seq, timeout_s=timeout_s)
 
+    async def set_setting(self, key: str, value: Any, *, timeout_s: float | None = None) -> None:
+        packed = None if value is None else msgspec.msgpack.encode(value)
+        command = SetSetting(self._plugin.name, key, packed)
+        await self._node.propose("core", command, timeout_s=timeout_s)
+
     async def barrier(
         self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
     ) -> None:
         await self._node.barrier(consistency, timeout_s=timeout_s)
+
+    def listen(self, callback: Callable[[int, Sequence[Change]], None]) -> Callable[[], None]:
+        hook = self._node.hosting.guarded(callback)
+        return self._node.machine.subscribe(hook, (self._plugin.name,))
 
     def view(self, plugin: str | None = None) -> View:
         name = plugin or self._plugin.name
@@ -196,7 +205,7 @@ class Hosting:
                 if wanted is None:
                     wanted = (name, *self.plugins[name].uses)
                 self._unsubscribe.append(
-                    self._node.machine.subscribe(self._listener(service), wanted)
+                    self._node.machine.subscribe(self.guarded(service.on_applied), wanted)
                 )
         self._unsubscribe.append(self._node.machine.subscribe(self._members_changed, ("core",)))
 
@@ -215,9 +224,13 @@ class Hosting:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _listener(self, service: Service) -> Callable[[int, Sequence[Change]], None]:
+    def guarded(
+        self, callback: Callable[[int, Sequence[Change]], None]
+    ) -> Callable[[int, Sequence[Change]], None]:
+        """What raises must not stop the node: it is counted and logged."""
+
         def listener(index: int, changes: Sequence[Change]) -> None:
-            self._hook(lambda: service.on_applied(index, changes))
+            self._hook(lambda: callback(index, changes))
 
         return listener
 

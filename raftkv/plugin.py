@@ -11,12 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
 from .errors import Refused
+from .plugin_door import (
+    BadRequest,
+    Handler,
+    Request,
+    Response,
+    Route,
+    answered,
+    body_of,
+    error_response,
+    fresh,
+    number_of,
+    only_query,
+    query_flag,
+    query_number,
+    query_seconds,
+    query_word,
+    value_of,
+)
 from .state import (
     ABSENT,
     Absent,
@@ -40,9 +58,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSENT",
     "Absent",
+    "BadRequest",
     "Change",
     "Consistency",
     "Context",
+    "Handler",
     "Host",
     "Member",
     "MemberChange",
@@ -60,6 +80,17 @@ __all__ = [
     "TableSpec",
     "TableView",
     "View",
+    "answered",
+    "body_of",
+    "error_response",
+    "fresh",
+    "number_of",
+    "only_query",
+    "query_flag",
+    "query_number",
+    "query_seconds",
+    "query_word",
+    "value_of",
 ]
 
 ApiT = TypeVar("ApiT")
@@ -94,32 +125,6 @@ class Rpc(Protocol):
         Raises PeerUnreachable (never delivered), Timeout (unknown) or RemoteFailed (the handler
         raised).
         """
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A request at the node's door, its body within `command_bytes_max`."""
-
-    params: Mapping[str, str]
-    query: Mapping[str, str]
-    body: bytes
-    peer: str
-
-
-class Response(msgspec.Struct, frozen=True):
-    """`body` is encoded as JSON, bytes go as they are. A `stream` is sent instead of a body."""
-
-    body: Any = None
-    status: int = 200
-    stream: AsyncIterator[bytes] | None = None
-
-
-class Route(msgspec.Struct, frozen=True):
-    """One route below /v1/<plugin>/. "{word}" in the path captures one segment."""
-
-    method: Literal["GET", "PUT", "POST", "DELETE"]
-    path: str
-    handler: Callable[[Request], Awaitable[Response]]
-    doc: str
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -196,10 +201,24 @@ class Host(Protocol):
         self, session: int, seq: int, *, timeout_s: float | None = None
     ) -> Outcome: ...
 
+    async def set_setting(self, key: str, value: Any, *, timeout_s: float | None = None) -> None:
+        """Change one of this plugin's replicated settings, on all nodes; None: its default.
+
+        Raises InvalidSetting with the reason if the setting's own check refuses the value, and what
+        `propose` raises.
+        """
+
     async def barrier(
         self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
     ) -> None:
         """Return when a read of the view is as fresh as asked. Raises ReadTimeout."""
+
+    def listen(self, callback: Callable[[int, Sequence[Change]], None]) -> Callable[[], None]:
+        """Tell `callback` of own rows that each entry changes, until the result is called.
+
+        As `Service.on_applied`, for who needs it at times only: while anybody listens, every write
+        to these tables is dearer.
+        """
 
     def view(self, plugin: str | None = None) -> View:
         """The applied state: this plugin's, or that of one in `uses`. Not kept over an await."""
@@ -308,6 +327,9 @@ class Plugin(Generic[ApiT]):
 
     def on_setting(self, change: SettingChange, ctx: Context) -> None:
         """Pure hook in the entry that changed one of this plugin's settings."""
+
+    def on_voters(self, old: tuple[str, ...], ctx: Context) -> None:
+        """Pure hook in the entry that changed `ctx.voters`, which were `old` before."""
 
     def invariants(self, view: View) -> Sequence[str]:
         """What is wrong with the state, in words; empty if all is well."""

@@ -21,13 +21,28 @@ asked was answered. Arguments go in, results come out; neither stands in a log.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from raftkv.errors import RaftkvError
-from raftkv.plugin import Host, Request, Response, Route
+from raftkv.plugin import (
+    BadRequest,
+    Handler,
+    Host,
+    Request,
+    Response,
+    Route,
+    answered,
+    body_of,
+    error_response,
+    fresh,
+    number_of,
+    only_query,
+    query_flag,
+    query_number,
+    value_of,
+)
 
 from .api import CallsApi
 from .errors import DeadlinePassed, StaleView, TooManyRequired
@@ -41,16 +56,9 @@ __all__ = ["routes"]
 TIMEOUT_S: Final = 120.0
 TIMEOUT_MAX_S: Final = 600.0
 
-Body = TypeVar("Body")
-Handler = Callable[[Request], Awaitable[Response]]
 Version = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Id = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MAX_S)]
-
-# gRPC's numbers, which the door gives with every error.
-_INVALID_ARGUMENT: Final = 3
-_NOT_FOUND: Final = 5
-_FAILED_PRECONDITION: Final = 9
 
 
 def routes(host: Host, api: CallsApi) -> Sequence[Route]:
@@ -58,10 +66,10 @@ def routes(host: Host, api: CallsApi) -> Sequence[Route]:
     door = _Door(host, api)
 
     def get(path: str, handler: Handler, doc: str) -> Route:
-        return Route("GET", path, _checked(handler), doc)
+        return Route("GET", path, answered(handler, _answer_to), doc)
 
     def post(path: str, handler: Handler, doc: str) -> Route:
-        return Route("POST", path, _checked(handler), doc)
+        return Route("POST", path, answered(handler, _answer_to), doc)
 
     return (
         get("status", door.status, "The log, every node's place in it, the newest calls."),
@@ -77,10 +85,6 @@ def routes(host: Host, api: CallsApi) -> Sequence[Route]:
         post("force-leave", door.force_leave, "Take the cursor from a node that is down."),
         post("acknowledge", door.acknowledge, "Somebody looked after a lost effect."),
     )
-
-
-class _Bad(Exception):
-    """The request cannot be done as it is. The text says what to send instead."""
 
 
 class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,11 +135,11 @@ class _Door:
     # --- looking ---
 
     async def status(self, request: Request) -> Response:
-        _only(request, "consistency", "all", "limit", "below")
-        every = _flag(request, "all")
-        limit = _number(request, "limit", STATUS_CALLS, 1, STATUS_CALLS_MAX)
-        below = _number(request, "below", 0, 1, 2**63 - 1)
-        await self._fresh(request)
+        only_query(request, "consistency", "all", "limit", "below")
+        every = query_flag(request, "all")
+        limit = query_number(request, "limit", STATUS_CALLS, 1, STATUS_CALLS_MAX)
+        below = query_number(request, "below", 0, 1, 2**63 - 1)
+        await fresh(self._host, request)
         found = self._api.status(every=every, limit=limit, below=below)
         return Response(
             {
@@ -147,19 +151,19 @@ class _Door:
         )
 
     async def query(self, request: Request) -> Response:
-        _only(request, "consistency")
-        id = _digits("id", request.params["id"], 1, 2**63 - 1)
-        await self._fresh(request)
+        only_query(request, "consistency")
+        id = number_of("id", request.params["id"], 1, 2**63 - 1)
+        await fresh(self._host, request)
         return Response(self._api.query(id))
 
     async def functions(self, request: Request) -> Response:
-        _only(request)
+        only_query(request)
         return Response({"node": self._host.name, "functions": self._api.functions()})
 
     # --- calling ---
 
     async def call(self, request: Request) -> Response:
-        asked = _body(request, _Call)
+        asked = body_of(request, _Call)
         required = _required(asked.required)
         args = self._typed(asked)
         try:
@@ -171,7 +175,7 @@ class _Door:
                 timeout_s=asked.timeout_s,
             )
         except (TypeError, ValueError) as error:
-            raise _Bad(str(error)) from None
+            raise BadRequest(str(error)) from None
         return Response(
             {
                 "outcome": done.outcome,
@@ -191,129 +195,77 @@ class _Door:
         try:
             function = self._api.registry.get(asked.function, asked.version)
         except UnknownFunction:
-            return _json(asked.args)
+            return value_of("args", asked.args)
         try:
             return msgspec.json.decode(asked.args, type=function.type)
         except msgspec.DecodeError as error:
             expected = getattr(function.type, "__name__", str(function.type))
-            raise _Bad(
+            raise BadRequest(
                 f"args is not what {asked.function!r} version {function.version} takes "
                 f"({expected}): {error}"
             ) from None
         except RecursionError:
-            raise _Bad("args is nested too deep: say it flatter") from None
+            raise BadRequest("args is nested too deep: say it flatter") from None
 
     # --- mending ---
 
     async def skip(self, request: Request) -> Response:
-        asked = _body(request, _Skip)
+        asked = body_of(request, _Skip)
         return Response(await self._api.skip(asked.node, timeout_s=asked.timeout_s))
 
     async def fast_forward(self, request: Request) -> Response:
-        asked = _body(request, _Forward)
+        asked = body_of(request, _Forward)
         report = await self._api.fast_forward(asked.node, asked.id, timeout_s=asked.timeout_s)
         return Response(report)
 
     async def fix(self, request: Request) -> Response:
-        return Response(await self._api.fix(timeout_s=_body(request, _Fix).timeout_s))
+        return Response(await self._api.fix(timeout_s=body_of(request, _Fix).timeout_s))
 
     async def reset(self, request: Request) -> Response:
-        _body(request, _Nothing)
+        body_of(request, _Nothing)
         return Response(await self._api.reset())
 
     async def leave(self, request: Request) -> Response:
-        return Response(await self._api.leave(_body(request, _Node).node))
+        return Response(await self._api.leave(body_of(request, _Node).node))
 
     async def rejoin(self, request: Request) -> Response:
-        return Response(await self._api.rejoin(_body(request, _Node).node))
+        return Response(await self._api.rejoin(body_of(request, _Node).node))
 
     async def force_leave(self, request: Request) -> Response:
-        return Response(await self._api.force_leave(_body(request, _NamedNode).node))
+        return Response(await self._api.force_leave(body_of(request, _NamedNode).node))
 
     async def acknowledge(self, request: Request) -> Response:
-        asked = _body(request, _Acknowledge)
+        asked = body_of(request, _Acknowledge)
         return Response(await self._api.acknowledge(asked.id, asked.node))
-
-    # --- inside ---
-
-    async def _fresh(self, request: Request) -> None:
-        match request.query.get("consistency", "linearizable"):
-            case "linearizable":
-                await self._host.barrier("linearizable")
-            case "local":
-                pass
-            case other:
-                raise _Bad(f"consistency is {other!r}: say linearizable, or local")
 
 
 # --- what a request may say -----------------------------------------------------------------------
 
 
-def _checked(handler: Handler) -> Handler:
-    """`handler`, with its own kinds of errors answered as what they are.
+def _answer_to(error: Exception) -> Response | None:
+    """This plugin's own kinds of errors, answered as what they are.
 
     Those of a call that has run nowhere are 409, not 503: it is this cluster's state that has to
     change, and asking the next node at once would not help.
     """
-
-    async def checked(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except _Bad as error:
-            return _error(400, _INVALID_ARGUMENT, "bad_request", str(error))
-        except TooManyRequired as error:
-            return _error(400, _INVALID_ARGUMENT, error.code, str(error))
-        except (UnknownCall, UnknownNode) as error:
-            return _error(404, _NOT_FOUND, error.code, str(error))
-        except StaleView as error:
+    match error:
+        case TooManyRequired():
+            return error_response(400, error.code, str(error))
+        case UnknownCall() | UnknownNode():
+            return error_response(404, error.code, str(error))
+        case StaleView():
             more = {
                 "cluster_id": error.cluster_id,
                 "own_id": error.own_id,
                 "attempts": error.attempts,
             }
-            return _error(409, _FAILED_PRECONDITION, error.code, str(error), **more)
-        except (DeadlinePassed, NodeIsDown, NotFollowing) as error:
-            return _refused(error.code, error)
-        except OperationFailed as error:
-            return _refused(error.remote_code, error)
-
-    return checked
-
-
-def _refused(reason: str, error: RaftkvError) -> Response:
-    return _error(409, _FAILED_PRECONDITION, reason, str(error))
-
-
-def _only(request: Request, *known: str) -> None:
-    """A misspelt parameter must not be passed over: it would change what is meant."""
-    for name in request.query:
-        if name not in known:
-            what = f"only {', '.join(known)}" if known else "it takes none"
-            raise _Bad(f"there is no parameter {name!r} here: {what}")
-
-
-def _flag(request: Request, name: str) -> bool:
-    match request.query.get(name, "false"):
-        case "true" | "1":
-            return True
-        case "false" | "0":
-            return False
-        case other:
-            raise _Bad(f"{name} is {other!r}: say true or false")
-
-
-def _number(request: Request, name: str, default: int, lowest: int, highest: int) -> int:
-    text = request.query.get(name)
-    return default if text is None else _digits(name, text, lowest, highest)
-
-
-def _digits(name: str, text: str, lowest: int, highest: int) -> int:
-    # Nineteen digits hold every id; longer ones could be slow to read.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise _Bad(f"{name} is {text[:20]!r}: say a number from {lowest} to {highest}")
-    if not lowest <= int(text) <= highest:
-        raise _Bad(f"{name} is {text}: say {lowest} to {highest}")
-    return int(text)
+            return error_response(409, error.code, str(error), **more)
+        case DeadlinePassed() | NodeIsDown() | NotFollowing():
+            return error_response(409, error.code, str(error))
+        case OperationFailed():
+            return error_response(409, error.remote_code, str(error))
+        case _:
+            return None
 
 
 def _required(given: str | int | tuple[str, ...]) -> Literal["all"] | int | tuple[str, ...]:
@@ -321,32 +273,17 @@ def _required(given: str | int | tuple[str, ...]) -> Literal["all"] | int | tupl
         case "all":
             return "all"
         case str():
-            raise _Bad(
+            raise BadRequest(
                 f'required is {given!r}: say "all", how many nodes, or a list of their names'
             )
         case int() if given < 1:
-            raise _Bad(f"required is {given}: the initiator itself counts, so say 1 or more")
+            raise BadRequest(f"required is {given}: the initiator itself counts, so say 1 or more")
         case ():
-            raise _Bad('required is empty: say "all", how many nodes, or a list of their names')
+            raise BadRequest(
+                'required is empty: say "all", how many nodes, or a list of their names'
+            )
         case _:
             return given
-
-
-def _body(request: Request, kind: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(request.body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        names = ", ".join(getattr(kind, "__struct_fields__", ())) or "nothing"
-        raise _Bad(f"the body is not what is asked for: {error}. It is JSON with {names}") from None
-    except RecursionError:
-        raise _Bad("the body is nested too deep: say it flatter") from None
-
-
-def _json(args: msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(args)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _Bad(f"args cannot be read as JSON: {type(error).__name__}") from None
 
 
 def _showable(result: Any) -> Any:
@@ -355,8 +292,3 @@ def _showable(result: Any) -> Any:
         return msgspec.Raw(msgspec.json.encode(result))
     except (TypeError, ValueError, OverflowError, RecursionError):
         return {"not_json": type(result).__name__}
-
-
-def _error(status: int, code: int, reason: str, text: str, **more: Any) -> Response:
-    body = {"error": text, "message": text, "code": code, "reason": reason, **more}
-    return Response(body, status)

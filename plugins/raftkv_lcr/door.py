@@ -13,17 +13,33 @@
 Rules of this file: a client id is one percent-encoded segment of the path and may hold any
 letters. Every answer that is no result is an error in the shape of the door's own (docs/door.md):
 `error` for a person, with what to do next, and `reason`, a stable word for programs. What the
-registry raises becomes such an answer in the door itself; what is wrong with the request is `_Bad`.
+registry raises becomes such an answer in the door itself; a request that cannot be done as it is
+is a `BadRequest`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
-from raftkv.plugin import Host, Member, Request, Response, Route, TableView
+from raftkv.plugin import (
+    BadRequest,
+    Handler,
+    Host,
+    Member,
+    Request,
+    Response,
+    Route,
+    TableView,
+    answered,
+    body_of,
+    error_response,
+    fresh,
+    only_query,
+    query_number,
+)
 
 from .api import LcrApi
 from .commands import CLIENT_ID_CHARS_MAX, MODES, Channel, Entry, Mode, NodeRow
@@ -45,15 +61,6 @@ REASON_CHARS_MAX: Final = 1_024
 SWITCH_TIMEOUT_S: Final = 30.0
 SWITCH_TIMEOUT_MAX_S: Final = 600.0
 
-Body = TypeVar("Body")
-Handler = Callable[[Request], Awaitable[Response]]
-
-# gRPC's numbers, which the door gives with every error.
-_INVALID_ARGUMENT: Final = 3
-_DEADLINE_EXCEEDED: Final = 4
-_NOT_FOUND: Final = 5
-_FAILED_PRECONDITION: Final = 9
-
 
 def routes(host: Host, api: LcrApi) -> Sequence[Route]:
     """The plugin's routes on this node."""
@@ -73,10 +80,6 @@ def routes(host: Host, api: LcrApi) -> Sequence[Route]:
         Route("GET", "stats", door.stats, "Counters and sizes on this node."),
         Route("GET", "sweep", door.sweep, "What the sweeps of this node have done."),
     )
-
-
-class _Bad(Exception):
-    """The request cannot be done as it is. The text says what to send instead."""
 
 
 class _Kick(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,8 +104,8 @@ class _Door:
 
     async def client(self, request: Request) -> Response:
         client_id = _client_id(request)
-        _only(request, "consistency", "registry")
-        await self._fresh(request)
+        only_query(request, "consistency", "registry")
+        await fresh(self._host, request)
         match request.query.get("registry", "linear"):
             case "linear":
                 channel = self._api.lookup_local(client_id)
@@ -112,16 +115,16 @@ class _Door:
                 bag = [_shown(each) for each in self._api.legacy.channels_local(client_id)]
                 return Response({"client_id": client_id, "channels": bag})
             case other:
-                raise _Bad(f"registry is {other!r}: say linear or old")
+                raise BadRequest(f"registry is {other!r}: say linear or old")
         if channel is None:
             return self._nobody(client_id)
         return Response(_shown(channel))
 
     async def clients(self, request: Request) -> Response:
-        _only(request, "limit", "from", "node", "consistency")
-        limit = _number(request, "limit", LIST_DEFAULT, 1, LIST_MAX)
+        only_query(request, "limit", "from", "node", "consistency")
+        limit = query_number(request, "limit", LIST_DEFAULT, 1, LIST_MAX)
         first, node = request.query.get("from", ""), request.query.get("node")
-        await self._fresh(request)
+        await fresh(self._host, request)
         view = self._host.view()
         clients: TableView[str, Entry] = view.table("clients")
         found: list[dict[str, Any]] = []
@@ -137,21 +140,21 @@ class _Door:
 
     async def history(self, request: Request) -> Response:
         client_id = _client_id(request)
-        _only(request, "consistency")
-        await self._fresh(request)
+        only_query(request, "consistency")
+        await fresh(self._host, request)
         view = self._host.view()
         row = gone(view, client_id)
         if row is None:
             text = f"nothing is known of a channel of {client_id!r} that has left"
             if view.settings["history_ms"] == 0:
                 text += ": no history is kept (the replicated setting history_ms is 0)"
-            return _error(404, _NOT_FOUND, "lcr_no_history", text, client_id=client_id)
+            return error_response(404, "lcr_no_history", text, client_id=client_id)
         age_ms = max(0, self._host.now_ms() - row.at_ms)
         return Response({"channel": _shown(row.channel), "at_ms": row.at_ms, "age_ms": age_ms})
 
     async def mode(self, request: Request) -> Response:
-        _only(request, "consistency")
-        await self._fresh(request)
+        only_query(request, "consistency")
+        await fresh(self._host, request)
         return Response(self._mode())
 
     def _mode(self) -> dict[str, Any]:
@@ -211,9 +214,9 @@ class _Door:
 
     async def kick(self, request: Request) -> Response:
         client_id = _client_id(request)
-        reason = _body(request, _Kick).reason
+        reason = body_of(request, _Kick).reason
         if len(reason) > REASON_CHARS_MAX:
-            raise _Bad(f"reason has {len(reason)} characters: say it in {REASON_CHARS_MAX}")
+            raise BadRequest(f"reason has {len(reason)} characters: say it in {REASON_CHARS_MAX}")
         manager = self._api.sessions_or_none()
         if manager is None:
             return self._no_broker(client_id)
@@ -223,7 +226,7 @@ class _Door:
 
     async def discard(self, request: Request) -> Response:
         client_id = _client_id(request)
-        _body(request, _Nothing)
+        body_of(request, _Nothing)
         manager = self._api.sessions_or_none()
         if manager is None:
             return self._no_broker(client_id)
@@ -232,9 +235,9 @@ class _Door:
         return Response({"client_id": client_id, "discarded": True})
 
     async def switch(self, request: Request) -> Response:
-        wanted = _body(request, _Switch)
+        wanted = body_of(request, _Switch, f"; mode is one of {', '.join(MODES)}")
         if not 0 < wanted.timeout_s <= SWITCH_TIMEOUT_MAX_S:
-            raise _Bad(
+            raise BadRequest(
                 f"timeout_s is {wanted.timeout_s:g}: say more than 0 and at most "
                 f"{SWITCH_TIMEOUT_MAX_S:g} seconds, and ask again if that was too short"
             )
@@ -242,15 +245,6 @@ class _Door:
         return Response(self._mode())
 
     # --- inside ---
-
-    async def _fresh(self, request: Request) -> None:
-        match request.query.get("consistency", "linearizable"):
-            case "linearizable":
-                await self._host.barrier("linearizable")
-            case "local":
-                pass
-            case other:
-                raise _Bad(f"consistency is {other!r}: say linearizable, or local")
 
     def _nobody(self, client_id: str) -> Response:
         mode = effective_mode(self._host.view()).mode
@@ -261,80 +255,42 @@ class _Door:
                 "?registry=old, or switch the mode"
             )
         more = {"client_id": client_id, "channel": None}
-        return _error(404, _NOT_FOUND, "lcr_no_channel", text, **more)
+        return error_response(404, "lcr_no_channel", text, **more)
 
     def _no_broker(self, client_id: str) -> Response:
         channel: Channel | None = self._api.lookup_local(client_id)
         where = "a node that a broker runs in" if channel is None else f"the node {channel.node}"
         text = f"no broker uses the registry in {self._host.name}: ask {where}"
-        return _error(409, _FAILED_PRECONDITION, "lcr_no_broker", text, client_id=client_id)
+        return error_response(409, "lcr_no_broker", text, client_id=client_id)
 
 
 # --- what a request may say -----------------------------------------------------------------------
 
 
 def _checked(handler: Handler) -> Handler:
-    """`handler`, answering 400 to a request that it calls bad."""
+    return answered(handler, _answer_to)
 
-    async def checked(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except _Bad as error:
-            return _error(400, _INVALID_ARGUMENT, "bad_request", str(error))
-        except ChannelGone as error:
-            text = (
-                f"the channel did not answer ({error.kind}): it may have ended or not; look it up, "
-                f"and try again if it is still there"
-            )
-            return _error(504, _DEADLINE_EXCEEDED, error.code, text)
 
-    return checked
+def _answer_to(error: Exception) -> Response | None:
+    """The registry's own kind of error; the door itself knows the others."""
+    if not isinstance(error, ChannelGone):
+        return None
+    text = (
+        f"the channel did not answer ({error.kind}): it may have ended or not; look it up, "
+        f"and try again if it is still there"
+    )
+    return error_response(504, error.code, text)
 
 
 def _client_id(request: Request) -> str:
     client_id = request.params["client_id"]
     if not 1 <= len(client_id) <= CLIENT_ID_CHARS_MAX:
-        raise _Bad(
+        raise BadRequest(
             f"the client id has {len(client_id)} characters, and may have 1 to "
             f"{CLIENT_ID_CHARS_MAX}: say it percent-encoded, as one segment of the path"
         )
     return client_id
 
 
-def _only(request: Request, *known: str) -> None:
-    """A misspelt parameter must not be passed over: it would change what is meant."""
-    for name in request.query:
-        if name not in known:
-            raise _Bad(f"there is no parameter {name!r} here, only {', '.join(known)}")
-
-
-def _number(request: Request, name: str, default: int, lowest: int, highest: int) -> int:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    # Seven digits are above every limit; longer ones could be slow to read.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 7):
-        raise _Bad(f"{name} is {text[:20]!r}: say a number from {lowest} to {highest}")
-    if not lowest <= int(text) <= highest:
-        raise _Bad(f"{name} is {text}: say {lowest} to {highest}")
-    return int(text)
-
-
-def _body(request: Request, kind: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(request.body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        names = ", ".join(getattr(kind, "__struct_fields__", ())) or "nothing"
-        modes = f"; mode is one of {', '.join(MODES)}" if kind is _Switch else ""
-        raise _Bad(
-            f"the body is not what is asked for: {error}. It is JSON with {names}{modes}"
-        ) from None
-
-
 def _shown(channel: Channel) -> dict[str, Any]:
     return msgspec.structs.asdict(channel)
-
-
-def _error(status: int, code: int, reason: str, text: str, **more: Any) -> Response:
-    body = {"error": text, "message": text, "code": code, "reason": reason, **more}
-    return Response(body, status)
