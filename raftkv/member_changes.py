@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from .errors import MembershipRefused, RaftkvError
+from .errors import MembershipRefused, OutcomeUnknown, RaftkvError
 from .parts import CorePart
-from .raft.changing import add_learner, promote, remove
+from .raft.changing import add_learner, check_majority, promote, remove
 from .raft.membership import Configuration, name_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ CAUGHT_UP_ENTRIES = 256
 CONNECT_WAIT_S = 3.0
 # How often the progress of a change is looked at.
 LOOK_S = 0.01
+# A forced removal waits no longer than that for the state to know of it.
+FORCED_WAIT_S = 0.1
 
 Change = Callable[[Configuration], Configuration]
 
@@ -126,9 +128,33 @@ class MemberChange:
             self._check_succession(remove(engine.configuration, known))
             await self._part.hand_over(engine.times.election_timeout_min_ms / 1000)
             return False
-        return await self._append(
-            lambda now: remove(now, known) if known in now.members else now, force=self._force
-        )
+        if known not in engine.configuration.voters:
+            return await self._append(lambda now: _without(now, known), force=self._force)
+        return await self._remove_voter(known)
+
+    async def _remove_voter(self, known: str) -> bool:
+        engine, voters = self._engine, self._node.voters
+        proposed = remove(engine.configuration, known)
+        if engine.leading is not None and not self._force:
+            check_majority(proposed, engine.leading.alive(self._node.runtime.monotonic()))
+        async with voters.lock:
+            term = engine.term
+            try:
+                if self._force:
+                    # What is forced may be what lets anything be committed again.
+                    await voters.try_strike_off(known, FORCED_WAIT_S)
+                else:
+                    await voters.strike_off(known, max(0.0, self._left_s))
+                return await self._append(
+                    lambda now: _without(now, known), force=self._force, term=term
+                )
+            except OutcomeUnknown:
+                raise MembershipRefused(
+                    f"that {self._name} is to go was not confirmed in time, so it still votes: "
+                    f"repeat it"
+                ) from None
+            finally:
+                voters.look_again()
 
     def _check_succession(self, proposed: Configuration) -> None:
         """This node leads and is to go: somebody must be able to take over."""
@@ -210,14 +236,17 @@ class MemberChange:
             await self._node.runtime.sleep(LOOK_S)
         return False
 
-    async def _append(self, change: Change, *, force: bool = False) -> bool:
+    async def _append(
+        self, change: Change, *, force: bool = False, term: int | None = None
+    ) -> bool:
         """Append the changed configuration and wait until it is committed.
 
         A change that is under way, or the first entry of a new leader, is waited for. `change`
-        sees the configuration of that moment; it may find that nothing is left to do.
+        sees the configuration of that moment; it may find that nothing is left to do. `term`: the
+        office in which it was decided; this one if None.
         """
         engine, runtime = self._engine, self._node.runtime
-        term = engine.term
+        term = engine.term if term is None else term
         while True:
             leading = engine.leading
             if leading is None or engine.term != term:
@@ -235,3 +264,7 @@ class MemberChange:
             if not self._part.leads or engine.term != term:
                 return False
         return True
+
+
+def _without(configuration: Configuration, raft_id: str) -> Configuration:
+    return remove(configuration, raft_id) if raft_id in configuration.members else configuration

@@ -50,6 +50,7 @@ from .state import Member
 from .state.core import NodeDown, NodeUp, NodeUpResult
 from .state.machine import StateMachine
 from .status import Status, status_of
+from .voters import VoterNews
 from .waste import Sweeper
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ class Node:
         peering.route(wire.RpcReply, self.rpc.on_reply)
         peering.on_newer_epoch = self._newer_epoch
         self.membership = Membership(self)
+        self.voters = VoterNews(self)
         self.promotion = Promotion(self)
         self.metrics = Metrics(self)
         self.hosting = Hosting(self, self._plugins)
@@ -321,6 +323,8 @@ class Node:
             self._opening.cancel()
         if self._keeper is not None:
             self._keeper.stop()
+        if hasattr(self, "voters"):
+            self.voters.stop()
         if hasattr(self, "hosting"):
             await self.hosting.stop()
         if self._part is not None:
@@ -418,6 +422,7 @@ class Node:
             return
         changed = part.office_changed()
         self.hosting.set_leads(part.leads)
+        self.voters.look()
         if changed:
             if self._replica.nonce is not None:
                 self._propose_up()
@@ -430,6 +435,7 @@ class Node:
         self._part.progressed()
         self.hosting.set_leads(self._part.leads)
         self.hosting.progressed(self.machine.index)
+        self.voters.look()
         self._check_incarnation()
 
     def _restored(self, index: int) -> None:

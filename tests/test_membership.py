@@ -21,6 +21,7 @@ from raftkv.errors import (
     Timeout,
 )
 from raftkv.node import Node
+from raftkv.raft.membership import name_of
 from raftkv.testing.local_cluster import LocalCluster, free_ports
 
 
@@ -81,6 +82,31 @@ class Writers:
         assert all(row.version == 1 for row in rows.values())
 
 
+def announced(node: Node) -> list[str]:
+    """Whom the state takes for voters."""
+    return [name_of(raft_id) for raft_id in node.machine.voters[1]]
+
+
+@in_loop
+async def test_a_removal_that_is_not_carried_out_leaves_the_state_right() -> None:
+    async with LocalCluster(cores=3) as cluster:
+        await until(lambda: cluster.leader() is not None)
+        leader = cluster.leader()
+        assert leader is not None
+        await until(lambda: len(announced(leader)) == 3)
+        gone = next(node.name for node in cluster.nodes if node is not leader)
+
+        def refuse(*args: Any, **named: Any) -> int:
+            assert gone not in announced(leader)
+            raise MembershipRefused("not today")
+
+        leader._part.engine.change_configuration = refuse
+        with pytest.raises(MembershipRefused, match="not today"):
+            await leader.membership.remove(gone)
+        await leader.kv.put(b"k", b"v")
+        await until(lambda: gone in announced(leader))
+
+
 @in_loop
 async def test_a_cluster_grows_from_one_to_five_and_shrinks_back_under_load() -> None:
     async with LocalCluster(cores=1) as cluster:
@@ -94,13 +120,15 @@ async def test_a_cluster_grows_from_one_to_five_and_shrinks_back_under_load() ->
             await node.wait_ready()
             await until(lambda n=number, node=node: len(voters(node)) == n)
         assert voters(first) == ["core1", "core2", "core3", "core4", "core5"]
+        await until(lambda: announced(first) == voters(first))
         seen = len(writers.acknowledged)
         await until(lambda: len(writers.acknowledged) > seen + 20)
         for number in (5, 4, 3, 2):
             name = f"core{number}"
             await first.membership.remove(name)
+            assert name not in announced(first)  # the state knew before it was done
             await cluster.kill(name)
-        assert voters(first) == ["core1"]
+        assert voters(first) == announced(first) == ["core1"]
         seen = len(writers.acknowledged)
         await until(lambda: len(writers.acknowledged) > seen + 20)
         await writers.stop()

@@ -15,7 +15,7 @@ from raftkv.errors import MembershipRefused
 
 from .membership import REMOVED_KEPT, Configuration, name_of
 
-__all__ = ["add_learner", "check_change", "promote", "remove"]
+__all__ = ["add_learner", "check_change", "check_majority", "promote", "remove"]
 
 
 def add_learner(current: Configuration, raft_id: str) -> Configuration:
@@ -79,7 +79,13 @@ def check_change(
         raise MembershipRefused("the leader has only just been elected; try again")
     if latest_index > commit:
         raise MembershipRefused("another change of the members is not committed yet; try again")
-    if not force and not proposed.majority(alive):
+    if not force:
+        check_majority(proposed, alive)
+
+
+def check_majority(proposed: Configuration, alive: Collection[str]) -> None:
+    """Raise MembershipRefused if the cluster would stand still under that configuration."""
+    if not proposed.majority(alive):
         heard = ", ".join(sorted(name_of(member) for member in alive)) or "none"
         raise MembershipRefused(
             f"of the {len(proposed.voters)} voters after the change too few can be heard (alive: "

@@ -23,6 +23,7 @@ from .core import (
     OutcomeReport,
     SetSetting,
     SettleOutcome,
+    SetVoters,
 )
 from .machine import Fault, StateMachine
 from .snapshot import Frozen, Image, Reader
@@ -52,6 +53,7 @@ __all__ = [
     "PurePlugin",
     "Reader",
     "SetSetting",
+    "SetVoters",
     "Setting",
     "SettingChange",
     "SettleOutcome",

@@ -132,6 +132,14 @@ class Context(Protocol):
         """All members; iterates in the order of their names."""
 
     @property
+    def voters(self) -> tuple[str, ...]:
+        """Raft ids of cores that vote on every entry of now, sorted; empty: not known yet.
+
+        Never more than those that do: a core is left out before it goes, and stands here only once
+        it votes. So what is applied is on a majority of these, at least.
+        """
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """This plugin's settings, defaults filled in."""
 
@@ -158,6 +166,10 @@ class View(Protocol):
     def members(self) -> Mapping[str, Member]: ...
 
     @property
+    def voters(self) -> tuple[str, ...]:
+        """See `Context`."""
+
+    @property
     def settings(self) -> Mapping[str, Any]: ...
 
     def table(self, name: str) -> TableView[Any, Any]: ...
@@ -179,5 +191,7 @@ class PurePlugin(Protocol):
     def on_members(self, change: MemberChange, ctx: Context) -> None: ...
 
     def on_setting(self, change: SettingChange, ctx: Context) -> None: ...
+
+    def on_voters(self, old: tuple[str, ...], ctx: Context) -> None: ...
 
     def invariants(self, view: View) -> Sequence[str]: ...

@@ -12,6 +12,10 @@ Every cluster runs it and every other plugin builds on it. What it decides:
 - A plugin becomes active, or moves to a newer command format, in the entry that tells that every
   core has it: the `NodeUp` of the last one. The active version is the lowest among the members.
 - `SettleOutcome` asks what became of a number. If its command was not seen, it never will be.
+- `SetVoters` tells the state which cores vote. Raft's own configuration is in force as soon as it
+  is appended, the state knows what is applied; so the leader announces a core's going before it
+  appends it, and its coming after that is committed (voters.py). What the state knows is therefore
+  never more than what voted on any entry behind the announcement.
 
 Sessions are no table (see sessions.py), so this plugin hands what concerns them to the machine,
 which does it after the command has succeeded. The same goes for the hooks of the other plugins.
@@ -44,7 +48,10 @@ __all__ = [
     "OpenSessionResult",
     "OutcomeReport",
     "SetSetting",
+    "SetVoters",
     "SettleOutcome",
+    "Voters",
+    "VotersResult",
 ]
 
 CORE: Final = "core"
@@ -53,6 +60,9 @@ OPENINGS_KEPT: Final = 16
 # Bounds of what one NodeUp may carry into the tables.
 NAME_CHARS_MAX: Final = 255
 PLUGINS_MAX: Final = 256
+VOTERS_MAX: Final = 255
+# The one row of the table of voters.
+_VOTERS: Final = "now"
 
 
 class _Command(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -79,6 +89,20 @@ class OutcomeReport(_Command, frozen=True):
 
     verdict: Literal["applied", "refused", "not_applied", "expired"]
     data: bytes = b""
+
+
+class VotersResult(_Command, frozen=True):
+    """`version` of the voters after the command; `accepted`: they are those of the command."""
+
+    version: int
+    accepted: bool
+
+
+class Voters(_Command, frozen=True):
+    """The raft ids of the cores that vote, sorted."""
+
+    version: int = 0
+    raft_ids: tuple[str, ...] = ()
 
 
 class NodeUp(_Command, frozen=True, tag="node_up"):
@@ -109,6 +133,14 @@ class NodeRole(_Command, frozen=True, tag="node_role"):
     name: str
     incarnation: int
     role: Literal["core", "replicant"]
+
+
+class SetVoters(_Command, frozen=True, tag="set_voters"):
+    """The leader tells who votes; taken if the version is still that."""
+
+    Result: ClassVar[Any] = VotersResult
+    raft_ids: tuple[str, ...]
+    expected_version: int
 
 
 class OpenSession(_Command, frozen=True, tag="open_session"):
@@ -159,6 +191,7 @@ class Core:
         OpenSession,
         SetSetting,
         SettleOutcome,
+        SetVoters,
     )
     tables: ClassVar[tuple[TableSpec, ...]] = (
         TableSpec("active", str, int),
@@ -166,6 +199,7 @@ class Core:
         TableSpec("members", str, Member),
         TableSpec("openings", tuple[str, int], Opening),  # (member, incarnation)
         TableSpec("settings", tuple[str, str], bytes),  # (plugin, key) -> msgpack
+        TableSpec("voters", str, Voters),
     )
     settings: ClassVar[tuple[Setting, ...]] = ()
     refusals: ClassVar[tuple[type[Refused], ...]] = ()
@@ -180,6 +214,7 @@ class Core:
         on_members: Callable[[MemberChange], None],
         on_setting: Callable[[str, SettingChange], None],
         on_active: Callable[[], None],
+        on_voters: Callable[[tuple[str, ...]], None],
     ) -> None:
         """`after` queues what the machine does once the command has succeeded."""
         self._sessions = sessions
@@ -189,6 +224,7 @@ class Core:
         self._members_changed = on_members
         self._setting_changed = on_setting
         self._active_changed = on_active
+        self._voters_changed = on_voters
 
     def apply(self, command: Any, ctx: Context) -> Any:
         if isinstance(command, NodeUp):
@@ -201,6 +237,8 @@ class Core:
             return self._open_session(command, ctx)
         if isinstance(command, SetSetting):
             return self._set_setting(command, ctx)
+        if isinstance(command, SetVoters):
+            return self._set_voters(command, ctx)
         assert isinstance(command, SettleOutcome)
         return self._settle_outcome(command, ctx)
 
@@ -208,6 +246,9 @@ class Core:
         pass
 
     def on_setting(self, change: SettingChange, ctx: Context) -> None:
+        pass
+
+    def on_voters(self, voters: tuple[str, ...], ctx: Context) -> None:
         pass
 
     def invariants(self, view: View) -> list[str]:
@@ -301,6 +342,20 @@ class Core:
         self._after(lambda: self._sessions.end_node(command.name))
         self._after(lambda: self._members_changed(MemberChange(old, new, old.incarnation)))
         return NodeDownResult(new.incarnation)
+
+    def _set_voters(self, command: SetVoters, ctx: Context) -> VotersResult:
+        raft_ids = command.raft_ids
+        if len(raft_ids) > VOTERS_MAX or any(len(id) > NAME_CHARS_MAX for id in raft_ids):
+            raise Refused(f"at most {VOTERS_MAX} voters, their ids of {NAME_CHARS_MAX} letters")
+        table: Table[str, Voters] = ctx.table("voters")
+        old = table.get(_VOTERS) or Voters()
+        if command.expected_version != old.version:
+            return VotersResult(old.version, False)
+        new = Voters(old.version + 1, tuple(sorted(raft_ids)))
+        table.put(_VOTERS, new)
+        if new.raft_ids != old.raft_ids:
+            self._after(lambda: self._voters_changed(old.raft_ids))
+        return VotersResult(new.version, True)
 
     def _open_session(self, command: OpenSession, ctx: Context) -> OpenSessionResult:
         _require_no_session(ctx)

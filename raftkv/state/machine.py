@@ -48,7 +48,7 @@ from .contract import (
     SettingChange,
     View,
 )
-from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport
+from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport, Voters
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
@@ -110,11 +110,9 @@ class StateMachine:
         self._tables = [table for r in self._all.values() for table in r.tables.values()]
         self._capture = Capture({name: r.tables.values() for name, r in self._all.items()})
         self._active: dict[str, Routed] = {}
-        self._views = {
-            name: StateView(self, routed.tables, routed.members, routed.settings_view)
-            for name, routed in self._all.items()
-        }
+        self._views = {name: StateView(self, routed) for name, routed in self._all.items()}
         self.members: Mapping[str, Member] = self._all[CORE].members
+        self._voters = self._all[CORE].tables["voters"].view
         self._refresh_active()
 
     def _route(self, plugins: Sequence[PurePlugin]) -> dict[str, Routed]:
@@ -129,13 +127,12 @@ class StateMachine:
             self._members_changed,
             self._setting_changed,
             self._refresh_active,
+            self._voters_changed,
         )
         core = Routed(builtin, self._undo, self._sessions, None, None)
         found = {CORE: core}
         for plugin in ordered:
-            routed = Routed(
-                plugin, self._undo, self._sessions, core.members, core.tables["settings"]
-            )
+            routed = Routed(plugin, self._undo, self._sessions, core.members, core.tables)
             routed.ctx._callees = {name: found[name] for name in plugin.uses}
             found[plugin.name] = routed
             self._settings[plugin.name] = routed.settings
@@ -144,6 +141,12 @@ class StateMachine:
             except TypeError as error:
                 raise ConfigError(f"the plugin cannot be used: {error}") from None
         return {name: found[name] for name in sorted(found)}
+
+    @property
+    def voters(self) -> tuple[int, tuple[str, ...]]:
+        """The cores that vote, as the leader has announced them, and the version of that."""
+        row: Voters | None = self._voters.get("now")
+        return (0, ()) if row is None else (row.version, row.raft_ids)
 
     # Applying
 
@@ -312,6 +315,11 @@ class StateMachine:
         for name in sorted(self._active):
             routed = self._active[name]
             self._hook(routed, "on_members", routed.plugin.on_members, change)
+
+    def _voters_changed(self, old: tuple[str, ...]) -> None:
+        for name in sorted(self._active):
+            routed = self._active[name]
+            self._hook(routed, "on_voters", routed.plugin.on_voters, old)
 
     def _setting_changed(self, plugin: str, change: SettingChange) -> None:
         routed = self._active.get(plugin)

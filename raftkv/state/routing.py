@@ -18,9 +18,9 @@ import msgspec
 from raftkv.errors import ConfigError, UnknownCommand, UnknownPlugin
 
 from .contract import Member, PurePlugin, Setting, TableSpec
-from .tables import RunTable, Table, UndoLog, undo_to
+from .tables import RunTable, Table, TableView, UndoLog, undo_to
 from .types import require_bounded, require_frozen
-from .views import MembersView, SettingsView
+from .views import MembersView, SettingsView, voters_in
 
 if TYPE_CHECKING:
     from .contract import Context
@@ -40,6 +40,7 @@ class CommandContext:
         "_callees",
         "_sessions",
         "_undo",
+        "_voters",
         "index",
         "members",
         "now",
@@ -57,6 +58,7 @@ class CommandContext:
         settings: SettingsView,
         sessions: Sessions,
         undo: UndoLog,
+        voters: TableView[str, Any],
     ) -> None:
         self.now = 0
         self.index = 0
@@ -69,12 +71,17 @@ class CommandContext:
         self.table: Callable[[str], Table[Any, Any]] = tables.__getitem__
         self._sessions = sessions
         self._undo = undo
+        self._voters = voters
         self._callees: dict[str, Routed] = {}
 
     @property
     def origin(self) -> Member | None:
         session = self._sessions.by_id.get(self.session)
         return None if session is None else self.members.get(session.node)
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        return voters_in(self._voters)
 
     def call(self, plugin: str, command: msgspec.Struct) -> Any:
         callee = self._callees.get(plugin)
@@ -104,8 +111,9 @@ class Routed:
         undo: UndoLog,
         sessions: Sessions,
         members: MembersView | None,
-        settings_table: Table[Any, Any] | None,
+        core_tables: Mapping[str, Table[Any, Any]] | None,
     ) -> None:
+        """`members` and `core_tables` are those of the core; None when this is the core."""
         name = self.name = plugin.name
         self.plugin = plugin
         try:
@@ -125,10 +133,13 @@ class Routed:
         }
         if members is None:
             members = MembersView(self.tables["members"].view)
-        table = self.tables["settings"] if settings_table is None else settings_table
+        core = self.tables if core_tables is None else core_tables
         self.members = members
-        self.settings_view = SettingsView(name, self.settings, table.view)
-        self.ctx = CommandContext(self.tables, members, self.settings_view, sessions, undo)
+        self.voters: TableView[str, Any] = core["voters"].view
+        self.settings_view = SettingsView(name, self.settings, core["settings"].view)
+        self.ctx = CommandContext(
+            self.tables, members, self.settings_view, sessions, undo, self.voters
+        )
         self.apply: Callable[[Any, Context], Any] = plugin.apply
 
     def checked(self, command: Any, result: Any) -> Any:

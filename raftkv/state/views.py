@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from .contract import Member, Setting
-from .tables import Table, TableView
+from .tables import TableView
 
-__all__ = ["MembersView", "SettingsView", "StateView", "decode_setting"]
+if TYPE_CHECKING:
+    from .routing import Routed
+
+__all__ = ["MembersView", "SettingsView", "StateView", "decode_setting", "voters_in"]
 
 
 class Position(Protocol):
@@ -26,19 +29,14 @@ class Position(Protocol):
 class StateView:
     """The applied state of one plugin, read-only. See `contract.View`."""
 
-    __slots__ = ("_position", "_tables", "members", "settings")
+    __slots__ = ("_position", "_tables", "_voters", "members", "settings")
 
-    def __init__(
-        self,
-        position: Position,
-        tables: Mapping[str, Table[Any, Any]],
-        members: Mapping[str, Member],
-        settings: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, position: Position, routed: Routed) -> None:
         self._position = position
-        self._tables = {name: table.view for name, table in tables.items()}
-        self.members = members
-        self.settings = settings
+        self._tables = {name: table.view for name, table in routed.tables.items()}
+        self._voters = routed.voters
+        self.members: Mapping[str, Member] = routed.members
+        self.settings: Mapping[str, Any] = routed.settings_view
 
     @property
     def index(self) -> int:
@@ -48,8 +46,19 @@ class StateView:
     def now(self) -> int:
         return self._position.now
 
+    @property
+    def voters(self) -> tuple[str, ...]:
+        return voters_in(self._voters)
+
     def table(self, name: str) -> TableView[Any, Any]:
         return self._tables[name]
+
+
+def voters_in(table: TableView[str, Any]) -> tuple[str, ...]:
+    """The raft ids in the core's table of voters."""
+    row = table.get("now")
+    ids: tuple[str, ...] = () if row is None else row.raft_ids
+    return ids
 
 
 class MembersView(Mapping[str, Member]):

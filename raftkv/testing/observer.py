@@ -17,8 +17,10 @@ What is checked, and when (Raft paper, figure 3):
   index. A committed entry is never cut off.
 
 And beside them: a leader commits by counting only entries of its own term; what it commits is on
-the platters of a majority (promises.py); term, commit and applied index of a running node never go
-back; nobody is elected while another node holds a lease by its own clock.
+the platters of a majority (promises.py); whom the state takes for voters, at an entry, are among
+those by whom it was committed (raftkv/voters.py), as long as nobody forces anything; term, commit
+and applied index of a running node never go back; nobody is elected while another node holds a
+lease by its own clock.
 
 Who votes is asked of the log, not of its owner: of everything that was ever appended, the last
 configuration that stands in this log. At elections and commits the engine must count by the same
@@ -84,6 +86,8 @@ class Observer:
         # index -> term of every committed entry; term of the leader -> highest index it committed.
         self.committed: dict[int, int] = {}
         self._committed_in: dict[int, int] = {}
+        # index -> voters of the configuration by which a leader committed it; None: not followed.
+        self._committed_by: dict[int, frozenset[str]] | None = {}
         # Hosts whose data belong to a history that was given up (disaster.py).
         self.outdated: set[str] = set()
         # (index, term, configuration) of every configuration ever appended, in this order.
@@ -161,6 +165,8 @@ class Observer:
         self.committed.clear()
         self.committed.update(held)
         self._committed_in.clear()
+        # The state believes in its old voters until it is told otherwise.
+        self._committed_by = None
         self.configurations = [
             (i, t, c) for i, t, c in self.configurations if held.get(i) == t or wal.term_at(i) == t
         ]
@@ -341,7 +347,21 @@ class Observer:
                     f"{name} leads term {term} and commits entry {commit} of term "
                     f"{wal.term_at(commit)} by counting",
                 )
-            self.promises.committed(name, engine, commit, self._voters(name, engine))
+            voters = self._voters(name, engine)
+            self.promises.committed(name, engine, commit, voters)
+            if self._committed_by is not None:
+                for index in range(seen.commit + 1, commit + 1):
+                    self._committed_by.setdefault(index, frozenset(voters))
+
+    def applying(self, name: str, index: int, announced: tuple[str, ...]) -> None:
+        """What the state takes for voters, at an entry that a leader has committed by counting."""
+        voted = None if self._committed_by is None else self._committed_by.get(index)
+        if voted is not None and not voted.issuperset(announced):
+            self._violated(
+                "announced voters do vote",
+                f"{name} applies entry {index}, which {sorted(voted)} voted on, and takes "
+                f"{sorted(announced)} for its voters",
+            )
 
     def _check_committed(self, name: str, engine: Engine, index: int) -> None:
         term = engine.wal.term_at(index)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raftkv import member_changes
+from raftkv import member_changes, voters
 from raftkv import node as node_module
 from raftkv.parts import CorePart
 from raftkv.raft import engine as engine_module
@@ -36,13 +36,28 @@ __all__: list[str] = []
     members=True,
 )
 def _two_changes(append: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(change: Any, make: Any, *, force: bool = False) -> bool:
+    async def broken(change: Any, make: Any, *, force: bool = False, **more: Any) -> bool:
         engine = change._engine
         with replaced(engine_module, "check_change", lambda proposed, **known: None):
             proposed = make(engine.configuration)
             if engine.leading is not None and proposed != engine.configuration:
                 engine.change_configuration(proposed, force=force)
-        return bool(await append(change, make, force=force))
+        return bool(await append(change, make, force=force, **more))
+
+    return broken
+
+
+@wrapping(
+    "removed-unannounced",
+    "a core is removed while the state goes on taking it for a voter",
+    voters.VoterNews,
+    "strike_off",
+    seeds_max=50,
+    members=True,
+)
+def _removed_unannounced(strike_off: Callable[..., Any]) -> Callable[..., Any]:
+    async def broken(news: Any, raft_id: str, timeout_s: float) -> None:
+        """Nobody is told."""
 
     return broken
 
@@ -53,14 +68,14 @@ def _change_before_no_op() -> Iterator[None]:
         return property(lambda part: part.engine.leading is not None)
 
     def wrap_append(append: Callable[..., Any]) -> Callable[..., Any]:
-        async def broken(change: Any, make: Any, *, force: bool = False) -> bool:
+        async def broken(change: Any, make: Any, *, force: bool = False, **more: Any) -> bool:
             engine = change._engine
             if engine.leading is not None:
                 with pretending(engine.leading, "first_index", 0):
                     proposed = make(engine.configuration)
                     if proposed != engine.configuration:
                         engine.change_configuration(proposed, force=force)
-            return bool(await append(change, make, force=force))
+            return bool(await append(change, make, force=force, **more))
 
         return broken
 

@@ -264,6 +264,7 @@ class SimulatedCluster:
                     "state-machine safety",
                     f"{current.running_host()} applies something else at index {index}",
                 )
+            self.observer.applying(current.running_host(), index, replica.machine.voters[1])
             original(replica, index, body)
             self.watchers.applied(replica.machine)
             self.holders.applied(replica.machine)
