@@ -224,9 +224,11 @@ def test_serve_logs_json_lines_and_stops_on_a_signal(config: Path, number: int) 
     serving = start_serve(config)
     assert serving.stderr is not None
     lines: list[bytes] = []
-    while not lines or b"serving at" not in lines[-1]:
+    awaited = [b"serving at", b" leads term "]
+    while awaited:
         lines.append(serving.stderr.readline())
         assert lines[-1], "serve ended before it served"
+        awaited = [words for words in awaited if words not in lines[-1]]
     serving.send_signal(number)
     _, rest = serving.communicate(timeout=TIMEOUT_S)
     assert serving.returncode == 0, rest
