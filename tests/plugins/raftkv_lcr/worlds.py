@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from bench.truth import AuditOutcome, History, audit_outcome, without_discarded
 from raftkv.errors import RaftkvError
-from raftkv.state import StateMachine
 from raftkv_lcr.modes import effective_mode
 from raftkv_lcr.old_node import OldApi, OldLCR
 from raftkv_lcr.owner import Message
@@ -42,12 +41,7 @@ class OldFakeNode(FakeNode):
     """A node of the version before the linear registry."""
 
     def __init__(self, cluster: Cluster, name: str, role: Literal["core", "replicant"]) -> None:
-        super().__init__(cluster, name, role)
-        plugin = OldLCR()
-        self.machine = StateMachine([plugin])
-        self.machine.subscribe(self._note)
-        self.lcr = plugin.open(self)
-        self.service = plugin.service(self, self.lcr)
+        super().__init__(cluster, name, role, OldLCR())
 
 
 Group = Literal["lcr_on", "lcr_off"]
@@ -75,11 +69,9 @@ class World:
 
     async def old_node(self, name: str, role: Literal["core", "replicant"]) -> FakeNode:
         """Let a node of the version before join."""
-        node = self.cluster.nodes[name] = OldFakeNode(self.cluster, name, role)
-        node.catch_up()
-        await node.service.start()
+        node = OldFakeNode(self.cluster, name, role)
+        await self.cluster.join(node)
         self.attach(node)
-        self.cluster.node_up(node)
         return node
 
     async def new_node(self, name: str, role: Literal["core", "replicant"]) -> FakeNode:
