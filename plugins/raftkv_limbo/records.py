@@ -1,0 +1,52 @@
+"""The verdicts that are kept: runs of rolled back positions.
+
+What is not pending, not rolled back and not forgotten is confirmed, so confirmations need no rows:
+the positions between two runs are the confirmed ones. A run costs one row however many positions
+it has. The oldest runs go when there are more than `rollbacks_kept`, and with them the knowledge of
+all that is older: `State.forgotten` says how far.
+
+Two kinds of runs are never dropped, and the limits of the queue bound both: those behind its head,
+for they say which entries there are dead, and those of the present entry of the log, for whoever
+waits for that verdict has not seen it yet.
+"""
+
+from __future__ import annotations
+
+from raftkv.plugin import Context
+
+from .commands import Rollback
+
+__all__ = ["add_runs", "forget", "runs_of"]
+
+
+def runs_of(positions: list[int]) -> list[tuple[int, int]]:
+    """The stretches without gaps of rising positions: (first, last), in order."""
+    runs: list[tuple[int, int]] = []
+    for position in positions:
+        if runs and runs[-1][1] == position - 1:
+            runs[-1] = runs[-1][0], position
+        else:
+            runs.append((position, position))
+    return runs
+
+
+def add_runs(ctx: Context, positions: list[int], *, term: int, reason: str, node: str) -> None:
+    """Write down one ROLLBACK of these rising positions, newest run first."""
+    table = ctx.table("rollbacks")
+    for first, last in reversed(runs_of(positions)):
+        run = Rollback(last, positions[0], ctx.index, term, ctx.now, reason, node)
+        table.put(first, run)
+
+
+def forget(ctx: Context, forgotten: int, head: int) -> int:
+    """Drop the oldest runs that are too many; up to which position verdicts are unknown then."""
+    table = ctx.table("rollbacks")
+    surplus = len(table) - ctx.settings["rollbacks_kept"]
+    if surplus <= 0:
+        return forgotten
+    for first, run in list(table.scan(last=head or None, limit=surplus)):
+        if run.index == ctx.index:
+            break
+        table.delete(first)
+        forgotten = run.last
+    return forgotten
