@@ -1,0 +1,200 @@
+"""What this node tells the others about the queue: its acknowledgements, vetoes and declaration.
+
+A node acknowledges a position when it has applied it and its validators had no objection. Nothing
+is said while nothing is pending, while Raft's commit is the quorum, or by a node that nobody
+counts.
+
+Rules of this file
+1. One acknowledgement is under way at a time, for the newest position there is: the slower the log,
+   the more transactions one of them stands for.
+2. Its answer does not matter. What this node has acknowledged stands in the tables; as long as that
+   is less than it should be, it is said again. So a lost answer, a new life or a snapshot need no
+   code of their own.
+3. Validators are run in the order of positions, each position once unless it failed. A failure is
+   repeated after a pause, and decides nothing (`validators.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from raftkv.errors import RaftkvError, Stopped
+from raftkv.plugin import Host, View
+
+from . import commands
+from .commands import Ack, Declare
+from .metrics import Counters
+from .quorum import counts
+from .settling import RETRY_FIRST_S, RETRY_MAX_S
+from .validators import Proposal, Validators, Veto, place_of
+from .views import fate, is_fast, participant_of, state_of, waiting_entries
+
+__all__ = ["Acking"]
+
+# Entries taken from the queue at once to be validated.
+CHUNK: Final = 64
+# A validator that fails is said again after so long.
+SAID_AGAIN_S: Final = 60.0
+
+
+class Acking:
+    """Speaks for one node."""
+
+    def __init__(self, host: Host, zone: str, validators: Validators, counters: Counters) -> None:
+        self._host = host
+        self._zone = zone
+        self._validators = validators
+        self._counters = counters
+        self._wake = asyncio.Event()
+        # By validator: up to where it has approved all sync positions, in this process.
+        self._approved: dict[str, int] = {}
+        self._delay_s = RETRY_FIRST_S
+        # A validator has failed: not before this time is one run again.
+        self._failed_until = 0.0
+        self._failing_s = RETRY_FIRST_S
+        self._said: dict[str, float] = {}
+
+    def wake(self) -> None:
+        """Something may be to be said."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                said = await self._say()
+            except Stopped:
+                return
+            except RaftkvError as error:
+                # No leader, a lost answer, a life that has ended: look again, and say it again.
+                self._host.log.debug("limbo: an ack waits: %s", type(error).__name__)
+                await self._pause()
+                continue
+            self._delay_s = RETRY_FIRST_S
+            if not said:
+                await self._wake.wait()
+
+    async def _pause(self) -> None:
+        await self._host.runtime.sleep(self._delay_s)
+        self._delay_s = min(2 * self._delay_s, RETRY_MAX_S)
+
+    async def _say(self) -> bool:
+        """Say what is next to be said; False: nothing is."""
+        host = self._host
+        if not host.incarnation:
+            return False
+        view = host.view()
+        if self._declared(view) != (self._zone, tuple(self._validators)):
+            await host.propose(Declare(self._zone, tuple(self._validators)))
+            return True
+        if not state_of(view).head or is_fast(view):
+            return False
+        validators = [name for name in view.settings["quorum_validators"] if name in self]
+        if not self._matters(view, validators):
+            return False
+        if validators:
+            upto = await self._validated(validators)
+        else:
+            upto = self._newest(view)
+        if not self._is_news(host.view(), upto, validators):
+            return False
+        self._counters.add("acks")
+        await host.propose(Ack(upto, tuple(validators)))
+        return True
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._validators
+
+    def _declared(self, view: View) -> tuple[str, tuple[str, ...]]:
+        row = participant_of(view, self._host.name)
+        return ("", ()) if row is None else (row.zone, row.validators)
+
+    def _matters(self, view: View, validators: list[str]) -> bool:
+        """Whether somebody counts what this node acknowledges."""
+        member = view.members.get(self._host.name)
+        return (
+            bool(validators)
+            or (member is not None and counts(member, view))
+            or self._zone in view.settings["quorum_zones"]
+        )
+
+    def _newest(self, view: View) -> int:
+        """The newest sync position that may be pending; 0: none."""
+        state = state_of(view)
+        entries = view.table("entries")
+        for position in range(state.last, state.head - 1, -1):
+            if entries[position].sync:
+                return position
+        return 0
+
+    def _is_news(self, view: View, upto: int, validators: list[str]) -> bool:
+        state = state_of(view)
+        if not 0 < state.head <= upto:
+            return False  # it was settled meanwhile
+        row = participant_of(view, self._host.name)
+        if row is None or row.acked < upto:
+            return True
+        approvals = view.table("approvals")
+        return any(approvals.get((name, self._host.name), 0) < upto for name in validators)
+
+    # --- validators ---
+
+    async def _validated(self, validators: list[str]) -> int:
+        """Run them on what they have not seen; up to where all have approved.
+
+        Comes back with what there is so far after a veto, a failure, or some entries.
+        """
+        host = self._host
+        upto = min(self._approved.get(name, 0) for name in validators)
+        if host.runtime.monotonic() < self._failed_until:
+            return upto
+        for position, entry in waiting_entries(host.view(), upto + 1, CHUNK):
+            if not entry.sync:
+                continue
+            proposal = Proposal(position, entry.writes, entry.term)
+            for name in validators:
+                if self._approved.get(name, 0) >= position:
+                    continue
+                try:
+                    await self._validators.run(name, proposal)
+                except Veto as veto:
+                    await self._veto(name, position, veto.reason)
+                    return upto
+                except Exception as error:
+                    # Tell what was approved before it, and look again after a pause.
+                    self._failed(name, error)
+                    return upto
+                self._approved[name] = position
+            upto = position
+            self._failing_s = RETRY_FIRST_S
+            if fate(host.view(), position) != "pending":
+                break  # the queue is another one by now
+        else:
+            return upto
+        self.wake()
+        return upto
+
+    async def _veto(self, name: str, position: int, reason: str) -> None:
+        self._counters.add("vetoes")
+        await self._host.propose(commands.Veto(position, name, _printable(reason)))
+        self.wake()
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._counters.add("validator_failures")
+        where, now = place_of(error), self._host.runtime.monotonic()
+        self._failed_until = now + self._failing_s
+        self._host.runtime.call_later(self._failing_s, self.wake)
+        self._failing_s = min(2 * self._failing_s, RETRY_MAX_S)
+        if now - self._said.get(where, -SAID_AGAIN_S) >= SAID_AGAIN_S:
+            self._said[where] = now
+            self._host.log.error(
+                "the limbo's validator %s failed (%s): it decides nothing, and is run again",
+                name,
+                where,
+            )
+
+
+def _printable(reason: str) -> str:
+    """What can be encoded: a lone surrogate cannot."""
+    return reason.encode("utf-8", "replace").decode()
