@@ -1,0 +1,1 @@
+"""Storms of the limbo in the simulated world; for developers of the plugin."""
