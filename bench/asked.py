@@ -84,6 +84,13 @@ class AskedProcess(Generic[AnswerT]):
             raise WorkerFailed(f"{self.name}: {answer.error}")
         return answer
 
+    async def kill(self) -> None:
+        """SIGKILL. What it wrote stays: after `spawn` and `answer` it is back as its old self."""
+        process = self._process
+        assert process is not None
+        process.kill()
+        await process.wait()
+
     async def end(self) -> None:
         """Ask it to stop cleanly, then make it."""
         process = self._process

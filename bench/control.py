@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from bench.cluster_calls import ClusterCallLoad
+from bench.limbo import Confirmation, LimboLoad
 from bench.scenarios import Collected, Load
 from bench.schema import SessionMode
 from bench.truth import Expectation
@@ -25,18 +26,23 @@ from raftkv.plugin import Consistency
 
 __all__ = [
     "LINE_BYTES_MAX",
+    "AskConfirmed",
     "Audit",
     "AwaitCallers",
     "CallLoad",
     "Channel",
+    "CheckRows",
     "Collect",
+    "Confirmed",
     "Done",
+    "DropRows",
     "Effects",
     "Failed",
     "Flush",
     "Function",
     "HangUp",
     "Lag",
+    "OwnLimbo",
     "Play",
     "ProfileStart",
     "ProfileStop",
@@ -62,7 +68,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     `drivers` maps the names of all drivers to the Unix sockets of their mesh. `sessions`: a broker
     holds sessions on the node, and its messages are counted. `cluster_calls`: the node has the
-    plugin `calls` instead of the registry, and its messages are counted too.
+    plugin `calls` instead of the registry, and its messages are counted too; `limbo`: the plugin
+    `limbo`, likewise.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     drivers: dict[str, str]
     sessions: bool = False
     cluster_calls: bool = False
+    limbo: bool = False
 
 
 class Play(msgspec.Struct, frozen=True, tag="play"):
@@ -145,6 +153,30 @@ class Effects(msgspec.Struct, frozen=True, tag="effects"):
     nodes: tuple[str, ...]
 
 
+class OwnLimbo(msgspec.Struct, frozen=True, tag="own_limbo"):
+    """Set the quorum of LIMBO_QUORUMS, become the owner, and make the space of the load."""
+
+    quorum: str
+    number: int
+
+
+class AskConfirmed(msgspec.Struct, frozen=True, tag="ask_confirmed"):
+    """Ask for `Confirmed`: what the writers of the last load were told."""
+
+
+class CheckRows(msgspec.Struct, frozen=True, tag="check_rows"):
+    """Log how many of these transactions this node has in its rows, and how many rows besides."""
+
+    load: LimboLoad
+    confirmed: tuple[Confirmation, ...]
+
+
+class DropRows(msgspec.Struct, frozen=True, tag="drop_rows"):
+    """Drop the space of the load of this number; its rows go in the background."""
+
+    number: int
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Ask for `State`."""
 
@@ -170,6 +202,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 Request = (
     Load | Play | Collect | Audit | CallLoad | Lag | SwitchMode | HangUp | Status | Flush
     | ProfileStart | ProfileStop | Stop | ClusterCallLoad | AwaitCallers | TakePart | Effects
+    | LimboLoad | OwnLimbo | AskConfirmed | CheckRows | DropRows
 )  # fmt: skip
 
 
@@ -190,7 +223,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     broker; `in_doubt` are rows that the node still has to delete, or to settle, by itself.
 
     With cluster calls `last_call` is the highest id that this node's copy shows, and `cursors` are
-    those of the nodes that take part and follow.
+    those of the nodes that take part and follow. With the limbo `acks` are those that this node
+    wrote, `pending` the transactions that wait for their quorum, `rows_dropped` how many spaces
+    still have rows to be swept.
     """
 
     role: str
@@ -208,6 +243,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     in_doubt: int = 0
     last_call: int = 0
     cursors: dict[str, int] = {}
+    acks: int = 0
+    pending: int = 0
+    rows_dropped: int = 0
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
@@ -240,7 +278,13 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag="profiled"):
     functions: tuple[Function, ...]
 
 
-Reply = Done | Failed | Collected | State | Ran | Profiled
+class Confirmed(msgspec.Struct, frozen=True, tag="confirmed"):
+    """The transactions that writers were told are confirmed, the warm-up's too."""
+
+    transactions: tuple[Confirmation, ...]
+
+
+Reply = Done | Failed | Collected | State | Ran | Profiled | Confirmed
 
 
 class Channel:

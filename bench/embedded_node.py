@@ -22,6 +22,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench.control import LINE_BYTES_MAX
+from bench.limbo_asked import (
+    Fates,
+    LimboAsk,
+    LimboTold,
+    Own,
+    SeenHere,
+    WriteOnce,
+    WriteOwnKeys,
+    limbo_answer,
+)
 from bench.peers.callers import ReadCheckWrite, Took, read_check_write
 from raftkv import Node, NodeConfig, tune_gc
 from raftkv.errors import RaftkvError
@@ -31,6 +41,7 @@ from raftkv.server import door_of
 
 if TYPE_CHECKING:
     from raftkv_lcr import LcrApi
+    from raftkv_limbo import LimboApi
 
 __all__ = [
     "Answer",
@@ -55,10 +66,11 @@ HOT = b"hot"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The process's file. `registry`: run the Linear Channel Registry, too."""
+    """The process's file. `registry`: run the Linear Channel Registry, too; `limbo`: the limbo."""
 
     node: NodeConfig
     registry: bool = False
+    limbo: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -112,7 +124,7 @@ class Where(msgspec.Struct, frozen=True, tag="where"):
     """Ask for the node's position only."""
 
 
-Ask = Load | Puts | Gets | Cas | ReadCheckWrite | Watchers | Snapshot | Where
+Ask = Load | Puts | Gets | Cas | ReadCheckWrite | Watchers | Snapshot | Where | LimboAsk
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,15 +148,23 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     max_ms: float = 0.0
     file_bytes: int = 0
     took: Took = Took()
+    limbo: LimboTold = LimboTold()
 
 
 class EmbeddedNode:
     """The node and what is asked of it."""
 
-    def __init__(self, node: Node, endpoint: str, lcr: LcrApi | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        endpoint: str,
+        lcr: LcrApi | None = None,
+        limbo: LimboApi | None = None,
+    ) -> None:
         self._node = node
         self._endpoint = endpoint
         self._lcr = lcr
+        self._limbo = limbo
         self._watchers: list[asyncio.Task[None]] = []
 
     async def handle(self, ask: Ask) -> Answer:
@@ -166,6 +186,9 @@ class EmbeddedNode:
                 await self._watch(ask)
             case Snapshot():
                 more["file_bytes"] = await self._snapshot()
+            case Own() | WriteOwnKeys() | WriteOnce() | Fates() | SeenHere():
+                assert self._limbo is not None, "the node runs without the limbo"
+                more["limbo"] = await limbo_answer(self._node, self._limbo, ask)
         return self.where(seconds=time.perf_counter() - began_s, **more)
 
     def where(self, **more: Any) -> Answer:
@@ -316,18 +339,22 @@ async def _run(setup: Setup) -> None:
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    plugins: list[Any] = []
+    apis: dict[str, Any] = {}  # the plugin, then what the node has of it
     if setup.registry:
         from raftkv_lcr import LCR
 
-        plugins = [LCR]
-    async with Node(setup.node, plugins=plugins) as node:
+        apis["lcr"] = LCR
+    if setup.limbo:
+        from raftkv_limbo import Limbo
+
+        apis["limbo"] = Limbo
+    async with Node(setup.node, plugins=list(apis.values())) as node:
         await node.wait_ready(120.0)
         door = door_of(node, version="bench")
         await door.start()
         try:
-            registry = node.plugin(plugins[0]) if plugins else None
-            worker = EmbeddedNode(node, door.endpoint, registry)
+            apis = {name: node.plugin(plugin) for name, plugin in apis.items()}
+            worker = EmbeddedNode(node, door.endpoint, **apis)
             _say(worker.where())
             decode = msgspec.json.Decoder(Ask).decode
             while line := await reader.readline():

@@ -34,13 +34,16 @@ class Cores:
     """Three cores (or one, or five) that run within the context, with fsync on.
 
     `directory` must exist and is the caller's to remove. With `registry` they run the Linear
-    Channel Registry, too.
+    Channel Registry, too, and with `limbo` the limbo.
     """
 
-    def __init__(self, directory: Path, *, layout: str = "3", registry: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, layout: str = "3", registry: bool = False, limbo: bool = False
+    ) -> None:
         configs = node_configs(Layout.parse(layout), directory, "on")
         self.members = [
-            Member(name, Setup(config, registry), directory) for name, config in configs.items()
+            Member(name, Setup(config, registry, limbo), directory)
+            for name, config in configs.items()
         ]
 
     async def __aenter__(self) -> Cores:
@@ -75,6 +78,16 @@ class Cores:
         while any([(await each.ask(Where())).snapshotting for each in running]):
             if time.monotonic() > until_s:
                 raise WorkerFailed(f"a core writes a snapshot for over {SETTLE_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def caught_up(self) -> None:
+        """Wait until every member that runs has applied what the leader had applied just now."""
+        _, answer = await self.leader()
+        until_s = time.monotonic() + SETTLE_TIMEOUT_S
+        running = [each for each in self.members if each.pid is not None]
+        while any([(await each.ask(Where())).applied < answer.applied for each in running]):
+            if time.monotonic() > until_s:
+                raise WorkerFailed(f"a core is behind for over {SETTLE_TIMEOUT_S:.0f} s")
             await asyncio.sleep(_POLL_S)
 
     async def cpu_s(self) -> float:

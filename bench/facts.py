@@ -1,6 +1,7 @@
 """What is known of a load beside its rows: a file for each, `DIR/loads/<run>-<layout>-<n>.json`.
 
-Loads of cluster calls (`bench.cluster_calls`) have theirs below `DIR/call-loads`.
+Loads of cluster calls (`bench.cluster_calls`) have theirs below `DIR/call-loads`, and those of the
+limbo (`bench.limbo`) below `DIR/limbo-loads`.
 
 Rows say what each operation was told. How many entries and messages all of them cost together, when
 the leader was killed and how long a switch of the mode took belong to no operation, so they stand
@@ -22,11 +23,14 @@ from bench.schema import Column, columns_of
 __all__ = [
     "CALL_FACT_COLUMNS",
     "FACT_COLUMNS",
+    "LIMBO_FACT_COLUMNS",
     "PURPOSES",
     "CallFacts",
     "Facts",
+    "LimboFacts",
     "write_call_facts",
     "write_facts",
+    "write_limbo_facts",
 ]
 
 PURPOSES = {"raft_messages": "raft", "feed_messages": "follow", "call_messages": "rpc"}
@@ -87,8 +91,32 @@ class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
     killed_us: Annotated[int | None, "int64", "when, microseconds since the epoch"] = None
 
 
+class LimboFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of the limbo. Counts are from the first writer until all nodes had applied all."""
+
+    run: Annotated[str, "string", "names the run, as in the log"]
+    layout: Annotated[str, "string", "processes of the cluster: one of LAYOUTS"]
+    load: Annotated[str, "string", "names the load in its rows, once in a run and layout"]
+    scenario: Annotated[str, "string", "LIMBO_SCENARIO"]
+    quorum: Annotated[str, "string", "who must hold a transaction: one of LIMBO_QUORUMS"]
+    writers: Annotated[int, "int64", "all of them in the owner, one transaction outstanding each"]
+    owner: Annotated[str, "string", "the node that owned the limbo: Raft's leader"]
+    nodes: Annotated[str, "string", "nodes that were looked at, in order with blanks between"]
+    began_us: Annotated[int, "int64", "when the writers were sent off, microseconds since 1970"]
+    elapsed_s: Annotated[float, "double", "what the counts cover"]
+    entries: Annotated[int, "int64", "entries committed to the log; one holds many commands"]
+    commands: Annotated[int, "int64", "commands applied; one submits many transactions"]
+    acks: Annotated[int, "int64", "acknowledgements that all nodes wrote into the log"]
+    raft_messages: Annotated[int | None, "int64", "sent between cores, heartbeats included"] = None
+    feed_messages: Annotated[int | None, "int64", "sent between replicants and their cores"] = None
+    call_messages: Annotated[int | None, "int64", "of RPC between nodes; each has two"] = None
+    sent_bytes: Annotated[int | None, "int64", "of all messages, before TLS"] = None
+    idle_messages_per_s: Annotated[float | None, "double", "of all nodes, without a load"] = None
+
+
 FACT_COLUMNS: tuple[Column, ...] = columns_of(Facts)
 CALL_FACT_COLUMNS: tuple[Column, ...] = columns_of(CallFacts)
+LIMBO_FACT_COLUMNS: tuple[Column, ...] = columns_of(LimboFacts)
 
 
 def write_facts(directory: Path, facts: Facts) -> Path:
@@ -101,7 +129,12 @@ def write_call_facts(directory: Path, facts: CallFacts) -> Path:
     return _write(directory / "call-loads", facts)
 
 
-def _write(folder: Path, facts: Facts | CallFacts) -> Path:
+def write_limbo_facts(directory: Path, facts: LimboFacts) -> Path:
+    """Writes the file of one load of the limbo below `directory`. Raises OSError."""
+    return _write(directory / "limbo-loads", facts)
+
+
+def _write(folder: Path, facts: Facts | CallFacts | LimboFacts) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     while (path := folder / f"{facts.run}-{facts.layout}-{number}.json").exists():

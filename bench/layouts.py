@@ -161,17 +161,21 @@ class Cluster:
         lease_ms: int = 0,
         sessions: bool = False,
         cluster_calls: bool = False,
+        limbo: bool = False,
     ) -> None:
         """`sessions`: a broker on every node, as `bench.sessions` has it.
 
-        `cluster_calls`: the plugin `calls` instead, as `bench.cluster_calls` has it.
+        `cluster_calls`: the plugin `calls` instead, as `bench.cluster_calls` has it. `limbo`: the
+        plugin `limbo`, as `bench.limbo` has it.
         """
         self.layout = layout
         self._out = out
         self.run = run
         self._sessions = sessions
         self._cluster_calls = cluster_calls
-        kind = "-sessions" if sessions else "-calls" if cluster_calls else ""
+        self._limbo = limbo
+        kinds = {"-sessions": sessions, "-calls": cluster_calls, "-limbo": limbo}
+        kind = next((name for name, is_it in kinds.items() if is_it), "")
         self._data = out / "nodes" / f"{layout.name}{kind}"
         self._configs = node_configs(layout, self._data, fsync, tls=tls, lease_ms=lease_ms)
         self._logs: list[IO[bytes]] = []
@@ -220,6 +224,7 @@ class Cluster:
             drivers={driver: str(self._sockets / driver) for driver in self.layout.drivers},
             sessions=self._sessions,
             cluster_calls=self._cluster_calls,
+            limbo=self._limbo,
         )
         file = self._data / f"{name}.json"
         file.write_bytes(msgspec.json.format(msgspec.json.encode(setup)))

@@ -8,8 +8,14 @@ from typing import Literal
 from bench.cluster_call_play import ClusterCallRun
 from bench.coordinator import CallRun
 from bench.layouts import Layout
+from bench.limbo_play import LimboRun
 from bench.scenarios import Load
-from bench.schema import CLUSTER_CALL_FUNCTIONS, CLUSTER_CALL_PLACES, CLUSTER_CALL_SCENARIOS
+from bench.schema import (
+    CLUSTER_CALL_FUNCTIONS,
+    CLUSTER_CALL_PLACES,
+    CLUSTER_CALL_SCENARIOS,
+    LIMBO_QUORUMS,
+)
 from raftkv.plugin import Consistency
 
 __all__ = [
@@ -17,8 +23,10 @@ __all__ = [
     "IN_FLIGHT",
     "PUT_EVERY",
     "QUICK_CALLERS_AT_ONCE",
+    "QUICK_WRITERS_AT_ONCE",
     "REGISTRY_SCENARIOS",
     "SESSION_SCENARIOS",
+    "WRITERS_AT_ONCE",
     "Plan",
 ]
 
@@ -38,6 +46,10 @@ QUICK_GETS_IN_FLIGHT = (1, 64)
 CALLERS_AT_ONCE = (1, 16, 64)
 QUICK_CALLERS_AT_ONCE = (1, 16)
 """Of cluster calls: they go one after the other, so more callers only wait for longer."""
+
+WRITERS_AT_ONCE = (1, 16, 64, 256)
+QUICK_WRITERS_AT_ONCE = (1, 64)
+"""Of transactions of the limbo."""
 
 LAGGING_CALLERS = 6
 """One on each node of 3+3: every call of the one that lags takes a second of everybody's time."""
@@ -82,6 +94,9 @@ class Plan:
     cluster_call_scenarios: tuple[str, ...] = ()
     cluster_call_seconds: float = 0.0
     callers_at_once: tuple[int, ...] = CALLERS_AT_ONCE
+    limbo: bool = False
+    limbo_seconds: float = 0.0
+    writers_at_once: tuple[int, ...] = WRITERS_AT_ONCE
 
     def loads(self) -> list[Load]:
         """Every scenario with bare calls of every registry."""
@@ -157,6 +172,25 @@ class Plan:
             elif layout.replicants:
                 found += self._lagging(participants)
         return found
+
+    def limbo_loads(self, layout: Layout) -> list[LimboRun]:
+        """The loads of the limbo: every quorum that the layout has, with every number of writers.
+
+        Without replicants all members are the cores; of one core the majority is all.
+        """
+        if not self.limbo:
+            return []
+        quorums = [
+            quorum
+            for quorum in LIMBO_QUORUMS
+            if (quorum != "members" or layout.replicants)
+            and (quorum == "majority" or layout.cores > 1)
+        ]
+        return [
+            LimboRun(quorum, writers, self.limbo_seconds, self.value_bytes)
+            for quorum in quorums
+            for writers in self.writers_at_once
+        ]
 
     def _undisturbed(self, layout: Layout, participants: str) -> list[ClusterCallRun]:
         return [

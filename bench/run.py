@@ -6,16 +6,18 @@ and gets by the place of their callers. On a layout with replicants follows the 
 test, on processes of its own: sessions that brokers open with the registry on, off and both, also
 while a replicant lags and while the leader is killed (`bench.performance`).
 
-All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads` and `DIR/call-loads`,
-the conditions to `DIR/conditions.json`. What this prints is a rough look for whoever waits; the
-figures come from `python -m bench analyse DIR`.
+All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads`, `DIR/call-loads` and
+`DIR/limbo-loads`, the conditions to `DIR/conditions.json`. What this prints is a rough look for
+whoever waits; the figures come from `python -m bench analyse DIR`.
 
     python -m bench run --layout 3+3 --scenario sessions --out DIR    # the performance test alone
     python -m bench run --layout 3 --layout 3+3 --scenario calls --out DIR
+    python -m bench run --layout 3 --layout 3+3 --scenario limbo --out DIR
 
-The last one is cluster calls, on processes of their own (`bench.cluster_calls`), once with the
-cores and once, where there are replicants, with all nodes executing them. It is not part of a run
-of everything.
+The last two are cluster calls, on processes of their own (`bench.cluster_calls`), once with the
+cores and once, where there are replicants, with all nodes executing them; and transactions of the
+limbo, on processes of their own, too (`bench.limbo`), with every quorum that the layout has. They
+are not part of a run of everything.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from bench.conditions import conditions, write_conditions
 from bench.control import Flush, Lag, State
 from bench.coordinator import Result, leader_of, play, run_calls
 from bench.layouts import Cluster, Layout, WorkerFailed
+from bench.limbo_play import LimboTest, play_limbo
 from bench.live import quantile_us
 from bench.performance import SessionTest, play_sessions
 from bench.plan import Plan
@@ -138,13 +141,16 @@ async def _run_layout(
     for participants in CLUSTER_CALL_PARTICIPANTS:
         if plan.cluster_calls(layout, participants):
             await _run_cluster_calls(layout, plan, participants, out, run, show, done)
+    if plan.limbo_loads(layout):
+        await _run_limbo(layout, plan, out, run, show, done)
     return results
 
 
 def _parts(plan: Plan, layout: Layout) -> int:
     """Loads on this layout."""
     called = sum(len(plan.cluster_calls(layout, each)) for each in CLUSTER_CALL_PARTICIPANTS)
-    return len(plan.loads()) + len(plan.calls(layout)) + len(plan.session_loads(layout)) + called
+    own = len(plan.session_loads(layout)) + len(plan.limbo_loads(layout))
+    return len(plan.loads()) + len(plan.calls(layout)) + own + called
 
 
 Show = Callable[[str], None]
@@ -198,6 +204,17 @@ async def _run_cluster_calls(
                 done(await play_cluster_calls(cluster, each, test))
     finally:
         collect_executions(cluster, test)
+
+
+async def _run_limbo(
+    layout: Layout, plan: Plan, out: Path, run: str, show: Show, done: Take
+) -> None:
+    """Transactions of the limbo; the quorum is a setting, so one cluster is enough."""
+    test = LimboTest(out, show)
+    show("limbo: starting")
+    async with Cluster(layout, out, run, fsync=plan.fsync, tls=plan.tls, limbo=True) as cluster:
+        for each in plan.limbo_loads(layout):
+            done(await play_limbo(cluster, each, test))
 
 
 def _show(results: Sequence[Result], out: Path) -> None:

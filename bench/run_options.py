@@ -13,11 +13,19 @@ from bench.plan import (
     IN_FLIGHT,
     PUT_EVERY,
     QUICK_CALLERS_AT_ONCE,
+    QUICK_WRITERS_AT_ONCE,
     REGISTRY_SCENARIOS,
     SESSION_SCENARIOS,
+    WRITERS_AT_ONCE,
     Plan,
 )
-from bench.schema import CLUSTER_CALL_SCENARIOS, CONSISTENCIES, LAYOUTS, SESSION_MODES
+from bench.schema import (
+    CLUSTER_CALL_SCENARIOS,
+    CONSISTENCIES,
+    LAYOUTS,
+    LIMBO_SCENARIO,
+    SESSION_MODES,
+)
 from raftkv.plugin import Consistency
 
 __all__ = ["parser", "plan_of"]
@@ -63,11 +71,12 @@ def _add_plan(add: Callable[..., object]) -> None:
             *SESSION_SCENARIOS,
             *PUT_EVERY,
             *CLUSTER_CALL_SCENARIOS,
+            LIMBO_SCENARIO,
         ),
         dest="scenarios",
         help="may be repeated; registry: the three of the registry; sessions: the five of the "
-        "performance test; all: these, puts and gets; calls: the three of cluster calls "
-        "(default: all)",
+        "performance test; all: these, puts and gets; calls: the three of cluster calls; limbo: "
+        "transactions that wait for a quorum (default: all)",
     )
     add(
         "--registry",
@@ -81,9 +90,9 @@ def _add_plan(add: Callable[..., object]) -> None:
     add(
         "--seconds",
         type=positive,
-        help="of each scenario (default: 20, with sessions 12, of cluster calls 3; quick: 3, of "
-        "cluster calls 1; the latter three times that while a replicant lags, and long enough for "
-        "the leader to be declared down)",
+        help="of each scenario (default: 20, with sessions 12, of cluster calls and the limbo 3; "
+        "quick: 3, of cluster calls and the limbo 1; cluster calls three times that while a "
+        "replicant lags, and long enough for the leader to be declared down)",
     )
     add("--fsync", choices=("on", "off"), default="on")
     add("--tls", action="store_true", help="mutual TLS between the nodes (default: plain streams)")
@@ -110,8 +119,8 @@ def _add_calls(add: Callable[..., object]) -> None:
         action="append",
         type=positive_int,
         metavar="N",
-        help="puts, gets or cluster calls at once; may be repeated (default: 1 16 64 256; cluster "
-        "calls 1 16 64, quick: 1 16)",
+        help="puts, gets, cluster calls or transactions at once; may be repeated (default: 1 16 64 "
+        "256; cluster calls 1 16 64, quick: 1 16; quick limbo: 1 64)",
     )
     add(
         "--consistency",
@@ -133,7 +142,12 @@ def _add_calls(add: Callable[..., object]) -> None:
         default=0,
         help="raft.lease_ms of the nodes; without it no lease reads are measured (default: 0)",
     )
-    add("--value-bytes", type=positive_int, default=64, help="of a put (default: 64)")
+    add(
+        "--value-bytes",
+        type=positive_int,
+        default=64,
+        help="of a put or a transaction (default: 64)",
+    )
 
 
 def _add_registry(add: Callable[..., object]) -> None:
@@ -214,6 +228,11 @@ def plan_of(given: argparse.Namespace) -> Plan:
         cluster_call_seconds=given.seconds or (1.0 if quick else 3.0),
         callers_at_once=tuple(
             sorted(set(given.in_flight or (QUICK_CALLERS_AT_ONCE if quick else CALLERS_AT_ONCE)))
+        ),
+        limbo=LIMBO_SCENARIO in names,
+        limbo_seconds=given.seconds or (1.0 if quick else 3.0),
+        writers_at_once=tuple(
+            sorted(set(given.in_flight or (QUICK_WRITERS_AT_ONCE if quick else WRITERS_AT_ONCE)))
         ),
     )
 

@@ -47,6 +47,10 @@ __all__ = [
     "ERRORS",
     "LAYOUTS",
     "LAYOUT_WORDS",
+    "LIMBO_OPS",
+    "LIMBO_QUORUMS",
+    "LIMBO_RESULTS",
+    "LIMBO_SCENARIO",
     "OPS",
     "PHASES",
     "PHASE_OF_CALLS",
@@ -83,6 +87,7 @@ SCENARIO_WORDS: Mapping[str, str] = types.MappingProxyType(
         "cluster_calls": "cluster calls",
         "cluster_calls_lagging": "cluster calls while one replicant lags",
         "cluster_calls_leader_dies": "cluster calls while the leader is killed",
+        "limbo": "transactions of the limbo",
     }
 )
 SCENARIOS: tuple[str, ...] = tuple(SCENARIO_WORDS)
@@ -136,7 +141,24 @@ CLUSTER_CALL_OPS = ("call", "initiate", "replicate", "effects")
 function on one node. `effects`: how often the node `client` wrote into the keyspace (`index`), as
 the log counts it."""
 
-OPS = ("connect", "disconnect", "lookup", "put", "get", "audit", *CLUSTER_CALL_OPS)
+LIMBO_SCENARIO = "limbo"
+"""Transactions of the plugin `limbo`, from writers in its owner. Each load has a file of facts."""
+
+LIMBO_QUORUMS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "majority": "a majority of the cores",
+        "cores": "all cores",
+        "members": "all cores and replicants",
+    }
+)
+"""Who must hold a transaction before it is confirmed: the replicated setting of a load."""
+
+LIMBO_OPS = ("submit", "rows", "strays")
+"""`submit`: a writer's transaction, from its first line to its answer; `index` is its position.
+`rows`: how many (`index`) of those that writers were told are confirmed the node `client` has, with
+their values and positions. `strays`: how many rows of the load it has besides."""
+
+OPS = ("connect", "disconnect", "lookup", "put", "get", "audit", *CLUSTER_CALL_OPS, *LIMBO_OPS)
 
 CONSISTENCIES = ("linearizable", "lease", "local")
 """What a get asked for. Rows of other operations have none."""
@@ -147,6 +169,10 @@ REFUSALS = ("restart", "outdated_early", "outdated_late", "ahead", "in_progress"
 CALL_RESULTS = ("init_failure", "peers_lagging", "stopped_nodes")
 """What a cluster call may answer besides `ok`: it was not committed, or is not yet executed by all
 nodes that were asked for (they are late, or down)."""
+
+LIMBO_RESULTS = ("rolled_back", "still_pending", "submit_unknown", "not_submitted")
+"""What a transaction of the limbo may be answered besides `ok`: a verdict against it; not decided
+in time; nobody knows whether it is in the queue; its time was over before it was written."""
 
 ERRORS = ("retries_exhausted", "timeout", "no_leader", "overloaded")
 """No answer. Besides these, `error:<code>` carries the code of any other raftkv error."""
@@ -178,15 +204,19 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     start_us: Annotated[int, "int64", "start, microseconds since the epoch, UTC"]
     duration_us: Annotated[int, "int64", "from call to answer, microseconds, monotonic clock"]
     outcome: Annotated[
-        str, "string", "ok, one of REFUSALS, CALL_RESULTS, ERRORS, AUDIT_ANOMALIES, error:<code>"
+        str,
+        "string",
+        "ok, one of REFUSALS, CALL_RESULTS, LIMBO_RESULTS, ERRORS, AUDIT_ANOMALIES, error:<code>",
     ]
     session_present: Annotated[bool | None, "bool", "connect: the flag the client got"] = None
     expected_present: Annotated[bool | None, "bool", "connect: the flag it had to get"] = None
     index: Annotated[
-        int | None, "int64", "log index of the answer, where there is one; the id of a cluster call"
+        int | None,
+        "int64",
+        "log index of the answer, where there is one; a call's id, a transaction's position",
     ] = None
     consistency: Annotated[str | None, "string", "get: one of CONSISTENCIES"] = None
-    load: Annotated[str | None, "string", "cluster calls: the load, as in its CallFacts"] = None
+    load: Annotated[str | None, "string", "cluster calls, limbo: the load, as in its facts"] = None
     life: Annotated[int | None, "int32", "a function's run: its process since the first, 0"] = None
 
 

@@ -291,9 +291,14 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
 
 def _kind_of(setup: Setup) -> tuple[Callable[[Setup, Node, RowWriter], InNode], Any]:
     """What works in this process' node, and the plugin that it works with."""
+    # Here, because `bench compare` runs the other loads on revisions without these plugins.
+    if setup.limbo:
+        from bench.limbo_worker import LimboWorker
+        from raftkv_limbo import Limbo
+
+        return LimboWorker, Limbo
     if not setup.cluster_calls:
         return NodeWorker, LCR
-    # Here, because `bench compare` runs the other loads on revisions without this plugin.
     from bench.cluster_call_worker import ClusterCallWorker
     from raftkv_cluster_call import Calls
 

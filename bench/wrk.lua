@@ -1,5 +1,6 @@
--- Requests for wrk: puts and gets in the words of etcd's JSON gateway. See bench/wrk.py.
---   wrk ... -s wrk.lua URL -- put|get|get-serializable KEYS VALUE_BYTES
+-- Requests for wrk: puts and gets in the words of etcd's JSON gateway, and transactions of the limbo
+-- (of one key, in the space "bench"). See bench/wrk.py.
+--   wrk ... -s wrk.lua URL -- put|get|get-serializable|limbo KEYS VALUE_BYTES
 
 local letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
 
@@ -18,6 +19,7 @@ local function base64(text)
    return table.concat(out)
 end
 
+local paths = { put = '/v3/kv/put', limbo = '/v1/limbo/submit' }
 local requests, at, step = {}, 0, 7919
 
 function init(arguments)
@@ -26,13 +28,16 @@ function init(arguments)
    local value = base64(string.rep('v', size))
    for number = 0, keys - 1 do
       local body = '{"key":"' .. base64(string.format('key-%010d', number)) .. '"'
-      if word == 'put' then
+      if word == 'put' or word == 'limbo' then
          body = body .. ',"value":"' .. value .. '"'
       elseif word == 'get-serializable' then
          body = body .. ',"serializable":true'
       end
-      local path = word == 'put' and '/v3/kv/put' or '/v3/kv/range'
-      requests[number] = wrk.format('POST', path, headers, body .. '}')
+      body = body .. '}'
+      if word == 'limbo' then
+         body = '{"writes":[' .. body:gsub('^{', '{"space":"bench",') .. ']}'
+      end
+      requests[number] = wrk.format('POST', paths[word] or '/v3/kv/range', headers, body)
    end
    at = math.random(0, keys - 1)
 end

@@ -1,5 +1,5 @@
 """Load on a door by `wrk`: puts and gets in the words of etcd's JSON gateway, so that etcd's own
-gateway and raftkv's door get the very same requests.
+gateway and raftkv's door get the very same requests; and transactions of the limbo.
 
 The load is a closed loop: every connection has one request outstanding. wrk has one thread here,
 which on two cores is what it can have without taking the servers' place; its share of a core is
@@ -26,7 +26,7 @@ SCRIPT: Final = Path(__file__).with_name("wrk.lua")
 # Beyond the time of the load: to connect, to write its figures.
 GRACE_S: Final = 30.0
 
-Word = Literal["put", "get", "get-serializable"]
+Word = Literal["put", "get", "get-serializable", "limbo"]
 
 
 class WrkFailed(Exception):

@@ -56,6 +56,8 @@ def _rules() -> list[tuple[str, Column]]:
         ("unknown consistency", _not_one_of("consistency", schema.CONSISTENCIES)),
         ("a get without consistency", (F.col("op") == "get") & F.col("consistency").isNull()),
         ("a cluster call without load", _of_cluster_call() & F.col("load").isNull()),
+        ("a transaction of the limbo without load", _of_limbo() & F.col("load").isNull()),
+        ("a confirmed transaction without position", _is_confirmed() & _is_null("index")),
         ("a run without id or life", _of_run() & (_is_null("index") | _is_null("life"))),
         ("unknown outcome", _unknown_outcome()),
         ("run or node is empty", (F.col("run") == "") | (F.col("node") == "")),
@@ -78,8 +80,12 @@ def _unknown_outcome() -> Column:
     results = _not_one_of(
         "outcome", ("ok", *schema.CALL_RESULTS, *schema.ERRORS), schema.ERROR_CODE
     )
+    verdicts = _not_one_of(
+        "outcome", ("ok", *schema.LIMBO_RESULTS, *schema.ERRORS), schema.ERROR_CODE
+    )
     return (
         F.when(F.col("op") == "audit", findings)
+        .when(_of_limbo(), verdicts)
         .when(_of_cluster_call(), results)
         .otherwise(answers)
     )
@@ -87,6 +93,14 @@ def _unknown_outcome() -> Column:
 
 def _of_cluster_call() -> Column:
     return F.col("op").isin(list(schema.CLUSTER_CALL_OPS))
+
+
+def _of_limbo() -> Column:
+    return F.col("op").isin(list(schema.LIMBO_OPS))
+
+
+def _is_confirmed() -> Column:
+    return (F.col("op") == "submit") & (F.col("outcome") == "ok")
 
 
 def _of_run() -> Column:

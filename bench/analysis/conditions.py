@@ -14,6 +14,7 @@ from bench.analysis.formats import bytes_size, number
 
 __all__ = [
     "CLUSTER_CALL_WORDS",
+    "LIMBO_WORDS",
     "PUT_WORDS",
     "SESSION_WORDS",
     "UNKNOWN",
@@ -43,6 +44,7 @@ SESSION_WORDS = {
     "think_ms": "a client comes back after {} ms",
 }
 CLUSTER_CALL_WORDS = {"cluster_call_seconds": "{} s for each load"}
+LIMBO_WORDS = {"value_bytes": "values of {}", "limbo_seconds": "{} s for each load"}
 PUT_WORDS = {"value_bytes": "values of {}", "put_seconds": "{} s for each load"}
 """What stands beside pictures, if it is known. Puts and gets run without injected lag and have no
 clients with ids. All other conditions are in the table."""
@@ -61,8 +63,8 @@ def flattened(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 def condition_line(conditions: Mapping[str, Any], words: Mapping[str, str] = CONNECT_WORDS) -> str:
     """The most important conditions in one line, for captions. Empty if there are none.
 
-    `words` says which arguments belong to it: those of connects, PUT_WORDS, SESSION_WORDS or
-    CLUSTER_CALL_WORDS.
+    `words` says which arguments belong to it: those of connects, PUT_WORDS, SESSION_WORDS,
+    CLUSTER_CALL_WORDS or LIMBO_WORDS.
     """
     found = conditions.get(ARGUMENTS)
     arguments: Mapping[str, Any] = found if isinstance(found, Mapping) else {}

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from bench.analysis import AnalysisError
-from bench.facts import CallFacts, Facts
+from bench.facts import CallFacts, Facts, LimboFacts
 from bench.schema import arrow_schema
 
 __all__ = ["DamagedFile", "Inputs", "find_inputs", "path_to_read", "path_to_write"]
 
-F = TypeVar("F", Facts, CallFacts)
+F = TypeVar("F", Facts, CallFacts, LimboFacts)
 
 REASON_CHARS_MAX = 200
 """Enough of a library's message to recognise the fault; the file itself is still there."""
@@ -47,6 +47,7 @@ class Inputs:
     conditions: dict[str, Any]
     loads: tuple[Facts, ...] = ()
     call_loads: tuple[CallFacts, ...] = ()
+    limbo_loads: tuple[LimboFacts, ...] = ()
 
 
 def path_to_write(path: Path) -> str:
@@ -80,14 +81,16 @@ def find_inputs(directory: Path) -> Inputs:
     conditions, trouble = _conditions(directory / "conditions.json")
     loads, unread = _loads(directory / "loads", Facts)
     call_loads, unread_calls = _loads(directory / "call-loads", CallFacts)
+    limbo_loads, unread_limbo = _loads(directory / "limbo-loads", LimboFacts)
     return Inputs(
         directory=directory,
         logs=tuple(path for path in paths if not objections[path]),
         benchmarks=tuple(sorted((directory / "benchmark").glob("*.json"))),
-        damaged=(*damaged, *trouble, *unread, *unread_calls),
+        damaged=(*damaged, *trouble, *unread, *unread_calls, *unread_limbo),
         conditions=conditions,
         loads=loads,
         call_loads=call_loads,
+        limbo_loads=limbo_loads,
     )
 
 

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from bench import schema
-from bench.analysis import formats, plots, words, words_cluster_calls
+from bench.analysis import formats, plots, words, words_cluster_calls, words_limbo
 from bench.analysis.conditions import UNKNOWN, condition_line, flattened, is_quick, when
 from bench.analysis.figures import CONNECTS, Figures
 from bench.analysis.markup import (
@@ -27,6 +27,7 @@ from bench.analysis.markup import (
 )
 from bench.analysis.page_calls import call_sections
 from bench.analysis.page_cluster_calls import cluster_call_sections
+from bench.analysis.page_limbo import limbo_sections
 from bench.analysis.page_sessions import session_sections
 from bench.analysis.page_style import STYLE_SHEET
 
@@ -34,6 +35,7 @@ __all__ = ["render", "write_report"]
 
 TITLE = "A channel registry on raftkv: what it answers, and how fast"
 TITLE_OF_CLUSTER_CALLS = "Cluster calls on raftkv: what they execute, and how fast"
+TITLE_OF_LIMBO = "The limbo on raftkv: what it confirms, and how fast"
 """Where nothing else was measured."""
 
 QUICK = (
@@ -97,13 +99,14 @@ def render(figures: Figures) -> str:
         *session_sections(figures),
         *call_sections(figures),
         *cluster_call_sections(figures),
+        *limbo_sections(figures),
         _layouts(figures),
         _benchmarks(figures),
         _set_aside(figures),
         _everything(figures),
     ]
     date = when(figures.conditions)
-    title = TITLE if figures.rows("operations") else TITLE_OF_CLUSTER_CALLS
+    title = _title(figures)
     dated = f"raftkv benchmark report, run of {date}" if date else "raftkv benchmark report"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -117,9 +120,17 @@ def render(figures: Figures) -> str:
     )
 
 
+def _title(figures: Figures) -> str:
+    if figures.rows("operations"):
+        return TITLE
+    return TITLE_OF_CLUSTER_CALLS if figures.rows("cluster_calls") else TITLE_OF_LIMBO
+
+
 def _results(figures: Figures) -> str:
-    leads, executed = [], words_cluster_calls.verdict(figures)
-    for finding in [*words.lead(figures), *([executed] if executed else [])]:
+    leads = []
+    executed, confirmed = words_cluster_calls.verdict(figures), words_limbo.verdict(figures)
+    of_plugins = [finding for finding in (executed, confirmed) if finding is not None]
+    for finding in [*words.lead(figures), *of_plugins]:
         kind = "lead" if finding.tone == "plain" else f"lead {finding.tone}"
         leads.append(paragraph(finding.text, kind))
     if is_quick(figures.conditions):

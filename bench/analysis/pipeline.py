@@ -9,13 +9,13 @@ Keys of `summary.json` (format 1; keys are only ever added):
     operations, outcomes, error_totals, gaps, anomalies, verdicts, registry_ratios,
     layout_ratios, puts, gets, mixed, costs, outages, around_death, sessions, cluster_calls,
     cluster_call_roles, cluster_call_outcomes, cluster_call_verdicts, cluster_call_outages,
-    cluster_call_death, benchmarks
+    cluster_call_death, limbo, limbo_outcomes, limbo_verdicts, benchmarks
                      the rows of the tables with these names, as lists of objects
     tables           every table's directory, relative to the summary; `over_time` and `rejected`
                      are only there
 
-What the columns mean is written in `bench.analysis.tables`, `bench.analysis.tables_sessions` and
-`bench.analysis.tables_cluster_calls`.
+What the columns mean is written in `bench.analysis.tables`, and in `tables_sessions`,
+`tables_cluster_calls` and `tables_limbo` beside it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,25 @@ import msgspec
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark user knows
 from pyspark.sql import types as t
 
-from bench.analysis import AnalysisError, tables, tables_cluster_calls, tables_sessions
+from bench.analysis import (
+    AnalysisError,
+    tables,
+    tables_cluster_calls,
+    tables_limbo,
+    tables_sessions,
+)
 from bench.analysis.benchmarks import read_benchmarks
 from bench.analysis.checks import REASON, with_reason
 from bench.analysis.figures import Figures, Rows
 from bench.analysis.inputs import DamagedFile, Inputs, path_to_read, path_to_write
-from bench.facts import CALL_FACT_COLUMNS, FACT_COLUMNS, CallFacts, Facts
+from bench.facts import (
+    CALL_FACT_COLUMNS,
+    FACT_COLUMNS,
+    LIMBO_FACT_COLUMNS,
+    CallFacts,
+    Facts,
+    LimboFacts,
+)
 from bench.schema import Column, spark_schema
 
 if TYPE_CHECKING:
@@ -69,6 +82,9 @@ TABLES = (
     "cluster_call_verdicts",
     "cluster_call_outages",
     "cluster_call_death",
+    "limbo",
+    "limbo_outcomes",
+    "limbo_verdicts",
     "benchmarks",
 )
 """The tables in the order in which they are computed; `rejected` is written besides."""
@@ -118,6 +134,7 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
         "around_death": tables_sessions.around_death(prepared, facts),
         "sessions": tables_sessions.sessions(by_group, verdicts, costs),
         **_cluster_calls(spark, accepted, inputs.call_loads),
+        **_limbo(spark, accepted, inputs.limbo_loads),
         "benchmarks": benchmark_table,
     }
     rows: dict[str, Rows] = {}
@@ -157,7 +174,9 @@ def _read_logs(spark: SparkSession, paths: tuple[Path, ...]) -> DataFrame:
 
 
 def _facts(
-    spark: SparkSession, loads: Sequence[Facts] | Sequence[CallFacts], columns: tuple[Column, ...]
+    spark: SparkSession,
+    loads: Sequence[Facts] | Sequence[CallFacts] | Sequence[LimboFacts],
+    columns: tuple[Column, ...],
 ) -> DataFrame:
     """What is known of loads beside their rows."""
     rows = [msgspec.structs.astuple(facts) for facts in loads]
@@ -188,6 +207,27 @@ def _cluster_calls(
     }
 
 
+def _limbo(
+    spark: SparkSession, accepted: DataFrame, loads: Sequence[LimboFacts]
+) -> dict[str, DataFrame]:
+    """The tables of the limbo by name."""
+    facts = _facts(spark, loads, LIMBO_FACT_COLUMNS)
+    if loads:
+        facts = facts.cache()
+        rows = tables_limbo.prepared_limbo(accepted, facts).cache()
+        wrong = tables_limbo.wrong_of_limbo(rows).cache()
+    else:
+        # As with cluster calls: Spark makes nothing of a limit of nothing.
+        facts = facts.limit(0)
+        rows = tables_limbo.prepared_limbo(accepted.limit(0), facts)
+        wrong = tables_limbo.wrong_of_limbo(rows)
+    return {
+        "limbo": tables_limbo.limbo(rows, facts, wrong),
+        "limbo_outcomes": tables_limbo.limbo_outcomes(rows),
+        "limbo_verdicts": tables_limbo.limbo_verdicts(wrong),
+    }
+
+
 def _rejected(
     spark: SparkSession, checked: DataFrame, damaged: tuple[DamagedFile, ...]
 ) -> DataFrame:
@@ -211,6 +251,7 @@ def _input_counts(inputs: Inputs, checked: DataFrame, rejected: DataFrame) -> di
         "files": len(inputs.logs)
         + len(inputs.loads)
         + len(inputs.call_loads)
+        + len(inputs.limbo_loads)
         + len(inputs.benchmarks)
         + len(inputs.damaged),
         "files_damaged": damaged,

@@ -72,13 +72,15 @@ _ORDER: dict[str, tuple[str, ...]] = {
     "participants": tuple(schema.CLUSTER_CALL_PARTICIPANTS),
     "function": tuple(schema.CLUSTER_CALL_FUNCTIONS),
     "place": tuple(schema.CLUSTER_CALL_PLACES),
+    "quorum": tuple(schema.LIMBO_QUORUMS),
 }
 
 
 def prepared(rows: DataFrame) -> DataFrame:
     """Accepted rows with `class` and `end_us`, each once for its role and once for `all`.
 
-    Without those of cluster calls, which `tables_cluster_calls` has.
+    Without those of cluster calls and the limbo: `tables_cluster_calls` and `tables_limbo` have
+    them.
     """
     outcome = F.col("outcome")
     kind = (
@@ -89,7 +91,8 @@ def prepared(rows: DataFrame) -> DataFrame:
     )
     alone = F.col("op").isin("put", "get")
     roles = F.when(alone, F.array("role")).otherwise(F.array("role", F.lit(ALL)))
-    others = rows.where(~F.col("op").isin(list(schema.CLUSTER_CALL_OPS)))
+    apart = [*schema.CLUSTER_CALL_OPS, *schema.LIMBO_OPS]
+    others = rows.where(~F.col("op").isin(apart))
     return others.select(
         "run",
         *(name for name in GROUP if name not in ("role", "consistency")),

@@ -94,6 +94,7 @@ def compared(figures: Figures) -> list[str]:
     measured = {
         *figures.values("operations", "layout"),
         *figures.values("cluster_calls", "layout"),
+        *figures.values("limbo", "layout"),
     }
     layouts = [schema.LAYOUT_WORDS[name] for name in schema.LAYOUTS if name in measured]
     scenarios = figures.values("operations", "scenario", op="connect")
@@ -122,6 +123,11 @@ def compared(figures: Figures) -> list[str]:
         sentences.append(
             "On processes of their own, too, functions were called that every node executes "
             "(cluster calls, see below)."
+        )
+    if figures.rows("limbo"):
+        sentences.append(
+            "On processes of their own, writers inside the owner of the limbo wrote transactions "
+            "that wait for a quorum (see below)."
         )
     sentences.append(_where_callers_sat(figures))
     sentences.append(_what_lag_does(figures))
@@ -288,9 +294,11 @@ def _call_findings(figures: Figures, table: str, what: str, **where: str) -> lis
 
 def _error_findings(figures: Figures) -> list[Finding]:
     if not figures.rows("operations"):
-        return []  # cluster calls alone: their errors stand in their own tables
+        return []  # cluster calls or the limbo alone: their errors stand in their own tables
     rows = figures.rows("error_totals")
-    besides = " besides cluster calls" if figures.rows("cluster_calls") else ""
+    names = {"cluster_calls": "cluster calls", "limbo": "the limbo"}
+    apart = [words for name, words in names.items() if figures.rows(name)]
+    besides = f" besides {listed(apart)}" if apart else ""
     if not rows:
         return [Finding(f"No operation{besides} ended in an error.")]
     kinds = [f"{count(row['count'])} {row['outcome']}" for row in rows]

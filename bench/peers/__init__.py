@@ -5,6 +5,7 @@
     callers.py    callers inside a raftkv node that read, check and write
     etcd.py       etcd 3.4, one member or three
     mnesia.py     Mnesia on three Erlang nodes; mnesia_bench.erl has its callers
+    tarantool.py  three instances of Tarantool; tarantool_node.lua has its writers
 
 Each has a module `beside_*.py` that runs the same load against both in turns. Others follow in the
 same form: such a module offers a `Peer` (peer.py) to the command.

@@ -61,6 +61,12 @@ class Children:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes.values() if process.poll() is None]
 
+    def kill(self, name: str) -> None:
+        """SIGKILL; it is gone, and may be started anew, when this returns."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
     def stop(self) -> None:
         """End all: first politely."""
         running = [each for each in self._processes.values() if each.poll() is None]

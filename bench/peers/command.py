@@ -25,15 +25,16 @@ from bench.layouts import WorkerFailed
 from bench.peers import debian
 from bench.peers.beside_etcd import ETCD
 from bench.peers.beside_mnesia import MNESIA
+from bench.peers.beside_tarantool import TARANTOOL
 from bench.peers.figures import Comparison
 from bench.peers.peer import Peer, PeerFailed, Step
 from bench.peers.report import plot, show
 
 __all__ = ["PEERS", "main"]
 
-PEERS: Final = (ETCD, MNESIA)
+PEERS: Final = (ETCD, MNESIA, TARANTOOL)
 
-_WIDTH: Final = 150
+_WIDTH: Final = 190
 """Columns of the table where there is no terminal."""
 
 

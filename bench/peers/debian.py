@@ -1,6 +1,8 @@
-"""Programs of Debian packages that tests and benchmarks need: etcd's server, wrk, Erlang.
+"""Programs of Debian packages for tests and benchmarks: etcd's server, wrk, Erlang, Tarantool.
 
-    python -m bench.peers.debian [etcd wrk erl] make sure that they are there; says where they are
+    python -m bench.peers.debian [etcd wrk erl tarantool]
+
+makes sure that they are there, and says where they are.
 
 What is installed is taken as it is. Otherwise the packages are downloaded with `apt-get download`
 and unpacked below the user's cache directory with `dpkg -x`: that needs no root, and it starts no
@@ -76,6 +78,8 @@ PROGRAMS: Final[Mapping[str, Package]] = {
             "PROGNAME": "erl",
         },
     ),
+    # The other libraries that it needs are on nearly every Debian.
+    "tarantool": Package(("tarantool", "libunwind8"), "usr/bin/tarantool", ("--version",)),
 }  # fmt: skip
 
 

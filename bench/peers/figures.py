@@ -8,12 +8,12 @@ medians, too.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-__all__ = ["Aim", "Comparison", "Line", "Sample", "Spread", "lines"]
+__all__ = ["Aim", "AimOf", "Comparison", "Line", "Loss", "Sample", "Spread", "lines"]
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     `in_flight`: connections, or calls at once for callers inside a node. `answers`: how often
     which answer was given, where there is more than one kind. `lost`: writes that were confirmed
-    and are gone.
+    and are gone. `longest_ms`: how long anybody waited, whatever the answer was.
     """
 
     load: str
@@ -37,13 +37,22 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     server_cpu: float | None = None
     answers: dict[str, int] = {}
     lost: int = 0
+    longest_ms: float | None = None
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """What raftkv is to reach: so many times the peer's rate, and with which p99, if any."""
+    """What raftkv is to reach: so many times the peer's rate (0: any), below these bounds, if any.
 
-    times: float
+    `longest_ms`: nobody may wait that long, in any round.
+    """
+
+    times: float = 0.0
     p99_ms: float | None = None
+    longest_ms: float | None = None
+
+
+AimOf = Callable[[str, str, int], Aim | None]
+"""The aim of raftkv's load beside that load of the peer's, at so many at once."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -74,39 +83,69 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Spread
     peer_p99_ms: float | None
     raftkv_p99_ms: float | None
+    peer_p50_ms: float | None = None
+    raftkv_p50_ms: float | None = None
+    peer_longest_ms: float | None = None
+    raftkv_longest_ms: float | None = None
     aim: Aim | None = None
 
     @property
     def met(self) -> bool:
-        """Whether the aim was reached, by the medians; a p99 must be below its bound."""
+        """Whether the aim was reached, by the medians; latencies must be below their bounds."""
         if self.aim is None or self.ratio.median < self.aim.times:
             return self.aim is None
-        bound_ms, p99_ms = self.aim.p99_ms, self.raftkv_p99_ms
-        return bound_ms is None or (p99_ms is not None and p99_ms < bound_ms)
+        return _below(self.raftkv_p99_ms, self.aim.p99_ms) and _below(
+            self.raftkv_longest_ms, self.aim.longest_ms
+        )
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What writers were told while one member was gone, and what became of what they wrote.
+
+    Each of `writers` wrote once, all at the same time, with this time-out. `answers` counts what
+    they were told, after `shortest_ms` to `longest_ms`. `seen_meanwhile`: how many of the values a
+    reader saw halfway through the time-out. `settled`: what became of the writes in the end;
+    `settled_ms`: how long after the member's return that took, None if it was so before. `there`:
+    how many of the values each member has in the end.
+    """
+
+    side: str
+    quorum: str
+    writers: int
+    timeout_ms: float
+    answers: dict[str, int]
+    shortest_ms: float
+    longest_ms: float
+    seen_meanwhile: int
+    settled: dict[str, int]
+    settled_ms: float | None
+    there: dict[str, int]
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints."""
+    """What `--json` prints. `losses`: where the loss of a member was looked at."""
 
     peer: str
     peer_version: str
     conditions: dict[str, Any]
     lines: list[Line]
     samples: list[Sample]
+    losses: list[Loss] = []
 
 
 def lines(
     samples: Sequence[Sample],
     peer: str,
     against: Mapping[str, str | Sequence[str]],
-    aims: Mapping[str, Aim] | None = None,
+    aims: Mapping[str, Aim] | AimOf | None = None,
 ) -> list[Line]:
     """A line for each load and number that both sides have, in the order of their first sample.
 
     `against` names the peer's load that a load of raftkv stands beside, if that is another one, or
-    several; `aims` is by raftkv's load.
+    several; `aims` is by raftkv's load, or a function that knows more.
     """
     found = []
+    aim_of = aims if callable(aims) else _by_load(aims or {})
     numbers: dict[str, dict[int, None]] = {}
     for each in samples:
         numbers.setdefault(each.load, {})[each.in_flight] = None
@@ -118,9 +157,13 @@ def lines(
                 theirs = _rounds(samples, other, in_flight, peer)
                 pairs = [(theirs[each], ours[each]) for each in sorted(ours.keys() & theirs.keys())]
                 if pairs:
-                    aim = (aims or {}).get(load)
+                    aim = aim_of(load, other, in_flight)
                     found.append(_line(load, "" if other == load else other, pairs, aim))
     return found
+
+
+def _by_load(aims: Mapping[str, Aim]) -> AimOf:
+    return lambda load, _beside, _at_once: aims.get(load)
 
 
 def _line(load: str, beside: str, pairs: Sequence[tuple[Sample, Sample]], aim: Aim | None) -> Line:
@@ -134,6 +177,10 @@ def _line(load: str, beside: str, pairs: Sequence[tuple[Sample, Sample]], aim: A
         ratio=Spread.of(ours.per_s / theirs.per_s for theirs, ours in pairs),
         peer_p99_ms=_median(theirs.p99_ms for theirs, _ in pairs),
         raftkv_p99_ms=_median(ours.p99_ms for _, ours in pairs),
+        peer_p50_ms=_median(theirs.p50_ms for theirs, _ in pairs),
+        raftkv_p50_ms=_median(ours.p50_ms for _, ours in pairs),
+        peer_longest_ms=_longest(theirs.longest_ms for theirs, _ in pairs),
+        raftkv_longest_ms=_longest(ours.longest_ms for _, ours in pairs),
         aim=aim,
     )
 
@@ -149,3 +196,12 @@ def _rounds(samples: Sequence[Sample], load: str, in_flight: int, side: str) -> 
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def _longest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _below(value: float | None, bound: float | None) -> bool:
+    """What is not known is not below a bound."""
+    return bound is None or (value is not None and value < bound)

@@ -15,7 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.facts import CallFacts, Facts, write_call_facts, write_facts
+from bench.facts import (
+    CallFacts,
+    Facts,
+    LimboFacts,
+    write_call_facts,
+    write_facts,
+    write_limbo_facts,
+)
 from bench.schema import Row, RowWriter
 
 BEGAN_US = 1_790_000_000_000_000
@@ -232,6 +239,53 @@ def _cluster_calls(chance: random.Random, load: CallFacts, scale: Scale) -> Iter
             )  # fmt: skip
 
 
+LIMBO_ACKS = {"majority": 0, "cores": 3, "members": 6}
+
+
+def _limbo_loads() -> Iterator[LimboFacts]:
+    number = 0
+    for layout, quorums in (("3", ("majority", "cores")), ("3+3", tuple(LIMBO_ACKS))):
+        for quorum in quorums:
+            for writers in (1, 16, 64, 256):
+                number += 1
+                nodes = CORES if layout == "3" else ALL_SIX
+                yield LimboFacts(
+                    run="demo", layout=layout, load=f"limbo-{number}", scenario="limbo",
+                    quorum=quorum, writers=writers, owner="c1", nodes=" ".join(nodes),
+                    began_us=BEGAN_US, elapsed_s=4.0, entries=600 + 200 * LIMBO_ACKS[quorum],
+                    commands=600 + 300 * LIMBO_ACKS[quorum], acks=300 * LIMBO_ACKS[quorum],
+                    raft_messages=2_500, feed_messages=600 if layout == "3+3" else 0,
+                    call_messages=300 * LIMBO_ACKS[quorum], sent_bytes=900_000,
+                    idle_messages_per_s=60.0,
+                )  # fmt: skip
+
+
+def _limbo(chance: random.Random, load: LimboFacts, scale: Scale) -> Iterator[Row]:
+    """One writer after the other, each with one outstanding; all nodes have what is confirmed."""
+    each_us = 900 + 500 * LIMBO_ACKS[load.quorum] + 12 * load.writers
+    values = {
+        "run": "demo", "layout": load.layout, "scenario": "limbo", "registry": "none",
+        "attempt": 1, "load": load.load, "outcome": "ok", "role": "leader",
+    }  # fmt: skip
+    position = 0
+    ends_us = [0] * load.writers
+    for number in range(scale.seconds * 100):
+        writer = number % load.writers
+        duration_us = round(chance.lognormvariate(0, 0.2) * each_us)
+        position += 1
+        yield Row(
+            **values, phase="load", node="c1", op="submit", client=f"w{writer}", index=position,
+            start_us=BEGAN_US + ends_us[writer], duration_us=duration_us,
+        )  # fmt: skip
+        ends_us[writer] += duration_us
+    for node in load.nodes.split():
+        for op, index in (("rows", position), ("strays", 0)):
+            yield Row(
+                **values, phase="audit", node=node, op=op, client=node, index=index,
+                start_us=BEGAN_US + 9_000_000, duration_us=4_000,
+            )  # fmt: skip
+
+
 def write(directory: Path, scale: Scale = Scale()) -> None:
     """Writes log, conditions and a benchmark file below `directory`."""
     chance = random.Random(7)
@@ -254,6 +308,10 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
             write_call_facts(directory, load)
             for row in _cluster_calls(chance, load, scale):
                 writer.add(row)
+        for limbo_load in _limbo_loads():
+            write_limbo_facts(directory, limbo_load)
+            for row in _limbo(chance, limbo_load, scale):
+                writer.add(row)
         for layout in NODES:
             for row in (*_puts(chance, layout, scale), *_gets(chance, layout, scale)):
                 writer.add(row)
@@ -265,7 +323,7 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
         "arguments": {
             "clients": 200, "seconds": scale.seconds, "lag_ms": 50.0, "put_seconds": 2.0,
             "value_bytes": 64, "quick": True, "session_seconds": 6.0, "session_lag_ms": 500.0,
-            "think_ms": 10.0, "cluster_call_seconds": 3.0,
+            "think_ms": 10.0, "cluster_call_seconds": 3.0, "limbo_seconds": 3.0,
         },
     }  # fmt: skip
     (directory / "conditions.json").write_text(json.dumps(conditions), encoding="utf-8")
