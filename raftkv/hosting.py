@@ -125,6 +125,10 @@ class NodeHost:
     ) -> None:
         await self._node.barrier(consistency, timeout_s=timeout_s)
 
+    async def stored(self, index: int) -> None:
+        assert self._node._part is not None
+        await self._node._part.stored(index)
+
     def listen(self, callback: Callable[[int, Sequence[Change]], None]) -> Callable[[], None]:
         hook = self._node.hosting.guarded(callback)
         return self._node.machine.subscribe(hook, (self._plugin.name,))

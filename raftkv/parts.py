@@ -79,6 +79,9 @@ class Part(Protocol):
     def ask(self, number: int) -> bool:
         """Ask the leader for a read index; the reader hears the answer."""
 
+    async def stored(self, index: int) -> None:
+        """Return when what was applied up to `index` is held as safely as this node can."""
+
 
 class CorePart:
     """A core: a raft member that also feeds replicants."""
@@ -251,6 +254,9 @@ class CorePart:
         link.send(wire.ReadRequest(number))
         return True
 
+    async def stored(self, index: int) -> None:
+        await self.engine.stored(index)
+
     def _on_propose(self, link: Link, message: wire.Propose) -> None:
         """From a replicant it is passed on; from a core only a leader takes it, or two cores that
         each believe in the other would play ball with it. What is dropped is sent again.
@@ -384,6 +390,9 @@ class ReplicantPart:
             return False
         link.send(wire.ReadRequest(number))
         return True
+
+    async def stored(self, index: int) -> None:
+        """At once: a replicant holds what it has in its memory."""
 
     def _on_read_reply(self, link: Link, message: wire.ReadReply) -> None:
         if link is self.follower.link:

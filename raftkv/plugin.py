@@ -213,6 +213,14 @@ class Host(Protocol):
     ) -> None:
         """Return when a read of the view is as fresh as asked. Raises ReadTimeout."""
 
+    async def stored(self, index: int) -> None:
+        """Return when what was applied up to `index` is as safe as this node can hold it.
+
+        On a core: on its disk. Entries are applied once a majority has them, which need not be
+        this node. On a replicant, which has no disk of its own: at once. A node that has stopped
+        itself over its disk never returns.
+        """
+
     def listen(self, callback: Callable[[int, Sequence[Change]], None]) -> Callable[[], None]:
         """Tell `callback` of own rows that each entry changes, until the result is called.
 

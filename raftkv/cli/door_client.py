@@ -166,6 +166,16 @@ def in_turn(
         time.sleep(ROUND_PAUSE_S)
 
 
+def _encoded(body: Any) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        # The shell gives any bytes; a key or a value was made base64 before.
+        raise ConfigError(
+            "an argument is no valid UTF-8: keys and values may be any bytes, names and reasons not"
+        ) from None
+
+
 def request(
     endpoint: str,
     method: str,
@@ -179,8 +189,8 @@ def request(
 
     `context` is for https; None trusts the system's authorities.
     """
+    payload = None if body is None else _encoded(body)
     connection = _connection(check_endpoint(endpoint), timeout_s, context)
-    payload = None if body is None else msgspec.json.encode(body)
     try:
         try:
             connection.connect()

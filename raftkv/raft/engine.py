@@ -40,6 +40,7 @@ discards what was held and stops the node.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -134,6 +135,9 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._timer_at = 0.0
         self._frozen_since: float | None = None
         self._durable_term = wal.term
+        # Who waits for the disk: (index, number, future), a heap.
+        self._storing: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbered = 0
         # Before the constructor: looking for replicated methods, it reads every property.
         self.leading: Leading | None = None
         conf = SyncObjConf(autoTick=False, dynamicMembershipChange=True)
@@ -515,6 +519,25 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def _synced(self, pending: Pending, term: int) -> None:
         self.wal.written(pending)
         self._durable_term = term
+        self._tell_stored()
+
+    def _tell_stored(self) -> None:
+        while self._storing and self._storing[0][0] <= self.wal.durable_index:
+            _, _, waiter = heapq.heappop(self._storing)
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def stored(self, index: int) -> None:
+        """Return when the log up to `index` is on this disk.
+
+        Entries are applied as soon as they are committed, and a majority without this node may
+        have committed them: its own disk may come later. After a fault nothing returns any more.
+        """
+        if self.wal.durable_index < index:
+            waiter = self.runtime.future()
+            self._numbered += 1
+            heapq.heappush(self._storing, (index, self._numbered, waiter))
+            await waiter
 
     def _release(self) -> None:
         """What was held may leave: everything it promises is durable."""

@@ -237,6 +237,9 @@ class FakeHost(Generic[ApiT]):
             raise LookupError(f"{self.plugin.name!r} does not name {name!r} in uses")
         return self.machine.view(name)
 
+    async def stored(self, index: int) -> None:
+        """At once, unless a test replaces it: the fake log is on all disks."""
+
     def listen(self, callback: Callable[[int, Sequence[Change]], None]) -> Callable[[], None]:
         return self.machine.subscribe(callback, (self.plugin.name,))
 
