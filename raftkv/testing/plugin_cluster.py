@@ -36,6 +36,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from raftkv.errors import Refused
 from raftkv.plugin import Plugin
 from raftkv.state import (
     Envelope,
@@ -46,6 +47,7 @@ from raftkv.state import (
     StateMachine,
     encode_batch,
 )
+from raftkv.state.machine import Outcomes
 from raftkv.testing.disk import SimDisk
 from raftkv.testing.plugin_host import NETWORK_S, FakeHost, FakeRpc, FakeRuntime, Mishap, Role
 
@@ -202,21 +204,28 @@ class FakeCluster(Generic[NodeT]):
         return EPOCH_MS + int(asyncio.get_running_loop().time() * 1000)
 
     def append_core(self, command: msgspec.Struct) -> None:
-        """Append a command of the core, from some node that lives."""
-        node = self.any_live()
+        """Append a command of the core, from some node whose life goes on. Raises its refusal."""
+        node = next(node for node in self.nodes.values() if node.alive and self._lives(node))
         node.seq += 1
         body = msgspec.msgpack.encode(command)
-        self.append([Envelope(node.session, node.seq, 1, "core", body)])
+        [(_, _, outcome)] = self.append([Envelope(node.session, node.seq, 1, "core", body)])
+        if isinstance(outcome, Refused):
+            raise outcome
 
-    def append(self, envelopes: list[Envelope]) -> None:
+    def _lives(self, node: NodeT) -> bool:
+        member = self.witness.members.get(node.name)
+        return member is not None and member.up and member.incarnation == node.incarnation
+
+    def append(self, envelopes: list[Envelope]) -> Outcomes:
         """One entry: committed at once, and applied by every node that hears it."""
         self.stamp_ms = max(self.stamp_ms, self.now_ms())
         body = encode_batch(self.stamp_ms, envelopes)
         self.log.append(body)
-        self.witness.apply(len(self.log), body)
+        outcomes = self.witness.apply(len(self.log), body)
         assert not self.witness.faults, self.witness.faults[0].detail
         for node in list(self.nodes.values()):
             node.catch_up()
+        return outcomes
 
     def transmit(self, node: NodeT, envelope: Envelope) -> None:
         loop = asyncio.get_running_loop()

@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from raftkv.errors import NoLeader, PeerUnreachable, ReadTimeout, Refused, RemoteFailed, Timeout
+from raftkv.errors import (
+    InvalidSetting,
+    NoLeader,
+    PeerUnreachable,
+    ReadTimeout,
+    Refused,
+    RemoteFailed,
+    Timeout,
+)
 from raftkv.kv import KV
 from raftkv.plugin import Change, Context, Host, Member, Plugin, Service, TableSpec
-from raftkv.state import NodeRole
+from raftkv.state import NodeDown, NodeRole
 from raftkv.testing.clock import run
 from raftkv.testing.plugin_cluster import NETWORK_S, FakeCluster, FakeHost, until
 
@@ -212,6 +220,26 @@ async def test_hooks_of_lives_come_once_per_life(cluster: Toys) -> None:
     assert cluster.witness.members["rep1"].role == "core"
     assert told(cluster, "core1", "up", "down") == []
     cluster.check()
+
+
+@toy
+async def test_a_command_of_the_core_that_is_refused_is_no_secret(cluster: Toys) -> None:
+    cluster.isolate("core1")
+    cluster.declare_dead("core1")
+    # It comes from a node whose life goes on, though core1 runs.
+    cluster.declare_dead("core2")
+    member = cluster.witness.members["core2"]
+    with pytest.raises(Refused):
+        cluster.append_core(NodeDown("core2", member.incarnation))
+    with pytest.raises(InvalidSetting):
+        cluster.configure(unheard_of=1)
+
+
+@toy
+async def test_every_core_votes_and_no_replicant(cluster: Toys) -> None:
+    assert sorted(cluster.nodes["rep1"].view().voters) == ["core1", "core2", "core3"]
+    await cluster.add("core4")
+    assert sorted(cluster.nodes["rep1"].view().voters) == ["core1", "core2", "core3", "core4"]
 
 
 @toy
