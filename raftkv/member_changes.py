@@ -129,32 +129,41 @@ class MemberChange:
             await self._part.hand_over(engine.times.election_timeout_min_ms / 1000)
             return False
         if known not in engine.configuration.voters:
-            return await self._append(lambda now: _without(now, known), force=self._force)
+            if not await self._append(lambda now: _without_copy(now, known), force=self._force):
+                return False
+            if known not in engine.configuration.voters:
+                return True
+            # It was promoted while this waited.
+        proposed = remove(engine.configuration, known)
+        if self._force:
+            return await self._force_out(known)
+        if engine.leading is not None:
+            check_majority(proposed, engine.leading.alive(self._node.runtime.monotonic()))
         return await self._remove_voter(known)
 
     async def _remove_voter(self, known: str) -> bool:
         engine, voters = self._engine, self._node.voters
-        proposed = remove(engine.configuration, known)
-        if engine.leading is not None and not self._force:
-            check_majority(proposed, engine.leading.alive(self._node.runtime.monotonic()))
         async with voters.lock:
             term = engine.term
             try:
-                if self._force:
-                    # What is forced may be what lets anything be committed again.
-                    await voters.try_strike_off(known, FORCED_WAIT_S)
-                else:
-                    await voters.strike_off(known, max(0.0, self._left_s))
-                return await self._append(
-                    lambda now: _without(now, known), force=self._force, term=term
-                )
+                await voters.strike_off(known, max(0.0, self._left_s))
+                return await self._append(lambda now: _without(now, known), term=term)
             except OutcomeUnknown:
                 raise MembershipRefused(
                     f"that {self._name} is to go was not confirmed in time, so it still votes: "
                     f"repeat it"
                 ) from None
             finally:
-                voters.look_again()
+                voters.look()
+
+    async def _force_out(self, known: str) -> bool:
+        """What is forced may be what lets anything be committed again: it waits for nobody."""
+        voters, term = self._node.voters, self._engine.term
+        try:
+            await voters.try_strike_off(known, FORCED_WAIT_S)
+            return await self._append(lambda now: _without(now, known), force=True, term=term)
+        finally:
+            voters.look()
 
     def _check_succession(self, proposed: Configuration) -> None:
         """This node leads and is to go: somebody must be able to take over."""
@@ -268,3 +277,7 @@ class MemberChange:
 
 def _without(configuration: Configuration, raft_id: str) -> Configuration:
     return remove(configuration, raft_id) if raft_id in configuration.members else configuration
+
+
+def _without_copy(configuration: Configuration, raft_id: str) -> Configuration:
+    return remove(configuration, raft_id) if raft_id in configuration.learners else configuration

@@ -17,7 +17,11 @@ not taken when that is no longer the last one; whoever strikes a core off does s
 its own that was taken, so everything that was on its way before is void. On one node, a lock keeps
 the leader's correcting (`look`) apart from a removal between its two steps. A leader that
 loses its office in between appends nothing more, and what it had appended is either in the log of
-the next one, who then corrects nothing, or nowhere.
+the next one, who then corrects nothing, or nowhere: a node leads here once an entry of its own term
+is committed, and with it everything before, so no older log can win again.
+
+A removal may be given up when what strikes the core off is on its way already. It takes effect
+later, or never; so the leader compares again whenever the row has another version.
 
 What is not covered: what an operator forces. A forced removal does not wait until the state knows
 of it, for it may be what lets anything be committed again; entries that were under way then may
@@ -56,48 +60,55 @@ class VoterNews:
         self._node = node
         #: Held from striking a core off until the configuration without it is appended.
         self.lock = asyncio.Lock()
-        self._told: Configuration | None = None
+        #: The configuration and the version of the row that were found to agree.
+        self._seen: tuple[Configuration, int] | None = None
         self._telling: asyncio.Task[None] | None = None
 
     def look(self) -> None:
         """Entries were applied, or the office has changed: is there anything to correct?"""
         part = self._node._part
         if not isinstance(part, CorePart) or not part.leads:
-            self._told = None
+            self._seen = None
             return
-        configurations = part.engine.configurations
-        latest = configurations.latest
-        if latest is self._told or part.engine.commit < configurations.latest_index:
+        configurations, seen = part.engine.configurations, self._seen
+        latest, version = configurations.latest, self._node.machine.voters[0]
+        if seen is not None and seen[0] is latest and seen[1] == version:
             return
-        if self._telling is None or self._telling.done():
-            self._told = latest
+        if self._telling is None and part.engine.commit >= configurations.latest_index:
             self._telling = self._node.runtime.spawn(self._correct(part), "voters")
-
-    def look_again(self) -> None:
-        """A core was struck off, which may yet vote: the next look compares."""
-        self._told = None
 
     def stop(self) -> None:
         if self._telling is not None:
             self._telling.cancel()
 
     async def _correct(self, part: CorePart) -> None:
-        async with self.lock:
-            while part is self._node._part and part.leads:
-                engine = part.engine
-                voters = engine.configurations.at(engine.commit).voters
-                version, known = self._node.machine.voters
-                if known == tuple(sorted(voters)):
-                    break
-                try:
-                    await self._node.propose("core", SetVoters(voters, version))
-                except Refused:
-                    log.exception("the state does not take the list of voters")
-                    break
-                except RaftkvError as error:
-                    log.debug("the list of voters waits: %s", error)
-                    await self._node.runtime.sleep(RETRY_S)
-        # What was appended meanwhile is looked at with the next entry.
+        try:
+            async with self.lock:
+                await self._agree(part)
+        finally:
+            self._telling = None
+        self.look()  # at what has come meanwhile
+
+    async def _agree(self, part: CorePart) -> None:
+        node, engine = self._node, part.engine
+        while part is node._part and part.leads:
+            configurations = engine.configurations
+            if engine.commit < configurations.latest_index:
+                return  # its commit is looked at
+            latest = configurations.latest
+            version, known = node.machine.voters
+            if known == tuple(sorted(latest.voters)):
+                self._seen = (latest, version)
+                return
+            try:
+                await node.propose("core", SetVoters(latest.voters, version))
+            except Refused:
+                log.exception("the state does not take the list of voters")
+                self._seen = (latest, version)
+                return
+            except RaftkvError as error:
+                log.debug("the list of voters waits: %s", error)
+                await node.runtime.sleep(RETRY_S)
 
     async def strike_off(self, raft_id: str, timeout_s: float) -> None:
         """Have the state know that this core votes no more. The caller holds `lock`.

@@ -21,7 +21,17 @@ from __future__ import annotations
 
 from raftkv.plugin import Context
 
-from .commands import FRESH, REASON_CHARS_MAX, ROWS_LIMIT, Entry, Row, Space, State, Write
+from .commands import (
+    FRESH,
+    NAME_CHARS_MAX,
+    REASON_CHARS_MAX,
+    ROWS_LIMIT,
+    Entry,
+    Row,
+    Space,
+    State,
+    Write,
+)
 from .quorum import reached
 from .records import add_runs, forget
 from .refusals import UnknownSpace
@@ -116,7 +126,7 @@ class Draft:
         if space is None:
             space = self._ctx.table("spaces").get(name)
             if space is None:
-                raise UnknownSpace(name)
+                raise UnknownSpace(name[:NAME_CHARS_MAX])
             self.spaces[name] = space
         return space
 

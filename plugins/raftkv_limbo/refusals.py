@@ -121,7 +121,10 @@ class InterferingPromote(Refused):
 
     def __str__(self) -> str:
         who = repr(self.owner) if self.owner else "nobody"
-        return f"another promote or demote came first: {who} owns the queue in term {self.term}"
+        return (
+            f"another promote or demote came first: {who} owns the queue in term {self.term}. "
+            "Look at the status, and ask again if that is still wanted"
+        )
 
 
 class NotSettled(Refused):
@@ -152,8 +155,9 @@ class NotOwner(Refused):
         self.term = term
 
     def __str__(self) -> str:
-        who = f"{self.owner!r} owns" if self.owner else "nobody owns"
-        return f"{who} the queue in term {self.term}: demote its owner, on that node"
+        if not self.owner:
+            return f"nobody owns the queue in term {self.term}: there is nothing to give away"
+        return f"{self.owner!r} owns the queue in term {self.term}: demote it there"
 
 
 # --- verdicts on a position -----------------------------------------------------------------------
@@ -189,7 +193,10 @@ class UnknownPosition(_OnPosition):
     code = "limbo_unknown_position"
 
     def __str__(self) -> str:
-        return f"position {self.position} was not given yet, or its verdict is no longer kept"
+        return (
+            f"position {self.position} was not given yet, or its verdict is no longer kept: "
+            "look at the queue and the verdicts for those that are known"
+        )
 
 
 class NotAValidator(Refused):
@@ -219,7 +226,7 @@ class BadDeclaration(Refused):
         self.limit = limit
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.limit} at most"
+        return f"{self.what}: {self.limit} at most. Start the node with fewer or shorter ones"
 
 
 # --- transactions ---------------------------------------------------------------------------------

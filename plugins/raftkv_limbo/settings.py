@@ -90,19 +90,20 @@ SETTINGS = (
         _between(1, 64 * MIB, "bytes"),
         "Bytes of keys and values that wait in the queue; the first one always enters.",
     ),
-    # One entry of the log may confirm or roll back all of them: some milliseconds.
+    # One entry of the log may confirm or roll back all of them: some 20 ms by default, and with the
+    # highest limits of entries and writes, and a large space, about 100 ms.
     Setting(
         "queue_entries_max",
         int,
         1_000,
-        _between(1, 10_000, "entries"),
+        _between(1, 3_000, "entries"),
         "Entries from the oldest pending one to the last.",
     ),
     Setting(
         "queue_writes_max",
         int,
         4_000,
-        _between(1, 20_000, "writes"),
+        _between(1, 5_000, "writes"),
         "Writes that wait in the queue; the first transaction always enters.",
     ),
     Setting(

@@ -16,7 +16,7 @@ import msgspec
 
 from raftkv.plugin import View
 
-from .commands import FRESH, Entry, Participant, Rollback, Row, Space
+from .commands import FRESH, NAME_CHARS_MAX, Entry, Participant, Rollback, Row, Space
 from .commands import State as QueueState
 from .quorum import Needs, State, counts, is_fast, needs, reached
 from .refusals import UnknownSpace
@@ -222,7 +222,7 @@ def space_of(view: State, name: str) -> Space:
     """Raises UnknownSpace."""
     space: Space | None = view.table("spaces").get(name)
     if space is None:
-        raise UnknownSpace(name)
+        raise UnknownSpace(name[:NAME_CHARS_MAX])
     return space
 
 

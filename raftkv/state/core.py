@@ -248,7 +248,7 @@ class Core:
     def on_setting(self, change: SettingChange, ctx: Context) -> None:
         pass
 
-    def on_voters(self, voters: tuple[str, ...], ctx: Context) -> None:
+    def on_voters(self, old: tuple[str, ...], ctx: Context) -> None:
         pass
 
     def invariants(self, view: View) -> list[str]:
@@ -351,7 +351,8 @@ class Core:
         old = table.get(_VOTERS) or Voters()
         if command.expected_version != old.version:
             return VotersResult(old.version, False)
-        new = Voters(old.version + 1, tuple(sorted(raft_ids)))
+        # Their number counts: each is there once.
+        new = Voters(old.version + 1, tuple(sorted(dict.fromkeys(raft_ids))))
         table.put(_VOTERS, new)
         if new.raft_ids != old.raft_ids:
             self._after(lambda: self._voters_changed(old.raft_ids))

@@ -58,6 +58,12 @@ def test_plugins_hear_of_a_change_and_of_nothing_else() -> None:
     assert heard == ["->a", "a->a,b"]
 
 
+def test_a_voter_that_is_named_twice_is_one_voter() -> None:
+    driver = started()
+    driver.send(SetVoters(("b", "a", "b"), 0), plugin="core")
+    assert driver.machine.voters == (1, ("a", "b"))
+
+
 def test_it_is_bounded() -> None:
     driver = started()
     for ids in (("x" * 256,), tuple(str(i) for i in range(256))):

@@ -163,6 +163,7 @@ def test_texts_say_what_to_do_and_show_no_key(refusal: type[Refused]) -> None:
     made = refusal(*(values.get(n, 3 if n in ("term", "limit") else f"<{n}>") for n in names))
     text = str(made)
     assert len(text) > 15
+    assert ":" in text or ". " in text  # what it is, and then what to do
     assert "secret" not in text
     assert str(type(made)(*made.args)) == text
     assert refusal.code.startswith("limbo_")

@@ -167,6 +167,19 @@ def test_a_replicant_that_becomes_a_core_counts_with_what_it_holds() -> None:
     assert log.fate(position) == "confirmed"
 
 
+@pytest.mark.parametrize("over", ["cores", "members"])
+def test_a_voter_is_counted_once_while_its_row_still_says_replicant(over: str) -> None:
+    log = LimboLog(quorum="N")
+    log.set("quorum_over", over)
+    log.node_up("r1", "replicant")
+    log.set_voters("n1", "n2", "n3", "r1")  # the log hears of that before it hears of its role
+    position = log.sync()
+    log.ack("n1", "n2", "n3")
+    assert log.fate(position) == "pending"
+    log.ack("r1")
+    assert log.fate(position) == "confirmed"
+
+
 def test_status_and_holders() -> None:
     log = LimboLog()
     log.node_up("r1", "replicant")
@@ -197,8 +210,9 @@ def test_status_and_holders() -> None:
         ("quorum_zones", {f"z{i}": 1 for i in range(17)}),
         ("quorum_validators", {f"v{i}": 1 for i in range(17)}),
         ("queue_bytes_max", 0),
-        ("queue_entries_max", 10_001),
+        ("queue_entries_max", 3_001),
         ("queue_writes_max", 0),
+        ("queue_writes_max", 5_001),
         ("transaction_writes_max", 1_001),
         ("rollback_after_ms", 99),
         ("entries_kept", -1),

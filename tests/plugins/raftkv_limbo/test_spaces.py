@@ -126,3 +126,13 @@ def test_ranges_of_what_is_confirmed_and_what_will_be() -> None:
     assert [key for key, _ in pending_range(view, "s", b"c", limit=1)] == [b"f"]
     assert [key for key, _ in confirmed_range(view, "s", b"c", None, 1, True)] == [b"f"]
     assert space_rows(view)[1].pending == 5
+
+
+def test_a_refusal_is_no_larger_than_a_name() -> None:
+    """What is answered is kept for every node's sake."""
+    log = LimboLog()
+    with pytest.raises(UnknownSpace) as caught:
+        log.send("n1", DropSpace("x" * 10_000))
+    assert caught.value.space == "x" * 64
+    [rejected] = log.submit("n1", put("x" * 10_000, b"k")).rejected
+    assert rejected.args == ("x" * 64,)
