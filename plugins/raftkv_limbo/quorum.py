@@ -57,10 +57,15 @@ class Needs(msgspec.Struct, frozen=True):
 
 def counts(member: Member, view: State) -> bool:
     """Whether a node's acknowledgement counts."""
-    if member.role == "replicant":
-        return member.up and view.settings["quorum_over"] == "members"
     voters = view.voters
+    if _is_copy(member, voters):
+        return member.up and view.settings["quorum_over"] == "members"
     return member.raft_id in voters if voters else True
+
+
+def _is_copy(member: Member, voters: tuple[str, ...]) -> bool:
+    """A replicant. One that is about to become a core votes before its row says so."""
+    return member.role == "replicant" and member.raft_id not in voters
 
 
 def size(view: State) -> int:
@@ -68,7 +73,7 @@ def size(view: State) -> int:
     voters, members = view.voters, view.members.values()
     n = len(voters) or sum(member.role == "core" for member in members)
     if view.settings["quorum_over"] == "members":
-        n += sum(member.role == "replicant" and member.up for member in members)
+        n += sum(member.up and _is_copy(member, voters) for member in members)
     return n
 
 

@@ -54,6 +54,8 @@ class Storm:
     bugs: Mapping[str, Bug]
     #: Seeds in which a planted bug must be found.
     seeds_max: int
+    #: Simulated seconds of faults, if the command is not told.
+    seconds: float = SECONDS
 
 
 @dataclass
@@ -153,7 +155,7 @@ def _results(
 
 def _told(storm: Storm, result: Result, options: argparse.Namespace) -> str:
     again = f"--replay {result.seed}"
-    again += f" --seconds {options.seconds:g}" if options.seconds != SECONDS else ""
+    again += f" --seconds {options.seconds:g}" if options.seconds != storm.seconds else ""
     again += f" --bug {options.bug}" if options.bug else ""
     return f"{result.message}\n  again: {storm.prog} {again}"
 
@@ -243,8 +245,9 @@ def _parser(storm: Storm) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds",
         type=positive,
-        default=SECONDS,
-        help=f"simulated seconds of faults per seed (default {SECONDS:g}); healing comes on top",
+        default=storm.seconds,
+        help=f"simulated seconds of faults per seed (default {storm.seconds:g}); healing comes on "
+        "top",
     )
     parser.add_argument(
         "--bug", choices=sorted(storm.bugs), metavar="NAME", help="plant a known bug"

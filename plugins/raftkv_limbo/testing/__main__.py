@@ -24,7 +24,7 @@ STORM = Storm(
     expected=EXPECTED,
     bugs=BUGS,
     seeds_max=SEEDS_MAX,
-    seconds=8.0,
+    seconds=5.0,
 )
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from raftkv_limbo import (
     reading,
     settling,
     submitting,
-    validators,
     views,
     waiting,
 )
@@ -79,9 +78,10 @@ def _ignoring(*keys: str) -> Wrap:
     def wrap(reached: Callable[[Any], int]) -> Callable[[Any], int]:
         def broken(view: Any) -> int:
             settings = {**view.settings, **{key: {} for key in keys}}
-            return reached(
-                SimpleNamespace(settings=settings, members=view.members, table=view.table)
+            without = SimpleNamespace(
+                settings=settings, members=view.members, voters=view.voters, table=view.table
             )
+            return reached(without)
 
         return broken
 
@@ -384,13 +384,15 @@ _wrapping(
 @_wrapping(
     "failure-approves",
     "a validator that fails counts as one that approves",
-    validators.Validators,
-    "run",
+    acking.Acking,
+    "_ask",
 )
-def _failure_approves(run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    async def broken(self: Any, *given: Any) -> None:
-        with contextlib.suppress(LookupError):
-            await run(self, *given)
+def _failure_approves(ask: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+    async def broken(self: Any, *given: Any) -> bool:
+        try:
+            return await ask(self, *given)
+        except LookupError:
+            return True
 
     return broken
 
@@ -412,7 +414,7 @@ def _nobody_is_asked(validated: Callable[..., Any]) -> Callable[..., Awaitable[i
 _wrapping(
     "dirty-reads",
     "a confirmed read shows what is pending",
-    reading.views,
+    views,
     "confirmed_row",
 )(lambda confirmed_row: lambda *given: views.pending_row(*given))
 

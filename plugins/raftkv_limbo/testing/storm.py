@@ -169,8 +169,9 @@ class Storm(StormWorld[Seat]):
             for part in (self.operators, self.writers, self.readers):
                 part.start()
             self.weather(seconds)
-            for part in (self.operators, self.writers, self.readers, self.judges):
+            for part in (self.operators, self.writers, self.readers):
                 part.stop()
+            self.judges.stop()
             cluster.settle_members()
             with cluster.judging():
                 self._finish()
@@ -319,7 +320,7 @@ def _marks_of(step: Step, effect: Effect) -> list[str]:
 def run_storm(
     seed: int,
     *,
-    seconds: float = 8.0,
+    seconds: float = 5.0,
     bug: str | None = None,
     prepare: Callable[[SimulatedCluster], Any] = lambda cluster: None,
 ) -> Result:

@@ -344,6 +344,6 @@ def _rows(after: Seen, ledger: Ledger, effect: Effect) -> Iterator[str]:
     if effect.spaces is not None:
         rows = {key: row for key, row in rows.items() if key[0] in effect.spaces}
     seen = after.confirmed_rows()
-    for key in {**rows, **seen}:
-        if rows.get(key) != seen.get(key):
-            yield f"{key} is {seen.get(key)}, not {rows.get(key)}"
+    for name in {**rows, **seen}:
+        if rows.get(name) != seen.get(name):
+            yield f"{name} is {seen.get(name)}, not {rows.get(name)}"

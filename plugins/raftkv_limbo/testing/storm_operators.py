@@ -29,6 +29,7 @@ from raftkv_limbo.commands import (
     Veto,
     Write,
 )
+from raftkv_limbo.promoting import Rest
 
 from .storm_plan import KEYS, SPACES, VALIDATORS, ZONES
 from .storm_quorum import QUORUMS, Basis, nodes_needed
@@ -47,6 +48,8 @@ NOTICED_S = 0.3
 SETTLE_S = 8.0
 EXTRA = "extra"
 REASON = "an operator's wish"
+
+RESTS: tuple[Rest, ...] = ("wait", "wait", "roll back")
 
 Work = Callable[[], Awaitable[Any]]
 
@@ -127,7 +130,7 @@ class Operators:
         demotes = owner is not None and rng.random() < 0.2
         if demotes and owner is not None and rng.random() < 0.8:
             seat = owner
-        rest = rng.choice(("wait", "wait", "roll back"))
+        rest: Rest = rng.choice(RESTS)
         timeout_s = rng.choice((0.2, 1.0, VERB_S))
         api = seat.api
         verb = api.demote if demotes else api.promote
@@ -231,7 +234,9 @@ class Operators:
     async def _look(self, seat: Seat) -> None:
         """Whatever these show, they must not fail; and what they say of verdicts is true."""
         api, rng, ledger = seat.api, self._rng, self._storm.log.ledger
-        api.status()
+        queue = api.status().queue
+        if queue.age_ms and not queue.len:
+            self._storm.violated("status is true", [f"{seat.name} shows {queue}"])
         api.spaces()
         if not ledger.last:
             return

@@ -19,6 +19,7 @@ from raftkv_limbo.commands import (
     Submit,
     Submitted,
     Transaction,
+    Write,
 )
 from raftkv_limbo.refusals import refusal_of
 
@@ -106,7 +107,7 @@ class _Batch:
             yield "EmptyTransaction", ()
         if len({(each.space, each.key) for each in writes}) < len(writes):
             yield "DuplicateWrite", None
-        parts = (*writes, *transaction.conditions)
+        parts: tuple[Write | Condition, ...] = (*writes, *transaction.conditions)
         if any(len(each.key) > KEY_BYTES_MAX for each in parts):
             yield "KeyTooLarge", None
         too_many = len(parts) > settings["transaction_writes_max"]

@@ -132,6 +132,20 @@ class Writers:
         self._storm.violated("answers are true", check_story(story, ledger))
         if story.outcome == "confirmed" and looks:
             await self._look(seat, story)
+        elif story.outcome == "still pending" and looks:
+            await self._wait_on(seat, story)
+
+    async def _wait_on(self, seat: Seat, story: Story) -> None:
+        """Ask for the verdict, as the error says; what is told then must be it."""
+        try:
+            told = await seat.api.wait_verdict(story.position, timeout_s=story.timeout_s)
+        except EXCUSED:
+            return
+        position = self._storm.log.ledger.positions[story.position]
+        self._marks[f"asked for the verdict: {told.fate}"] += 1
+        right = (position.fate, position.reason, position.by)
+        if told.fate != "forgotten" and (told.fate, told.reason, told.by) != right:
+            self._storm.violated("answers are true", [f"{story}, asked again: {told}, and {right}"])
 
     async def _verdict(self, seat: Seat, story: Story) -> Any:
         """The receipt, by one of the ways in which callers get one."""

@@ -87,10 +87,11 @@ class Model:
         """Replicants that count."""
         if self.over == "cores":
             return []
-        return [name for name, n in self.nodes.items() if n.role == "replicant" and n.up]
+        replicants = [name for name, n in self.nodes.items() if n.role == "replicant" and n.up]
+        return [name for name in replicants if name not in self.voters]
 
     def _counting(self) -> list[Node]:
-        cores = [n for name, n in self.nodes.items() if n.role == "core" and name in self.voters]
+        cores = [n for name, n in self.nodes.items() if name in self.voters]
         return cores + [self.nodes[name] for name in self._copies()]
 
     def fast(self) -> bool:
