@@ -1,8 +1,8 @@
 """What this node tells the others about the queue: its acknowledgements, vetoes and declaration.
 
-A node acknowledges a position when it has applied it and its validators had no objection. Nothing
-is said while nothing is pending, while Raft's commit is the quorum, or by a node that nobody
-counts.
+A node acknowledges a position when it has applied it, if it is a core has it on its own disk, and
+its validators had no objection. Nothing is said while nothing is pending, while Raft's commit is
+the quorum, or by a node that nobody counts.
 
 Rules of this file
 1. One acknowledgement is under way at a time, for the newest position there is: the slower the log,
@@ -17,17 +17,19 @@ Rules of this file
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 from raftkv.errors import RaftkvError, Stopped
 from raftkv.plugin import Host, View
 
 from . import commands
+from .checking import writable
 from .commands import Ack, Declare
 from .metrics import Counters
 from .quorum import counts
 from .settling import RETRY_FIRST_S, RETRY_MAX_S
-from .validators import Proposal, Validators, Veto, place_of
+from .validators import Proposal, ValidatorCancelled, Validators, Veto, place_of
 from .views import fate, is_fast, participant_of, state_of, waiting_entries
 
 __all__ = ["Acking"]
@@ -50,14 +52,20 @@ class Acking:
         # By validator: up to where it has approved all sync positions, in this process.
         self._approved: dict[str, int] = {}
         self._delay_s = RETRY_FIRST_S
-        # A validator has failed: not before this time is one run again.
-        self._failed_until = 0.0
+        # A validator has failed, and none is run again before a pause is over.
+        self._resting = False
         self._failing_s = RETRY_FIRST_S
         self._said: dict[str, float] = {}
 
     def wake(self) -> None:
         """Something may be to be said."""
         self._wake.set()
+
+    def restored(self) -> None:
+        """A snapshot, which may be of another history with other transactions at the positions
+        that validators have approved: they are asked anew."""
+        self._approved = {}
+        self.wake()
 
     async def run(self) -> None:
         while True:
@@ -97,6 +105,10 @@ class Acking:
             upto = await self._validated(validators)
         else:
             upto = self._newest(view)
+        if not self._is_news(host.view(), upto, validators):
+            return False
+        # What others have committed is applied here, too, perhaps before this disk has it.
+        await host.stored(host.view().table("entries")[upto].index)
         if not self._is_news(host.view(), upto, validators):
             return False
         self._counters.add("acks")
@@ -147,44 +159,85 @@ class Acking:
         """
         host = self._host
         upto = min(self._approved.get(name, 0) for name in validators)
-        if host.runtime.monotonic() < self._failed_until:
+        if self._resting:
             return upto
-        for position, entry in waiting_entries(host.view(), upto + 1, CHUNK):
-            if not entry.sync:
-                continue
+        approved = self._approved
+        chunk = waiting_entries(host.view(), upto + 1, CHUNK)
+        for position, entry in chunk:
             proposal = Proposal(position, entry.writes, entry.term)
             for name in validators:
-                if self._approved.get(name, 0) >= position:
+                if approved.get(name, 0) >= position:
                     continue
-                try:
-                    await self._validators.run(name, proposal)
-                except Veto as veto:
-                    await self._veto(name, position, veto.reason)
-                    return upto
-                except Exception as error:
-                    # Tell what was approved before it, and look again after a pause.
-                    self._failed(name, error)
-                    return upto
-                self._approved[name] = position
+                if entry.sync:
+                    try:
+                        if not await self._ask(name, proposal):
+                            return upto
+                    except Veto as veto:
+                        await self._veto(name, position, veto.reason)
+                        return upto
+                    except Exception as error:
+                        # Tell what was approved before it, and look again after a pause.
+                        self._failed(name, error)
+                        return upto
+                approved[name] = position
+            if not entry.sync:
+                continue
             upto = position
             self._failing_s = RETRY_FIRST_S
             if fate(host.view(), position) != "pending":
-                break  # the queue is another one by now
-        else:
-            return upto
-        self.wake()
+                self.wake()  # the queue is another one by now
+                return upto
+        if len(chunk) == CHUNK:
+            self.wake()
         return upto
+
+    async def _ask(self, name: str, proposal: Proposal) -> bool:
+        """Run one validator; False: its answer matters no more, and it was cancelled.
+
+        Raises what it raises.
+        """
+        if not self._is_asked(name, proposal.position):
+            return False
+        answer = self._validators.ask(name, proposal)
+        if answer is None:
+            return True
+        raised: list[Exception] = []
+        # A task of its own: what is cancelled in it does not end this one.
+        task = self._host.spawn(_finish(answer, raised), f"validator {name}")
+        task.add_done_callback(lambda _: self.wake())
+        try:
+            while not task.done():
+                await self._wake.wait()
+                self._wake.clear()
+                if not self._is_asked(name, proposal.position):
+                    return False
+        finally:
+            task.cancel()
+            self.wake()  # what came in between is not looked at yet
+        if task.cancelled():
+            raise ValidatorCancelled
+        if raised:
+            raise raised[0]
+        return True
+
+    def _is_asked(self, name: str, position: int) -> bool:
+        view = self._host.view()
+        return name in view.settings["quorum_validators"] and fate(view, position) == "pending"
 
     async def _veto(self, name: str, position: int, reason: str) -> None:
         self._counters.add("vetoes")
-        await self._host.propose(commands.Veto(position, name, _printable(reason)))
+        await self._host.propose(commands.Veto(position, name, writable(reason)))
+        self.wake()
+
+    def _rested(self) -> None:
+        self._resting = False
         self.wake()
 
     def _failed(self, name: str, error: Exception) -> None:
         self._counters.add("validator_failures")
         where, now = place_of(error), self._host.runtime.monotonic()
-        self._failed_until = now + self._failing_s
-        self._host.runtime.call_later(self._failing_s, self.wake)
+        self._resting = True
+        self._host.runtime.call_later(self._failing_s, self._rested)
         self._failing_s = min(2 * self._failing_s, RETRY_MAX_S)
         if now - self._said.get(where, -SAID_AGAIN_S) >= SAID_AGAIN_S:
             self._said[where] = now
@@ -195,6 +248,9 @@ class Acking:
             )
 
 
-def _printable(reason: str) -> str:
-    """What can be encoded: a lone surrogate cannot."""
-    return reason.encode("utf-8", "replace").decode()
+async def _finish(answer: Awaitable[None], raised: list[Exception]) -> None:
+    """Its errors are for who asked: a task that fails is logged with their text."""
+    try:
+        await answer
+    except Exception as error:
+        raised.append(error)

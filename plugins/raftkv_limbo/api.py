@@ -48,6 +48,7 @@ from .options import options_of
 from .promoting import Promoting, Rest
 from .quorum_change import QuorumChange, set_quorum
 from .reading import Reading, Sight
+from .refusals import BadSpaceName, UnknownSpace
 from .settling import Proposer
 from .status import LimboStatus, status_of
 from .submission import Receipt, Submission, Wait
@@ -274,6 +275,8 @@ class LimboApi:
         self, name: str, *, sync: bool = False, timeout_s: float | None = None
     ) -> SpaceCreated:
         """Make a space. `sync`: what writes to it waits for the quorum. Raises `SpaceExists`."""
+        if not name.isascii():
+            raise BadSpaceName(name)
         made: SpaceCreated = await self.host.propose(CreateSpace(name, sync), timeout_s=timeout_s)
         return made
 
@@ -281,11 +284,13 @@ class LimboApi:
         self, name: str, *, sync: bool, timeout_s: float | None = None
     ) -> SpaceAltered:
         """Make a space sync or async from the next transaction on."""
+        _require_possible(name)
         done: SpaceAltered = await self.host.propose(AlterSpace(name, sync), timeout_s=timeout_s)
         return done
 
     async def drop_space(self, name: str, *, timeout_s: float | None = None) -> SpaceDropped:
         """Remove a space with all its rows. Raises `SpaceBusy`: something pending writes it."""
+        _require_possible(name)
         done: SpaceDropped = await self.host.propose(DropSpace(name), timeout_s=timeout_s)
         return done
 
@@ -345,3 +350,9 @@ class LimboApi:
 
     def _deadline(self, timeout_s: float | None) -> float | None:
         return None if timeout_s is None else self.host.runtime.monotonic() + timeout_s
+
+
+def _require_possible(name: str) -> None:
+    """No space has a name that could not even be sent. Raises UnknownSpace."""
+    if not name.isascii():
+        raise UnknownSpace(name)

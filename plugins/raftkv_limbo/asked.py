@@ -9,7 +9,10 @@ from typing import Any
 
 from raftkv.errors import ConfigError
 
-__all__ = ["base64_of", "named_counts", "submit_body"]
+__all__ = ["base64_of", "longer_s", "named_counts", "submit_body"]
+
+# The door waits no longer than that.
+TIMEOUT_MAX_S = 600.0
 
 
 def base64_of(text: str) -> str:
@@ -45,6 +48,14 @@ def submit_body(
     if not made:
         raise ConfigError("nothing is written: say SPACE/KEY=VALUE, or --delete SPACE/KEY")
     return {"writes": made, "conditions": conditions}
+
+
+def longer_s(body: dict[str, Any], timeout_s: float) -> float:
+    """How much longer than `timeout_s` a transaction from stdin asks the door to wait."""
+    wanted = body.get("timeout_s")
+    if not isinstance(wanted, int | float):
+        return 0.0
+    return max(0.0, min(wanted, TIMEOUT_MAX_S) - timeout_s)
 
 
 def named_counts(

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from .commands import BATCH_PARTS_MAX, INT_MAX, KEY_BYTES_MAX, Condition, Transaction, Write
 from .refusals import EmptyTransaction, KeyTooLarge, TransactionTooLarge
 
-__all__ = ["Order", "check_key", "checked"]
+__all__ = ["Order", "check_key", "checked", "writable"]
 
 Order = Literal["ordered", "independent"]
 
@@ -83,6 +83,11 @@ def check_key(space: str, key: bytes) -> None:
         _bad_key(space, key)
     if len(key) > KEY_BYTES_MAX:
         raise KeyTooLarge(space, KEY_BYTES_MAX)
+
+
+def writable(reason: str) -> str:
+    """What can be encoded of it: a lone surrogate cannot."""
+    return reason.encode("utf-8", "replace").decode()
 
 
 def _bad_key(space: object, key: object) -> None:

@@ -26,7 +26,7 @@ from raftkv.cli.kit import (
 )
 from raftkv.errors import ConfigError, RaftkvError, Refused
 
-from .asked import base64_of, named_counts, submit_body
+from .asked import base64_of, longer_s, named_counts, submit_body
 from .sheets import (
     Sheet,
     changed_owner,
@@ -165,7 +165,9 @@ def verdicts(
         return
     query = "" if wait_s is None else f"?wait_s={wait_s}"
     ask = Ask(_patient(at, wait_s or 0.0))
-    _tell_verdict(at, ask("GET", f"/v1/limbo/verdicts/{position}{query}"))
+    # The door waits; to ask the next one when it has waited in vain would wait anew.
+    found = ask("GET", f"/v1/limbo/verdicts/{position}{query}", repeat=wait_s is None)
+    _tell_verdict(at, found)
 
 
 def _tell_verdict(at: At, found: dict[str, Any]) -> None:
@@ -240,6 +242,8 @@ def rollback(
     ask = Ask(_patient(at))
     found = ask("GET", f"/v1/limbo/queue?from={position}&limit=1")
     if not yes:
+        if not found["entries"]:
+            raise Refused(f"nothing is pending from {position} on")
         last = found["last"]
         _confirm(f"what is pending from {position} to {last} is undone, for ever.", "rollback")
     body = {
@@ -475,7 +479,8 @@ def submit(
         body["timeout_s"] = at.timeout_s
     owner = Ask(at)("GET", "/v1/limbo/status?consistency=local")["owner"]
     where = _at_node(at, owner) if owner else at
-    done = Ask(_patient(where))("POST", "/v1/limbo/submit", body, repeat=False)
+    ask = Ask(_patient(where, longer_s(body, at.timeout_s)))
+    done = ask("POST", "/v1/limbo/submit", body, repeat=False)
     if at.output == "json":
         print_json(done)
     else:

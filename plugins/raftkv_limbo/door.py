@@ -303,7 +303,11 @@ class _Door:
         known = [setting.key for setting in SETTINGS]
         if key not in known:
             raise BadRequest(f"there is no setting {key[:40]!r}, only {', '.join(known)}")
-        await self._host.set_setting(key, value_of("value", body_of(request, WantedValue).value))
+        value = value_of("value", body_of(request, WantedValue).value)
+        try:
+            await self._host.set_setting(key, value)
+        except OverflowError:
+            raise BadRequest(f"{key}: a number has more than 64 bits: say a smaller one") from None
         return Response({"settings": self._settings()})
 
     async def create_space(self, request: Request) -> Response:

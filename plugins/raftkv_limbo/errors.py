@@ -151,6 +151,6 @@ def refusal(rejected: Rejected) -> Refused:
     """The refusal that a `Rejected` stands for."""
     try:
         return refusal_of(rejected.code, rejected.args)
-    except LookupError:
-        # A newer node has a reason that this code does not know yet.
+    except (LookupError, TypeError):
+        # A newer node has a reason that this code does not know yet, or says more of one.
         return Refused(rejected.code, *rejected.args)

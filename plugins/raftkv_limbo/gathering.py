@@ -18,7 +18,7 @@ from typing import Final
 from .commands import BATCH_PARTS_MAX, BATCH_TRANSACTIONS_MAX
 from .metrics import Counters
 from .refusals import QueueFull
-from .room import Load, Room
+from .room import Load, Room, is_wanted
 from .submission import GATHERED, SENT, Submission
 
 __all__ = ["BATCH_BYTES_MAX", "NEVER", "Gathering"]
@@ -39,6 +39,8 @@ class Gathering:
         self.bytes = 0
         self._parts = 0
         self.room = Room()
+        # Those that have left since they were last looked for.
+        self._left = 0
 
     def __len__(self) -> int:
         return len(self._gathered) + len(self.room.waiting)
@@ -46,6 +48,11 @@ class Gathering:
     def __iter__(self) -> Iterator[Submission]:
         """Those that do not wait for room, oldest first."""
         return iter(self._gathered)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of keys and values of all that is here."""
+        return self.bytes + self.room.bytes
 
     def add(self, submission: Submission) -> None:
         self._gathered.append(submission)
@@ -57,7 +64,7 @@ class Gathering:
         first = self.room.first()
         number = NEVER if first is None else first.number
         for submission in self._gathered:
-            if _is_wanted(submission):
+            if is_wanted(submission):
                 return min(number, submission.number)
         return number
 
@@ -69,24 +76,29 @@ class Gathering:
             return self._whole()
         batch = _Batch()
         room = self.room
-        while (first := room.first()) is not None and load.refuse(first) is None:
+        # Why there is no room for whoever is next, and so not for those behind.
+        full: QueueFull | None = None
+        while (first := room.first()) is not None:
+            full = load.refuse(first)
+            if full is not None:
+                break
             if not batch.fits(first):
                 return batch.taken
-            room.waiting.popleft()
+            room.take()
             batch.take(first)
-        blocked = bool(room.waiting)
         while self._gathered:
             submission = self._gathered[0]
-            if not _is_wanted(submission):
+            if not is_wanted(submission):
                 self._pop(submission)
                 continue
             if not batch.fits(submission):
                 break
             self._pop(submission)
             if not submission.transaction.independent:
-                refused = load.full() if blocked else load.refuse(submission)
+                refused = full or load.refuse(submission)
                 if refused is not None:
-                    blocked = self._wait_for_room(submission, refused) or blocked
+                    if self._wait_for_room(submission, refused):
+                        full = refused
                     continue
             batch.take(submission)
         return batch.taken
@@ -103,7 +115,7 @@ class Gathering:
         batch = []
         for submission in self._gathered:
             future = submission.future
-            # As `_is_wanted`.
+            # As `is_wanted`.
             if submission.stage == GATHERED and (future is None or not future.done()):
                 submission.stage = SENT
                 batch.append(submission)
@@ -120,28 +132,38 @@ class Gathering:
         """Whether it waits now; who does not want to is refused."""
         if submission.wait == "none":
             self._counters.add("rejected")
-            submission.fail(full)
+            submission.fail(QueueFull(full.what, full.limit))
             return False
         self._counters.add("waited_for_room")
-        self.room.waiting.append(submission)
+        self.room.add(submission)
         return True
 
     # --- leaving ---
 
+    def left(self) -> None:
+        """One was withdrawn. It keeps its place until they are half of all that is here."""
+        self._left += 1
+        if 2 * self._left > len(self):
+            self.forget_unwanted()
+
+    def forget_left(self) -> None:
+        """The same now, if there are any."""
+        if self._left:
+            self.forget_unwanted()
+
     def forget_unwanted(self) -> None:
         """Those that were withdrawn make way."""
-        gathered = deque(one for one in self._gathered if _is_wanted(one))
+        self._left = 0
+        gathered = deque(one for one in self._gathered if is_wanted(one))
         if len(gathered) < len(self._gathered):
             self._gathered = gathered
             self.bytes = sum(one.bytes for one in gathered)
             self._parts = sum(one.parts for one in gathered)
-        waiting = deque(one for one in self.room.waiting if _is_wanted(one))
-        if len(waiting) < len(self.room.waiting):
-            self.room.waiting = waiting
+        self.room.forget()
 
     def clear(self) -> None:
         self._gathered.clear()
-        self.room.waiting.clear()
+        self.room.clear()
         self.bytes = self._parts = 0
 
 
@@ -165,8 +187,3 @@ class _Batch:
         self.taken.append(submission)
         self._parts += submission.parts
         self._bytes += submission.bytes
-
-
-def _is_wanted(submission: Submission) -> bool:
-    """Whether it was neither withdrawn nor given up by its caller."""
-    return submission.stage == GATHERED and not submission.abandoned

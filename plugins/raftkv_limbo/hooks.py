@@ -6,12 +6,14 @@ called when this node applies the verdict, before anybody who waits for it here 
 
 What is told comes from the rows that an entry changed (`Host.listen`), for the tables do not keep
 what was settled. To have that noted costs some microseconds a transaction, so a node listens only
-while a callback is registered. No callback hears of what was decided while its node was down, nor
-of what a snapshot jumped over: `on_restored` says that this has happened, and the rows have it all.
+while a callback is registered. No callback hears of what a snapshot jumped over: `on_restored` says
+that this has happened, and the rows have it all. A process that starts applies its log behind its
+last snapshot anew, and tells of that again: who must not do a thing twice remembers the position.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -85,11 +87,17 @@ class Hooks:
     def _add(
         self, callbacks: list[Callable[[EventT], None]], callback: Callable[[EventT], None]
     ) -> Callable[[], None]:
+        if inspect.iscoroutinefunction(callback):
+            raise TypeError("a callback is called, not awaited: make it plain, and spawn a task")
         callbacks.append(callback)
         self._listen_or_not()
 
+        there = True
+
         def remove() -> None:
-            if callback in callbacks:
+            nonlocal there
+            if there:  # once: the same one may be there for others, too
+                there = False
                 callbacks.remove(callback)
                 self._listen_or_not()
 

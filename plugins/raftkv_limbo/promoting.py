@@ -23,6 +23,7 @@ from typing import Any, Literal
 from raftkv.errors import OutcomeUnknown, ReadTimeout
 from raftkv.plugin import Host, View
 
+from .checking import writable
 from .commands import (
     REASON_CHARS_MAX,
     Demote,
@@ -107,9 +108,8 @@ class Promoting:
         with self._busy("rollback"):
             deadline = self._deadline(timeout_s)
             state = await self._look(deadline)
-            command = RollBack(
-                position, state.term if term is None else term, reason[:REASON_CHARS_MAX]
-            )
+            why = writable(reason[:REASON_CHARS_MAX])
+            command = RollBack(position, state.term if term is None else term, why)
             done: RolledBackTo = await self._propose(command, deadline)
             self._counters.add("rollback_requests")
             return done

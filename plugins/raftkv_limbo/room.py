@@ -23,10 +23,10 @@ from raftkv.plugin import View
 
 from .commands import Transaction
 from .refusals import QueueFull
-from .submission import Submission
+from .submission import GATHERED, Submission
 from .views import is_fast, state_of
 
-__all__ = ["Load", "Room"]
+__all__ = ["Load", "Room", "is_wanted"]
 
 
 class Load:
@@ -87,18 +87,47 @@ class Room:
     """Transactions of this node that wait for room, in the order of their calls."""
 
     def __init__(self) -> None:
+        #: Those that have left are among them until it is their turn, or `forget`.
         self.waiting: deque[Submission] = deque()
+        #: Bytes of keys and values of all of `waiting`.
+        self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self.waiting)
+        """How many do wait. Looks at all of them."""
+        return sum(is_wanted(one) for one in self.waiting)
+
+    def add(self, submission: Submission) -> None:
+        self.waiting.append(submission)
+        self.bytes += submission.bytes
 
     def first(self) -> Submission | None:
         """Whose turn it is. Who has left loses its place."""
         waiting = self.waiting
-        while waiting and (waiting[0].error is not None or waiting[0].abandoned):
-            waiting.popleft()
+        while waiting and not is_wanted(waiting[0]):
+            self.take()
         return waiting[0] if waiting else None
+
+    def take(self) -> None:
+        """The first one waits no longer."""
+        self.bytes -= self.waiting.popleft().bytes
 
     def put_back(self, submissions: list[Submission]) -> None:
         """These were refused for want of room after all; they came before all that wait."""
         self.waiting.extendleft(reversed(submissions))
+        self.bytes += sum(one.bytes for one in submissions)
+
+    def forget(self) -> None:
+        """Those who have left make way."""
+        waiting = deque(one for one in self.waiting if is_wanted(one))
+        if len(waiting) < len(self.waiting):
+            self.waiting = waiting
+            self.bytes = sum(one.bytes for one in waiting)
+
+    def clear(self) -> None:
+        self.waiting.clear()
+        self.bytes = 0
+
+
+def is_wanted(submission: Submission) -> bool:
+    """Whether it was neither withdrawn nor given up by its caller."""
+    return submission.stage == GATHERED and not submission.abandoned

@@ -89,6 +89,7 @@ class LimboService(Service):
     def on_restored(self, index: int) -> None:
         self._seen = state_of(self._host.view())
         self._api.hooks.restored()
+        self._api.acking.restored()
         self._look_at_all()
 
     def on_incarnation(self, incarnation: int) -> None:

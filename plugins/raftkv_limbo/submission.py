@@ -99,7 +99,8 @@ class Submission:
     def now(self) -> Receipt:
         """Where it stands, without waiting. Raises what it has failed with."""
         if self.error is not None:
-            raise self.error
+            # It may be asked for often, and every raise would add to the traceback.
+            raise self.error.with_traceback(None)
         if self.stage < PENDING:
             return Receipt(0, "submitting", 0, 0)
         state: Literal["confirmed", "pending"] = "pending" if self.stage == PENDING else "confirmed"
@@ -128,10 +129,16 @@ class Submission:
             if left_s is not None and left_s <= 0:
                 raise self.unknown()
             watcher: asyncio.Future[None] = loop.create_future()
-            if self._watchers is None:
-                self._watchers = []
-            self._watchers.append(watcher)
-            await asyncio.wait((watcher,), timeout=left_s)
+            watchers = self._watchers
+            if watchers is None:
+                watchers = self._watchers = []
+            watchers.append(watcher)
+            try:
+                await asyncio.wait((watcher,), timeout=left_s)
+            finally:
+                # Who gives up may ask again, for as long as it takes.
+                if not watcher.done():
+                    watchers.remove(watcher)
         return self.now
 
     def unknown(self) -> StillPending | SubmitUnknown:

@@ -56,7 +56,7 @@ from .refusals import BatchTooLarge, QueueFull
 from .room import Load, Room
 from .settling import RETRY_FIRST_S, RETRY_MAX_S, Lost, Proposer
 from .status import owns
-from .submission import CONFIRMED, GATHERED, Receipt, Submission, Wait
+from .submission import CONFIRMED, GATHERED, SENT, Receipt, Submission, Wait
 from .views import state_of
 from .waiting import Waiting
 
@@ -84,8 +84,9 @@ class Submitting:
         self._waiting = waiting
         self._counters = counters
         self._gathering = Gathering(counters)
-        # The batch that is under way.
+        # The batch that is under way, and the last position before it.
         self._flying: Sequence[Submission] = ()
+        self._flying_behind = 0
         self._number = 0
         # The sender, while it has nothing to do.
         self._sleeping: asyncio.Future[None] | None = None
@@ -122,11 +123,10 @@ class Submitting:
         transaction, size = checked(writes, conditions, order)
         if self._stopped:
             raise Stopped("this node stops")
-        if (
-            len(self._gathering) >= self._options.waiting_max
-            or self._gathering.bytes > self._options.waiting_bytes_max
-        ):
-            raise self._overloaded()
+        if self._is_over():
+            self._gathering.forget_left()
+            if self._is_over():
+                raise self._overloaded()
         deadline = NEVER
         if timeout_s is not None:
             deadline = self._runtime.monotonic() + timeout_s
@@ -155,20 +155,38 @@ class Submitting:
         """Whether one that does not wait finds room behind all that is here. Raises QueueFull."""
         if submission.transaction.independent:
             return
-        if self.room.first() is not None:
-            raise self._load().full()
+        first = self.room.first()
+        if first is not None:
+            load = self._load()
+            raise load.refuse(first) or load.full()
         if self._ahead is None:
             self._ahead = self._load()
             if not self._ahead.free:
-                for other in (*self._flying, *self._gathering):
+                for other in (*self._not_applied(), *self._gathering):
                     self._ahead.refuse(other)
         full = self._ahead.refuse(submission)
         if full is not None:
             raise full
 
+    def _not_applied(self) -> Sequence[Submission]:
+        """What is under way and not in the tables yet: its answer may come a turn after its entry.
+
+        Nobody else writes to the queue that this node owns, so the last position tells.
+        """
+        if state_of(self._host.view()).last != self._flying_behind:
+            return ()
+        return [one for one in self._flying if one.stage == SENT]
+
     def _load(self) -> Load:
         view = self._host.view()
         return Load(view, mine=owns(self._host, state_of(view)))
+
+    def _is_over(self) -> bool:
+        gathering, options = self._gathering, self._options
+        return (
+            len(gathering) >= options.waiting_max
+            or gathering.held_bytes > options.waiting_bytes_max
+        )
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(
@@ -181,6 +199,7 @@ class Submitting:
         if submission.stage == GATHERED:
             self._counters.add("withdrawn")
             submission.fail(NotSubmitted("its caller has left"))
+            self._gathering.left()
             self.wake()  # it may have stood in the way of others
         else:
             self._counters.add("detached")
@@ -231,6 +250,7 @@ class Submitting:
             view = self._host.view()
             state = state_of(view)
             command = Submit(tuple([one.transaction for one in batch]), state.term)
+            self._flying_behind = state.last
             try:
                 result: Submitted = await self._proposer.once(command)
             except Lost:
@@ -258,7 +278,8 @@ class Submitting:
                 await self._each_alone(batch, error)
                 return
             else:
-                self._land(batch, result)
+                if not self._stopped:  # else they have been told
+                    self._land(batch, result)
                 return
             await self._runtime.sleep(delay_s)
             delay_s = min(2 * delay_s, RETRY_MAX_S)
@@ -266,6 +287,8 @@ class Submitting:
 
     def _still_wanted(self, batch: Sequence[Submission]) -> list[Submission]:
         """Nothing of it was applied: whose caller has gone meanwhile is not written any more."""
+        if self._stopped:
+            return []
         wanted = []
         for submission in batch:
             if submission.abandoned or submission.deadline <= self._runtime.monotonic():
@@ -279,8 +302,20 @@ class Submitting:
         if len(batch) == 1:
             batch[0].fail(error)
             return
+        back: list[Submission] = []
         for submission in batch:
-            await self._write([submission])
+            if not back or submission.transaction.independent:
+                await self._write([submission])
+                if submission.stage == GATHERED:
+                    # It found no room after all, and nothing behind it is to overtake it.
+                    self.room.take()
+                    back.append(submission)
+            elif self._waits_for_room(submission):
+                submission.stage = GATHERED
+                back.append(submission)
+            else:
+                submission.fail(self._load().full())
+        self.room.put_back(back)
 
     def _fail(self, batch: Sequence[Submission], error: RaftkvError) -> None:
         for submission in batch:
@@ -339,7 +374,7 @@ class Submitting:
                 yield submission
                 continue
             error = refusal(one)
-            if isinstance(error, QueueFull) and submission.future and not submission.abandoned:
+            if isinstance(error, QueueFull) and self._waits_for_room(submission):
                 # A limit was lowered while it was under way. Its caller waits for room, then.
                 submission.stage = GATHERED
                 back.append(submission)
@@ -349,6 +384,16 @@ class Submitting:
         if back:
             self._counters.add("waited_for_room", len(back))
             self.room.put_back(back)
+
+    @staticmethod
+    def _waits_for_room(submission: Submission) -> bool:
+        """Whether somebody waits until there is. What is independent never does: it would be
+        refused again at once, for it passes all that wait."""
+        return (
+            submission.future is not None
+            and not submission.abandoned
+            and not submission.transaction.independent
+        )
 
     # --- holding, flushing ---
 
@@ -381,12 +426,18 @@ class Submitting:
         return min(oldest, self._flying[0].number) if self._flying else oldest
 
     async def _landing(self, deadline: float) -> bool:
+        if self._stopped:
+            raise Stopped("this node stops")
         left_s = deadline - self._runtime.monotonic()
-        if left_s <= 0 or self._stopped:
+        if left_s <= 0:
             return False
         landing: asyncio.Future[None] = self._runtime.future()
         self._landings.append(landing)
-        await asyncio.wait((landing,), timeout=None if left_s == NEVER else left_s)
+        try:
+            await asyncio.wait((landing,), timeout=None if left_s == NEVER else left_s)
+        finally:
+            if not landing.done():
+                self._landings.remove(landing)
         return landing.done()
 
     def _landed(self) -> None:
@@ -439,7 +490,14 @@ class Submitting:
         for submission in (*self._gathering, *self.room.waiting):
             submission.fail(Stopped("this node stops; nothing was written"))
         for submission in self._flying:
-            submission.detach(submission.unknown())
+            if submission.stage == SENT:
+                submission.fail(
+                    SubmitUnknown(
+                        "this node stops, and the transaction is on its way: it may still be "
+                        "applied. Look at what it writes",
+                        submission,
+                    )
+                )
         self._gathering.clear()
         self.wake()
         self._landed()

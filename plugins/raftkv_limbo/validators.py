@@ -7,7 +7,9 @@
 
 A validator says yes by returning, no by raising `Veto`. Anything else that it raises is a failure
 of the validator and says nothing: it is run again, and the transaction waits. So a broken validator
-can hold up a quorum, but neither confirm nor roll back anything.
+can hold up a quorum, but neither confirm nor roll back anything. One that takes long holds up this
+node's acknowledgements; it is cancelled when nobody asks for its answer any more, because the
+setting names it no longer or the position is settled.
 
 It has a say where the setting `quorum_validators` names it. It may be run more than once for one
 position, on every node where it is registered, and for transactions that are settled meanwhile.
@@ -15,6 +17,7 @@ position, on every node where it is registered, and for transactions that are se
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -23,7 +26,7 @@ import msgspec
 
 from .commands import NAME_CHARS_MAX, REASON_CHARS_MAX, VALIDATORS_MAX, Write
 
-__all__ = ["Proposal", "Validator", "Validators", "Veto", "place_of"]
+__all__ = ["Proposal", "Validator", "ValidatorCancelled", "Validators", "Veto", "place_of"]
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -40,6 +43,10 @@ class Veto(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason[:REASON_CHARS_MAX]
+
+
+class ValidatorCancelled(Exception):
+    """What a validator waited for was cancelled: it has failed, as by any other exception."""
 
 
 Validator = Callable[[Proposal], Awaitable[None] | None]
@@ -70,11 +77,14 @@ class Validators:
             raise ValueError(f"a node has {VALIDATORS_MAX} validators at most")
         self._functions[name] = function
 
-    async def run(self, name: str, proposal: Proposal) -> None:
-        """Raises what the validator raises."""
-        answer: Any = self._functions[name](proposal)
-        if inspect.isawaitable(answer):
-            await answer
+    def ask(self, name: str, proposal: Proposal) -> Awaitable[None] | None:
+        """Run a plain one, and raise what it raises; of an async one give what to wait for."""
+        try:
+            answer: Any = self._functions[name](proposal)
+        except asyncio.CancelledError:
+            # Of something that it looked at: to its caller it would mean to end.
+            raise ValidatorCancelled from None
+        return answer if inspect.isawaitable(answer) else None
 
 
 def place_of(error: BaseException) -> str:

@@ -173,14 +173,20 @@ class Waiting:
     async def verdict(self, position: int, deadline: float | None) -> Verdict:
         """Wait for the verdict on a position. Raises StillPending at the deadline."""
 
+        # How many were rolled back, ever, when it was last found to be pending.
+        pending_at = -1
+
         def judge(view: View, state: State) -> Verdict | None:
-            if position > state.last or (
-                # Cheap for what waits behind others, which is most of it.
-                position > state.confirmed and state.head == position
-            ):
+            nonlocal pending_at
+            if position > state.last or position == state.head:
                 return None
+            if 0 < state.head < position and state.rollbacks == pending_at:
+                return None  # it waits behind the oldest one, as it did
             found = verdict_of(view, position)
-            return found if found.fate not in ("pending", "unknown") else None
+            if found.fate not in ("pending", "unknown"):
+                return found
+            pending_at = state.rollbacks
+            return None
 
         if position < 1:
             return Verdict(position, "unknown")

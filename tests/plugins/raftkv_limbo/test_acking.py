@@ -31,6 +31,43 @@ async def test_one_ack_of_a_node_stands_for_a_batch(cluster: Cluster) -> None:
 
 
 @story(quorum="N")
+async def test_a_core_acknowledges_what_its_own_disk_has(cluster: Cluster) -> None:
+    """Entries are applied once a majority has them, which need not be this node."""
+    limbo, disk, asked = await cluster.own("core1"), asyncio.Event(), []
+
+    async def stored(index: int) -> None:
+        asked.append(index)
+        await disk.wait()
+
+    cluster.nodes["core3"].stored = stored  # type: ignore[method-assign]
+    first = await limbo.submit(sync("a"), wait="submit")
+    second = await limbo.submit(sync("b"), wait="submit")
+    await asyncio.sleep(5)
+    assert limbo.verdict(first.position).fate == "pending"
+    assert "ack" not in cluster.nodes["core3"].proposals
+    assert asked == [first.index]
+    disk.set()
+    await until(lambda: limbo.verdict(second.position).fate == "confirmed")
+
+
+@story(quorum="N")
+async def test_what_was_rolled_back_while_the_disk_was_slow_is_not_acknowledged(
+    cluster: Cluster,
+) -> None:
+    limbo, disk = await cluster.own("core1"), asyncio.Event()
+
+    async def stored(index: int) -> None:
+        await disk.wait()
+
+    cluster.nodes["core3"].stored = stored  # type: ignore[method-assign]
+    done = await limbo.submit(sync("a"), wait="submit")
+    await limbo.rollback(done.position, "no longer wanted")
+    disk.set()
+    await asyncio.sleep(5)
+    assert "ack" not in cluster.nodes["core3"].proposals
+
+
+@story(quorum="N")
 async def test_async_ones_are_not_acknowledged(cluster: Cluster) -> None:
     limbo = await cluster.own("core1")
     await limbo.submit(asynchronous("a"))
@@ -251,3 +288,100 @@ async def test_validators_are_registered_with_care(cluster: Cluster) -> None:
         limbo.validator("one more", lambda proposal: None)
     await until(lambda: "core1" in cluster.table("nodes"))
     assert len(cluster.table("nodes")["core1"].validators) == VALIDATORS_MAX
+
+
+@story(quorum_validators={"audit": 1})
+async def test_a_validator_that_is_cancelled_decides_nothing(cluster: Cluster) -> None:
+    """As any other failure: what ends in it must not end this node's voice."""
+    limbo = await cluster.own("core1")
+    runs = []
+
+    @limbo.validator("audit")
+    async def audit(proposal: Proposal) -> None:
+        runs.append(proposal.position)
+        if len(runs) < 3:
+            other = asyncio.ensure_future(asyncio.sleep(60))
+            asyncio.get_running_loop().call_later(0.01, other.cancel)
+            await other
+
+    assert (await limbo.submit(sync("a"), timeout_s=60)).state == "confirmed"
+    assert limbo.counters["validator_failures"] == 2
+
+    @cluster.limbo("core2").validator("plain")
+    def plain(proposal: Proposal) -> None:
+        runs.append(proposal.position)
+        if len(runs) < 6:
+            raise asyncio.CancelledError
+
+    cluster.configure(quorum_validators={"plain": 1})
+    assert (await limbo.submit(sync("b"), timeout_s=60)).state == "confirmed"
+    assert runs == [1, 1, 1, 2, 2, 2]
+
+
+@story(quorum="N", quorum_validators={"stuck": 1})
+async def test_a_validator_that_hangs_holds_nothing_up_once_it_is_not_asked_for(
+    cluster: Cluster,
+) -> None:
+    limbo = await cluster.own("core1")
+    ends = []
+
+    @cluster.limbo("core2").validator("stuck")
+    async def stuck(proposal: Proposal) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append(proposal.position)
+
+    waits = asyncio.ensure_future(limbo.submit(sync("a"), timeout_s=60))
+    await asyncio.sleep(3)
+    assert not waits.done()
+    cluster.configure(quorum_validators={})
+    assert (await waits).state == "confirmed"
+    assert ends == [1]
+    # Named again, it holds up what it is asked about, and a rollback sets it free.
+    cluster.configure(quorum_validators={"stuck": 1})
+    waits = asyncio.ensure_future(limbo.submit(sync("b"), timeout_s=60))
+    await asyncio.sleep(1)
+    await limbo.rollback(2)
+    with pytest.raises(RolledBack):
+        await waits
+    await until(lambda: ends == [1, 2], 2)
+
+
+@story(quorum="N", quorum_validators={"audit": 1})
+async def test_what_is_behind_many_async_ones_is_validated_before_its_turn(
+    cluster: Cluster,
+) -> None:
+    limbo = await cluster.own("core1")
+    seen: list[int] = []
+    cluster.limbo("core2").validator("audit", lambda proposal: seen.append(proposal.position))
+    cluster.isolate("core3")
+    await limbo.submit(sync("first"), wait="submit")
+    await asyncio.gather(
+        *(limbo.submit(asynchronous(f"k{n}"), wait="submit") for n in range(150)),
+    )
+    await limbo.submit(sync("last"), wait="submit")
+    await asyncio.sleep(1)
+    assert seen == [1, 152]
+    assert cluster.table("approvals") == {("audit", "core2"): 152}
+    cluster.heal("core3")
+    await limbo.wait_confirmed(152)
+
+
+@story(quorum="2", quorum_validators={"audit": 1})
+async def test_after_a_snapshot_validators_are_asked_anew(cluster: Cluster) -> None:
+    """It may be of another history, in which the same position is another transaction."""
+    limbo = await cluster.own("core1")
+    seen: list[int] = []
+    cluster.limbo("core2").validator("audit", lambda proposal: seen.append(proposal.position))
+    cluster.configure(quorum="N")
+    cluster.isolate("core3")
+    waits = asyncio.ensure_future(limbo.submit(sync("a"), timeout_s=60))
+    await until(lambda: seen == [1])
+    cluster.pause("core2")
+    cluster.jump("core2")
+    cluster.declare_dead("core2")
+    cluster.rejoin("core2")
+    await until(lambda: seen == [1, 1], 2)
+    cluster.heal("core3")
+    await waits

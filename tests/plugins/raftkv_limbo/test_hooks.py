@@ -228,3 +228,28 @@ async def test_of_what_was_before_the_start_nobody_hears(cluster: Cluster) -> No
     await cluster.restart("core2")
     await limbo.submit(sync("after"))
     assert early[0].confirmed == [2]
+
+
+@story()
+async def test_a_callback_that_would_never_run_is_refused(cluster: Cluster) -> None:
+    """It is called, not awaited: nothing of a coroutine would ever happen."""
+    limbo = cluster.limbo("core1")
+
+    async def asynchronous_one(event: object) -> None:
+        """Never reached."""
+
+    for register in (limbo.on_confirm, limbo.on_rollback, limbo.on_restored):
+        with pytest.raises(TypeError, match="spawn"):
+            register(asynchronous_one)  # type: ignore[arg-type]
+
+
+@story()
+async def test_one_callback_registered_twice_is_taken_away_one_by_one(cluster: Cluster) -> None:
+    limbo = await cluster.own("core1")
+    heard: list[Confirmed] = []
+    remove = limbo.on_confirm(heard.append)
+    limbo.on_confirm(heard.append)
+    remove()
+    remove()
+    await limbo.submit(sync("k"))
+    assert len(heard) == 1

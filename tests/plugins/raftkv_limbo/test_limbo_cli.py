@@ -15,7 +15,7 @@ import pytest
 from raftkv.errors import ConfigError
 from raftkv_cluster_call import Calls
 from raftkv_limbo import Limbo
-from raftkv_limbo.asked import base64_of, named_counts, submit_body
+from raftkv_limbo.asked import base64_of, longer_s, named_counts, submit_body
 from raftkv_limbo.sheets import lack_words, quorum_words
 from tests.plugins.raftkv_cluster_call.shell import Nodes, Shell
 
@@ -152,6 +152,24 @@ def test_what_is_pending_is_shown_and_rolled_back(unreachable: Shell) -> None:
     assert table[1].endswith("n4 never came")
     assert limbo("queue") == ""
     assert limbo.err == "nothing is pending\n"
+
+
+def test_who_waits_for_a_verdict_in_vain_is_told_so(unreachable: Shell) -> None:
+    limbo = unreachable
+    head = limbo.json("submit", "accounts/ann=1", "--wait", "submit")["position"]
+    began = time.monotonic()
+    limbo("verdicts", str(head), "--wait", "0.2", code=3)
+    assert f"position {head} is not decided yet" in limbo.err
+    limbo("verdicts", str(head + 9), "--wait", "0.2", code=3)
+    assert f"position {head + 9} is not decided yet" in limbo.err
+    # Not once more at each endpoint, until the command's own time is up.
+    assert time.monotonic() - began < 5
+    limbo("rollback", str(head), "--yes")
+
+
+def test_nothing_to_roll_back_is_not_asked_about(limbo: Shell) -> None:
+    limbo("rollback", "99999", code=1)
+    assert limbo.err == "error: nothing is pending from 99999 on\n"
 
 
 def test_a_smaller_quorum_confirms_what_waits(unreachable: Shell) -> None:
@@ -315,6 +333,14 @@ def test_counts_are_added_replaced_and_taken_out() -> None:
         "ap": 1,
     }
     assert named_counts("--zone", present, ["ap=1"], clear=True) == {"ap": 1}
+
+
+def test_a_transaction_from_stdin_says_how_long_it_waits() -> None:
+    assert longer_s({"timeout_s": 60}, 15.0) == 45.0
+    assert longer_s({"timeout_s": 1.5}, 15.0) == 0.0
+    assert longer_s({"timeout_s": 1e300}, 15.0) == 585.0
+    for wrong in ({}, {"timeout_s": "60"}, {"timeout_s": None}):
+        assert longer_s(wrong, 15.0) == 0.0
 
 
 def test_sentences() -> None:

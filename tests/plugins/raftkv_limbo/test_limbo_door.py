@@ -569,6 +569,8 @@ async def test_settings_are_shown_and_changed(stand: Stand) -> None:
     assert found["settings"]["queue_entries_max"] == 1_000
     assert reason(await set_to("queue_entries_max", 0)) == (400, "invalid_setting")
     assert reason(await set_to("queue_entries_max", "many")) == (400, "invalid_setting")
+    assert reason(await set_to("queue_entries_max", 10**30)) == BAD
+    assert reason(await set_to("quorum_zones", {"eu": 10**30})) == BAD
     assert reason(await set_to("colour", 1)) == BAD
     answer = await stand.ask("PUT", "settings/{key}", {}, params={"key": "quorum"})
     assert reason(answer) == BAD

@@ -371,3 +371,15 @@ async def test_what_is_submitted_during_a_rollback_is_not_part_of_it(cluster: Cl
     with pytest.raises(Exception, match="condition"):
         await second
     cluster.heal("core3")
+
+
+@story(quorum="N")
+async def test_a_reason_that_cannot_be_written_is_written_as_well_as_it_can(
+    cluster: Cluster,
+) -> None:
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    await limbo.submit(sync("k"), wait="submit")
+    await limbo.rollback(1, "lost: \udcff" + "x" * 999)
+    assert limbo.verdict(1).reason.startswith("lost: ?xxx")
+    cluster.heal("core3")

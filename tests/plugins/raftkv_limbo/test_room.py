@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from raftkv_limbo.commands import Transaction, Write
+from raftkv.errors import Overloaded
+from raftkv_limbo.commands import SPAN_FACTOR, Transaction, Write
 from raftkv_limbo.errors import NotSubmitted, RolledBack, SubmitUnknown
+from raftkv_limbo.options import LimboOptions
 from raftkv_limbo.refusals import QueueFull
 from raftkv_limbo.room import Load
 from raftkv_limbo.submission import Submission
@@ -235,3 +237,98 @@ async def test_a_load_counts_as_the_log_does(cluster: Cluster) -> None:
     assert full is not None
     assert full.what == "entries"
     assert len(limbo.submitting) == 0
+
+
+@story(quorum="N", queue_entries_max=1)
+async def test_an_independent_one_that_finds_no_room_is_told_so(cluster: Cluster) -> None:
+    """It waits for nothing, so not for room either; and it is not submitted again and again."""
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    await limbo.submit(sync("a"), wait="submit")
+    for n in range(SPAN_FACTOR - 1):
+        await limbo.submit(asynchronous(f"k{n}"), order="independent")
+    before = cluster.proposals("submit")
+    with pytest.raises(QueueFull):
+        await limbo.submit(asynchronous("one more"), order="independent", timeout_s=3)
+    assert cluster.proposals("submit") == before + 1
+    cluster.heal("core3")
+
+
+@story(quorum="N", queue_entries_max=1)
+async def test_those_who_left_take_no_place(cluster: Cluster) -> None:
+    """The first one waits without a deadline; behind it callers come and go."""
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    await limbo.submit(sync("a"), wait="submit", timeout_s=None)
+    first = asyncio.ensure_future(limbo.submit(sync("first"), timeout_s=None))
+    for n in range(200):
+        leaving = asyncio.ensure_future(limbo.submit(sync(f"k{n}"), timeout_s=None))
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+        await asyncio.sleep(0)
+        assert limbo.status().queue.waiting_for_room == 1
+        assert len(limbo.submitting) <= 3
+    cluster.heal("core3")
+    assert (await first).position == 2
+
+
+@story(quorum="N", queue_entries_max=1)
+async def test_what_waits_for_room_is_bounded_in_bytes(cluster: Cluster) -> None:
+    limbo = await cluster.own("core1")
+    limbo.submitting._options = LimboOptions(waiting_bytes_max=10_000)
+    cluster.isolate("core3")
+    await limbo.submit(sync("a"), wait="submit", timeout_s=None)
+    waits = []
+    for n in range(10):
+        waits.append(asyncio.ensure_future(limbo.submit(sync(f"k{n}", "v" * 1000), timeout_s=99)))
+        await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded):
+        await limbo.submit(sync("z"))
+    waits.pop().cancel()
+    waits.pop().cancel()
+    await asyncio.sleep(0.01)
+    waits.append(asyncio.ensure_future(limbo.submit(sync("z"), timeout_s=99)))
+    await asyncio.sleep(0.01)
+    cluster.heal("core3")
+    assert [(await one).position for one in waits] == list(range(2, 11))
+    assert limbo.submitting._gathering.held_bytes == 0
+
+
+@story(quorum="N", queue_entries_max=4)
+async def test_what_has_just_been_applied_is_not_counted_twice(cluster: Cluster) -> None:
+    """Between the entry and its answer, a batch is in the tables, and still under way here."""
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    handles: list[Submission] = []
+
+    service = cluster.nodes["core1"].service
+    progress = service.on_progress
+
+    def at_once(index: int) -> None:
+        progress(index)
+        if len(handles) < 4 and cluster.state.last == 3:
+            service.on_progress = progress  # type: ignore[method-assign]
+            handles.append(limbo.submitting.enter(sync("last"), (), "ordered", "none", 60))
+
+    service.on_progress = at_once  # type: ignore[method-assign]
+    handles += [await limbo.submit(sync(f"k{n}"), wait="none", timeout_s=60) for n in range(3)]
+    await asyncio.sleep(0.1)
+    assert [one.now.position for one in handles] == [1, 2, 3, 4]
+    cluster.heal("core3")
+
+
+@story(quorum="N", queue_bytes_max=10)
+async def test_who_is_refused_behind_others_is_told_what_is_full(cluster: Cluster) -> None:
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    await limbo.submit(sync("a"), wait="submit")
+    waits = asyncio.ensure_future(limbo.submit(sync("b", "v" * 50), timeout_s=60))
+    await asyncio.sleep(0)
+    # In one turn with the one that will wait, and when that one waits already.
+    for _ in range(2):
+        with pytest.raises(QueueFull) as caught:
+            await (await limbo.submit(sync("c"), wait="none")).receipt()
+        assert (caught.value.what, caught.value.limit) == ("bytes", 10)
+        await asyncio.sleep(0.1)
+    cluster.heal("core3")
+    await waits

@@ -8,7 +8,7 @@ import pytest
 
 from raftkv_limbo.commands import Write
 from raftkv_limbo.errors import RolledBack
-from raftkv_limbo.refusals import SpaceBusy, SpaceExists, UnknownSpace
+from raftkv_limbo.refusals import BadSpaceName, SpaceBusy, SpaceExists, UnknownSpace
 from tests.plugins.raftkv_limbo.fakes import Cluster, story, sync, until
 
 # --- rollback by time-out -------------------------------------------------------------------------
@@ -144,6 +144,14 @@ async def test_spaces(cluster: Cluster) -> None:
     assert [(one.name, one.sync) for one in limbo.spaces()] == [("a", False), ("s", True)]
     with pytest.raises(SpaceExists):
         await limbo.create_space("a")
+    for name in ("", "-x", "é", "\ud800", "x" * 65):
+        with pytest.raises(BadSpaceName):
+            await limbo.create_space(name)
+    for name in ("none", "\ud800"):
+        with pytest.raises(UnknownSpace):
+            await limbo.alter_space(name, sync=True)
+        with pytest.raises(UnknownSpace):
+            await limbo.drop_space(name)
     assert (await limbo.alter_space("a", sync=True)).changed
     cluster.isolate("core3")
     await limbo.submit([Write("a", b"k", b"")], wait="submit")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from raftkv.errors import Overloaded, Stopped
+from raftkv.errors import Overloaded, ReadTimeout, Stopped
 from raftkv_limbo.commands import Condition, Submit, Write
 from raftkv_limbo.errors import NotSubmitted, RolledBack, StillPending, SubmitUnknown
 from raftkv_limbo.options import LimboOptions
@@ -18,6 +18,7 @@ from raftkv_limbo.refusals import (
     ForeignOwner,
     KeyPending,
     KeyTooLarge,
+    QueueFull,
     StaleOwner,
     TransactionTooLarge,
     Unclaimed,
@@ -387,6 +388,39 @@ async def test_a_transaction_that_spoils_its_batch_goes_alone(cluster: Cluster) 
     assert isinstance(answers[1], RuntimeError)
 
 
+@story(quorum="N")
+async def test_who_goes_alone_does_not_overtake_who_finds_no_room(cluster: Cluster) -> None:
+    """The limit is lowered just when a batch has been spoilt."""
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    await limbo.submit(sync("a"), wait="submit")
+    node = cluster.nodes["core1"]
+    propose = node.propose
+
+    async def picky(command: msgspec.Struct, *, timeout_s: float | None = None) -> object:
+        if isinstance(command, Submit) and len(command.transactions) > 1:
+            cluster.configure(queue_bytes_max=50)
+            node.propose = propose  # type: ignore[method-assign]
+            raise RuntimeError("cannot be encoded")
+        return await propose(command, timeout_s=timeout_s)
+
+    node.propose = picky  # type: ignore[method-assign]
+    large, small, larger = (
+        asyncio.ensure_future(limbo.submit(sync(key, "v" * size), timeout_s=60))
+        for key, size in (("b", 60), ("c", 1), ("d", 70))
+    )
+    await asyncio.sleep(0)
+    impatient = await limbo.submit(sync("e"), wait="none")
+    free = await limbo.submit(asynchronous("f"), order="independent")
+    assert free.state == "confirmed"
+    with pytest.raises(QueueFull):
+        await impatient.receipt()
+    await asyncio.sleep(1)
+    assert cluster.state.pending == 1
+    cluster.heal("core3")
+    assert (await large).position < (await small).position < (await larger).position
+
+
 # --- time-outs and cancelled callers --------------------------------------------------------------
 
 
@@ -522,6 +556,68 @@ async def test_a_node_that_stops_tells_its_callers_what_is_known(cluster: Cluste
     assert cluster.state.pending == 1
     cluster.heal("core3")
     await until(lambda: cluster.state.confirmed == 1)
+
+
+@story(quorum="N")
+async def test_a_node_that_stops_tells_who_holds_a_handle(cluster: Cluster) -> None:
+    """No caller waits for it, but somebody may, and nobody else would tell him."""
+    limbo = await cluster.own("core1")
+    cluster.hold("core1", "submit")
+    under_way = await limbo.submit(sync("under way"), wait="none", timeout_s=None)
+    asked = [asyncio.ensure_future(under_way.receipt()), asyncio.ensure_future(under_way.verdict())]
+    with pytest.raises(SubmitUnknown) as caught:
+        await limbo.submit(sync("beside"), timeout_s=0.1)
+    assert caught.value.submission is not None
+    asked.append(asyncio.ensure_future(caught.value.submission.verdict()))
+    await asyncio.sleep(0.1)
+    await cluster.stop("core1")
+    await asyncio.wait(asked, timeout=60)
+    for one in asked:
+        assert one.done()
+        assert isinstance(one.exception(), SubmitUnknown)
+    with pytest.raises(SubmitUnknown):
+        await under_way.receipt()
+
+
+@story(quorum="N")
+async def test_who_asks_a_handle_again_and_again_leaves_nothing_behind(cluster: Cluster) -> None:
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    handle = await limbo.submit(sync("a"), wait="none", timeout_s=None)
+    for _ in range(20):
+        with pytest.raises(StillPending):
+            await handle.verdict(timeout_s=0.1)
+    leaving = asyncio.ensure_future(handle.verdict())
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    await asyncio.sleep(0.1)
+    assert not handle._watchers
+    await limbo.rollback(handle.now.position)
+    depths = []
+    for _ in range(20):
+        with pytest.raises(RolledBack) as caught:
+            assert handle.now
+        trace, depth = caught.value.__traceback__, 0
+        while trace is not None:
+            trace, depth = trace.tb_next, depth + 1
+        depths.append(depth)
+    assert depths[-1] == depths[0]
+    cluster.heal("core3")
+
+
+@story(quorum="N", queue_entries_max=1)
+async def test_a_flush_that_gives_up_leaves_nothing_behind(cluster: Cluster) -> None:
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    await limbo.submit(sync("a"), wait="submit", timeout_s=None)
+    waits = asyncio.ensure_future(limbo.submit(sync("b"), timeout_s=None))
+    await asyncio.sleep(0.1)
+    for _ in range(20):
+        with pytest.raises(ReadTimeout):
+            await limbo.flush(0.1)
+    assert not limbo.submitting._landings
+    cluster.heal("core3")
+    await waits
 
 
 @story()

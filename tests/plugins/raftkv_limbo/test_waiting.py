@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from raftkv.plugin import View
+from raftkv_limbo import waiting
 from raftkv_limbo.errors import RolledBack, StillPending, VerdictForgotten
 from raftkv_limbo.waiting import Verdict
 from tests.plugins.raftkv_limbo.fakes import Cluster, asynchronous, story, sync, until
@@ -142,3 +144,30 @@ async def test_who_asks_and_leaves_is_forgotten(cluster: Cluster) -> None:
     asked.cancel()
     await asyncio.sleep(0.1)
     assert len(limbo.waiting) == 0
+
+
+@story(quorum="N")
+async def test_questions_about_what_is_pending_cost_little(cluster: Cluster) -> None:
+    """They are asked at every change, and most changes say nothing about most of them."""
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    for n in range(20):
+        await limbo.submit(sync(f"k{n}"), wait="submit")
+    looks = []
+    whole = waiting.verdict_of
+
+    def counting(view: View, position: int) -> waiting.Verdict:
+        looks.append(position)
+        return whole(view, position)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(waiting, "verdict_of", counting)
+        asked = [asyncio.ensure_future(limbo.wait_verdict(n, timeout_s=60)) for n in range(1, 21)]
+        for n in range(20):
+            await limbo.submit(asynchronous(f"k{n}"), wait="submit")
+    # Each once; the oldest one cannot be anything but pending.
+    assert looks == list(range(2, 21))
+    await limbo.rollback(11)
+    cluster.heal("core3")
+    fates = [(await one).fate for one in asked]
+    assert fates == ["confirmed"] * 10 + ["rolled back"] * 10
