@@ -140,6 +140,8 @@ async def test_a_node_that_has_no_room_says_so_at_once() -> None:
         error = await raised(kv.put(b"k", b"x" * 5_000_000), TooLarge)
         assert isinstance(error, NotApplied)
         assert "value_bytes_max" in str(error)
+        # The leader's own announcement takes a place, too.
+        await until(lambda: cluster.nodes[0].machine.voters[1])
         puts = [asyncio.create_task(kv.put(b"%d" % i, b"x")) for i in range(6)]
         results = await asyncio.gather(*puts, return_exceptions=True)
         refused = [r for r in results if isinstance(r, Overloaded)]

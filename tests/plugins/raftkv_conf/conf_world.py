@@ -173,5 +173,17 @@ class ConfWorld(SimulatedCluster):
             self.world.run(0.000_01)
         raise AssertionError("it did not come")
 
+    def until_unheard(self, name: str, condition: Callable[[], bool]) -> None:
+        """`until_step`, and from the reservation of the node's call on nobody hears the node.
+
+        So the commit of that call, which may leave in the same instant, goes nowhere.
+        """
+        records = self.nodes[name].machine.view("calls").table("records")
+        self.until_step(lambda: any(row.state == "reserved" for _, row in records.scan()))
+        for other in self.cores:
+            if other != name:
+                self.world.network.cut(name, other, one_way=True)
+        self.until_step(condition)
+
     def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         self.world.wait(condition, timeout_s, "what the test waits for")

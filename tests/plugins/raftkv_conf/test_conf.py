@@ -245,11 +245,12 @@ def test_an_initiator_that_dies_before_its_commit_undoes_its_change(before: int 
         room = world.rooms["core3"]
         world.world.call("core3", world.conf("core3").set("mail.port", 587))
         store = world.conf("core3")._store
-        # It is in effect; the commit is not under way yet.
-        world.until_step(lambda: room.last("mail.port") == 587)
+        # It is in effect; the commit reaches nobody.
+        world.until_unheard("core3", lambda: room.last("mail.port") == 587)
         assert store.values["mail.port"] == b"587"
         id = store.as_of
         world.kill("core3", power_cut=False)
+        world.world.network.heal()
         assert room.last("mail.port") == 587
         world.until(lambda: world.record(id).state != "reserved")
         assert world.record(id).cause == "initiator_ended"
@@ -273,9 +274,10 @@ def test_an_aborted_change_is_undone_also_when_its_record_is_gone() -> None:
     with ConfWorld() as world:
         room = world.rooms["core3"]
         world.world.call("core3", world.conf("core3").set("mail.port", 587))
-        world.until_step(lambda: room.last("mail.port") == 587)
+        world.until_unheard("core3", lambda: room.last("mail.port") == 587)
         id = world.conf("core3")._store.as_of
         world.kill("core3", power_cut=False)
+        world.world.network.heal()
         world.until(lambda: world.record(id).state == "aborted")
         # Whoever is impatient takes the record of the abort with it.
         world.do("core1", world.calls("core1").reset())
