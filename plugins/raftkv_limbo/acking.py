@@ -30,7 +30,7 @@ from .metrics import Counters
 from .quorum import counts
 from .settling import RETRY_FIRST_S, RETRY_MAX_S
 from .validators import Proposal, ValidatorCancelled, Validators, Veto, place_of
-from .views import fate, is_fast, participant_of, state_of, waiting_entries
+from .views import fate, is_fast, newest_sync, participant_of, state_of, waiting_entries
 
 __all__ = ["Acking"]
 
@@ -104,7 +104,7 @@ class Acking:
         if validators:
             upto = await self._validated(validators)
         else:
-            upto = self._newest(view)
+            upto = newest_sync(view)
         if not self._is_news(host.view(), upto, validators):
             return False
         # What others have committed is applied here, too, perhaps before this disk has it.
@@ -130,15 +130,6 @@ class Acking:
             or (member is not None and counts(member, view))
             or self._zone in view.settings["quorum_zones"]
         )
-
-    def _newest(self, view: View) -> int:
-        """The newest sync position that may be pending; 0: none."""
-        state = state_of(view)
-        entries = view.table("entries")
-        for position in range(state.last, state.head - 1, -1):
-            if entries[position].sync:
-                return position
-        return 0
 
     def _is_news(self, view: View, upto: int, validators: list[str]) -> bool:
         state = state_of(view)

@@ -53,8 +53,9 @@ Fate = Literal["pending", "confirmed", "rolled back", "forgotten", "unknown"]
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """How one member stands. `counts`: towards N. `lag`: positions it has not acknowledged yet, 0
-    while nothing is pending. `acked`, `zone` and `validators` are those of its present life."""
+    """How one member stands. `counts`: towards N. `lag`: positions up to the newest sync one that
+    it has not acknowledged yet; 0 while nothing is pending, and for who is not asked. `acked`,
+    `zone` and `validators` are those of its present life."""
 
     name: str
     role: str
@@ -105,6 +106,17 @@ def entry_of(view: State, position: int) -> Entry | None:
     """The transaction at a position; None if there is none, or it is trimmed."""
     entry: Entry | None = view.table("entries").get(position)
     return entry
+
+
+def newest_sync(view: State) -> int:
+    """The newest sync position in the span, which is what nodes acknowledge; 0: nothing waits."""
+    state = state_of(view)
+    if state.head:
+        entries = view.table("entries")
+        for position in range(state.last, state.head - 1, -1):
+            if entries[position].sync:
+                return position
+    return 0
 
 
 def oldest_entry(view: State) -> int:
@@ -347,11 +359,15 @@ def holders(view: State, position: int) -> tuple[str, ...]:
 
 def status_rows(view: View) -> tuple[NodeRow, ...]:
     """All members, by name."""
-    state = state_of(view)
+    newest, settings = newest_sync(view), view.settings
     rows = []
     for name, member in view.members.items():
         node = participant_of(view, name) or Participant(member.incarnation)
-        lag = max(0, state.last - node.acked) if state.head else 0
+        speaks = node.zone in settings["quorum_zones"] or any(
+            validator in settings["quorum_validators"] for validator in node.validators
+        )
+        asked = not is_fast(view) and (speaks or counts(member, view))
+        lag = max(0, newest - node.acked) if asked else 0
         rows.append(
             NodeRow(
                 name,

@@ -13,6 +13,7 @@ checked, once.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -65,8 +66,25 @@ Endpoints = Annotated[
         f"Default: the variable {ENDPOINTS_VARIABLE}.",
     ),
 ]
+
+
+def _a_number(value: float) -> float:
+    """The bounds let nan through: it compares as false with both."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is no number of seconds")
+    return value
+
+
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="S", min=0.1, max=3600.0, help="Seconds to try for.")
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="S",
+        min=0.1,
+        max=3600.0,
+        callback=_a_number,
+        help="Seconds to try for.",
+    ),
 ]
 CaFile = Annotated[
     str | None,

@@ -97,6 +97,7 @@ def test_bad_input_is_one_line_and_code_2(
     [
         ("get", "k", *AT, "--timeout", "0"),
         ("get", "k", *AT, "--timeout", "soon"),
+        ("get", "k", *AT, "--timeout", "nan"),
         ("get", "k", *AT, "--limit", "few"),
         ("get", *AT),
         ("get", "a", "b", "c", *AT),

@@ -193,6 +193,11 @@ def test_status_and_holders() -> None:
     assert (rows["n2"].acked, rows["n2"].lag, rows["n2"].zone) == (1, 1, "eu")
     assert rows["n2"].validators == ("audit",)
     assert (rows["n1"].lag, rows["n1"].counts, rows["r1"].counts) == (2, True, False)
+    assert rows["r1"].lag == 0  # nobody asks it
+    for _ in range(5):
+        log.taken("n1", put("a", b"k"))
+    rows = {row.name: row for row in status_rows(log.view())}
+    assert (rows["n1"].lag, rows["n2"].lag) == (2, 1)  # async ones are not acknowledged
     log.ack("n1", "n2", "n3")
     assert {row.lag for row in status_rows(log.view())} == {0}  # nothing is pending
 
