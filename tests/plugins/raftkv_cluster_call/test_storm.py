@@ -14,6 +14,7 @@ from raftkv_cluster_call.testing.__main__ import STORM
 from raftkv_cluster_call.testing.planted import BUGS, planted
 from raftkv_cluster_call.testing.storm import run_storm
 from raftkv_cluster_call.testing.storm_plan import FUNCTIONS, draw
+from tests.plugins import storm_checks
 
 SECONDS = 6.0
 SEEDS = (0, 1, 2, 3)
@@ -21,18 +22,11 @@ SEEDS = (0, 1, 2, 3)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_storm_finds_nothing(seed: int) -> None:
-    result = run_storm(seed, seconds=SECONDS)
-    assert not result.check, result.message
-    assert result.operations > 5
-    assert result.marks["committed"] > 0
-    assert sum(result.faults.values()) > 0
+    storm_checks.finds_nothing(run_storm, seed, SECONDS, "committed")
 
 
 def test_a_seed_takes_the_same_steps_again() -> None:
-    first, second = run_storm(2, seconds=3), run_storm(2, seconds=3)
-    assert first.fingerprint
-    assert first.fingerprint == second.fingerprint
-    assert first.marks == second.marks
+    storm_checks.takes_the_same_steps(run_storm, 2, 3)
 
 
 def test_every_seed_draws_a_plan_of_its_own() -> None:
@@ -60,22 +54,11 @@ QUICK = {
 
 @pytest.mark.parametrize("bug", QUICK)
 def test_a_planted_bug_is_found_within_a_few_short_storms(bug: str) -> None:
-    for seed in SEEDS:
-        found = run_storm(seed, seconds=SECONDS, bug=bug)
-        if found.check:
-            assert found.check == QUICK[bug], found.message
-            assert f"seed {seed} " in found.message
-            return
-    pytest.fail(f"{bug} was not found")
+    storm_checks.sees(run_storm, bug, QUICK[bug], SEEDS, SECONDS)
 
 
 def test_there_are_at_least_twelve_bugs_and_each_can_be_planted() -> None:
-    assert len(BUGS) >= 12
-    assert set(QUICK) <= set(BUGS)
-    for name, bug in BUGS.items():
-        assert bug.what
-        with planted(name):
-            pass
+    storm_checks.each_can_be_planted(BUGS, planted, QUICK, 12)
 
 
 def test_the_command_ends_with_a_summary(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from raftkv_lcr.testing.__main__ import STORM
 from raftkv_lcr.testing.planted import BUGS, planted
 from raftkv_lcr.testing.storm import run_storm
 from raftkv_lcr.testing.storm_plan import draw
+from tests.plugins import storm_checks
 
 SECONDS = 6.0
 SEEDS = (0, 5, 6, 7)
@@ -22,18 +23,11 @@ SEEDS = (0, 5, 6, 7)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_storm_finds_nothing(seed: int) -> None:
-    result = run_storm(seed, seconds=SECONDS)
-    assert not result.check, result.message
-    assert result.operations > 10
-    assert result.marks["registered"] > 0
-    assert sum(result.faults.values()) > 0
+    storm_checks.finds_nothing(run_storm, seed, SECONDS, "registered", operations=10)
 
 
 def test_a_seed_takes_the_same_steps_again() -> None:
-    first, second = run_storm(5, seconds=3), run_storm(5, seconds=3)
-    assert first.fingerprint
-    assert first.fingerprint == second.fingerprint
-    assert first.marks == second.marks
+    storm_checks.takes_the_same_steps(run_storm, 5, 3)
 
 
 def test_a_node_that_stops_after_the_healing_is_started_again() -> None:
@@ -86,22 +80,11 @@ QUICK = {
 
 @pytest.mark.parametrize("bug", QUICK)
 def test_a_planted_bug_is_found_within_a_few_short_storms(bug: str) -> None:
-    for seed in (5, 7, 6, 0):
-        found = run_storm(seed, seconds=SECONDS, bug=bug)
-        if found.check:
-            assert found.check == QUICK[bug], found.message
-            assert f"seed {seed} " in found.message
-            return
-    pytest.fail(f"{bug} was not found")
+    storm_checks.sees(run_storm, bug, QUICK[bug], (5, 7, 6, 0), SECONDS)
 
 
 def test_there_are_at_least_eight_bugs_and_each_can_be_planted() -> None:
-    assert len(BUGS) >= 8
-    assert set(QUICK) <= set(BUGS)
-    for name, bug in BUGS.items():
-        assert bug.what
-        with planted(name):
-            pass
+    storm_checks.each_can_be_planted(BUGS, planted, QUICK, 8)
 
 
 def test_the_command_ends_with_a_summary(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from raftkv_limbo.testing.planted import BUGS, planted
 from raftkv_limbo.testing.storm import run_storm
 from raftkv_limbo.testing.storm_plan import EXPECTED, draw
 from raftkv_limbo.testing.storm_quorum import QUORUMS
+from tests.plugins import storm_checks
 
 SECONDS = 3.0
 SEEDS = (0, 1, 2, 3)
@@ -20,18 +21,11 @@ SEEDS = (0, 1, 2, 3)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_storm_finds_nothing(seed: int) -> None:
-    result = run_storm(seed, seconds=SECONDS)
-    assert not result.check, result.message
-    assert result.operations > 5
-    assert result.marks["answered confirmed"] > 0
-    assert sum(result.faults.values()) > 0
+    storm_checks.finds_nothing(run_storm, seed, SECONDS, "answered confirmed")
 
 
 def test_a_seed_takes_the_same_steps_again() -> None:
-    first, second = run_storm(2, seconds=2), run_storm(2, seconds=2)
-    assert first.fingerprint
-    assert first.fingerprint == second.fingerprint
-    assert first.marks == second.marks
+    storm_checks.takes_the_same_steps(run_storm, 2, 2)
 
 
 def test_every_seed_draws_a_plan_of_its_own() -> None:
@@ -65,22 +59,11 @@ QUICK = {
 
 @pytest.mark.parametrize("bug", QUICK)
 def test_a_planted_bug_is_found_within_a_few_short_storms(bug: str) -> None:
-    for seed in range(12):
-        found = run_storm(seed, seconds=SECONDS, bug=bug)
-        if found.check:
-            assert found.check == QUICK[bug], found.message
-            assert f"seed {seed} " in found.message
-            return
-    pytest.fail(f"{bug} was not found")
+    storm_checks.sees(run_storm, bug, QUICK[bug], range(12), SECONDS)
 
 
 def test_there_are_at_least_sixteen_bugs_and_each_can_be_planted() -> None:
-    assert len(BUGS) >= 16
-    assert set(QUICK) <= set(BUGS)
-    for name, bug in BUGS.items():
-        assert bug.what
-        with planted(name):
-            pass
+    storm_checks.each_can_be_planted(BUGS, planted, QUICK, 16)
 
 
 def test_the_command_takes_the_storms_own_length(capfd: pytest.CaptureFixture[str]) -> None:
