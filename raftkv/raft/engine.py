@@ -519,9 +519,6 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def _synced(self, pending: Pending, term: int) -> None:
         self.wal.written(pending)
         self._durable_term = term
-        self._tell_stored()
-
-    def _tell_stored(self) -> None:
         while self._storing and self._storing[0][0] <= self.wal.durable_index:
             _, _, waiter = heapq.heappop(self._storing)
             if not waiter.done():

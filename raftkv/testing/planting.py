@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from raftkv.testing.patching import around
 
-__all__ = ["BUGS", "Bug", "Patch", "Wrap", "planted", "pretending", "wrapping"]
+__all__ = ["BUGS", "Bug", "Bugs", "Patch", "Wrap", "planted", "pretending", "wrapping"]
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Patch = Callable[[], contextlib.AbstractContextManager[None]]
@@ -37,33 +37,44 @@ class Bug(NamedTuple):
     members: bool = False
 
 
-BUGS: dict[str, Bug] = {}
+class Bugs(dict[str, Bug]):
+    """The bugs of one part of the code, by name; each is found within `seeds_max` seeds."""
+
+    def __init__(self, seeds_max: int) -> None:
+        super().__init__()
+        self.seeds_max = seeds_max
+
+    @contextlib.contextmanager
+    def planted(self, name: str) -> Iterator[None]:
+        """The bug of this name is in the code while this is entered."""
+        with self[name].patch():
+            yield
+
+    def wrapping(
+        self,
+        name: str,
+        what: str,
+        owner: Any,
+        function: str,
+        *,
+        harsh: bool = False,
+        seeds_max: int | None = None,
+        members: bool = False,
+    ) -> Callable[[Wrap], Wrap]:
+        """Register a bug that wraps `owner.function`."""
+        most = self.seeds_max if seeds_max is None else seeds_max
+
+        def register(wrap: Wrap) -> Wrap:
+            self[name] = Bug(what, lambda: around(owner, function, wrap), harsh, most, members)
+            return wrap
+
+        return register
 
 
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The bug `name` (a key of BUGS) is in the code while this is entered."""
-    with BUGS[name].patch():
-        yield
-
-
-def wrapping(
-    name: str,
-    what: str,
-    owner: Any,
-    function: str,
-    *,
-    harsh: bool = False,
-    seeds_max: int = 10,
-    members: bool = False,
-) -> Callable[[Wrap], Wrap]:
-    """Register a bug that wraps `owner.function`."""
-
-    def register(wrap: Wrap) -> Wrap:
-        BUGS[name] = Bug(what, lambda: around(owner, function, wrap), harsh, seeds_max, members)
-        return wrap
-
-    return register
+#: Those of raftkv itself.
+BUGS = Bugs(seeds_max=10)
+planted = BUGS.planted
+wrapping = BUGS.wrapping
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from raftkv.kv import KV, Put
 from raftkv.testing.patching import around
-from raftkv.testing.planting import Bug, Wrap
+from raftkv.testing.planting import Bug, Bugs, Wrap
 from raftkv_cluster_call import cursors, log, plugin, states, trimming, waiting, worker
 from raftkv_cluster_call.commands import Advance, Commit, Committed, Cursor, Skip, Sync
 from raftkv_cluster_call.proposing import NotWanted, Proposer
@@ -30,24 +30,9 @@ __all__ = ["BUGS", "SEEDS_MAX", "planted"]
 # Each must be found within so many seeds.
 SEEDS_MAX = 200
 
-BUGS: dict[str, Bug] = {}
-
-
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The bug `name` (a key of BUGS) is in the code while this is entered."""
-    with BUGS[name].patch():
-        yield
-
-
-def _wrapping(name: str, what: str, owner: Any, function: str) -> Callable[[Wrap], Wrap]:
-    """Register a bug that wraps `owner.function`."""
-
-    def register(wrap: Wrap) -> Wrap:
-        BUGS[name] = Bug(what, lambda: around(owner, function, wrap), seeds_max=SEEDS_MAX)
-        return wrap
-
-    return register
+BUGS = Bugs(SEEDS_MAX)
+planted = BUGS.planted
+_wrapping = BUGS.wrapping
 
 
 @contextlib.contextmanager

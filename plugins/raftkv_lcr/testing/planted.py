@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from raftkv.testing.patching import around
-from raftkv.testing.planting import Bug, Wrap
+from raftkv.testing.planting import Bug, Bugs
 from raftkv_lcr import linear_flow, mixed, modes, reaper, registry, service, takeover
 from raftkv_lcr.commands import Ahead, Channel, Registered, Restart
 from raftkv_lcr.handover import Handover
@@ -30,24 +30,9 @@ __all__ = ["BUGS", "SEEDS_MAX", "planted"]
 # Each must be found within so many seeds.
 SEEDS_MAX = 200
 
-BUGS: dict[str, Bug] = {}
-
-
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The bug `name` (a key of BUGS) is in the code while this is entered."""
-    with BUGS[name].patch():
-        yield
-
-
-def _wrapping(name: str, what: str, owner: Any, function: str) -> Callable[[Wrap], Wrap]:
-    """Register a bug that wraps `owner.function`."""
-
-    def register(wrap: Wrap) -> Wrap:
-        BUGS[name] = Bug(what, lambda: around(owner, function, wrap), seeds_max=SEEDS_MAX)
-        return wrap
-
-    return register
+BUGS = Bugs(SEEDS_MAX)
+planted = BUGS.planted
+_wrapping = BUGS.wrapping
 
 
 # The decision -------------------------------------------------------------------------------------
