@@ -13,8 +13,15 @@ So a table stays one dict as long as copying it goes unnoticed, and most tables 
 `grown` makes the change; that copies once, at a size where it takes some milliseconds.
 
 A second reason: the values of most tables are structs that the garbage collector does not track,
-and a plain dict of such is not tracked either. A dict of a subclass, such as `SortedDict`, always
-is.
+and a plain dict of such is not tracked either, as long as its keys are texts, bytes or numbers. A
+dict of a subclass, such as `SortedDict`, always is.
+
+Keys that are tuples spoil that: a tuple is tracked until the first collection that sees it. So each
+full collection finds a shard that need not be tracked (and looks at every row to find that out),
+and the next new row has it tracked again, among the youngest: each of the many small collections
+looks at all rows then, and `gc.freeze` never gets hold of the shard. With 700,000 rows that was
+more than half of a node's time. So such shards have a PIN, which keeps them tracked for good: after
+one full collection they are frozen (collector.py), and never looked at again.
 
 The third kind is for tables that are a log (`TableSpec.run`): consecutive numbers, added behind the
 last and removed from the front. They need no sorted keys and no hashes, just a list, which makes a
@@ -34,6 +41,10 @@ __all__ = ["Rows", "RunRows", "ShardedRows", "SmallRows", "grown"]
 SMALL_ROWS_MAX: Final = 16_384
 # With 10^7 rows a shard grows in 7 ms; an empty shard costs 64 bytes.
 SHARDS: Final = 64
+
+#: A key that no table has, and a value that the garbage collector tracks as long as it lives.
+PIN: Final = object()
+PINNED: Final[list[Any]] = []
 
 
 class SmallRows(SortedDict):  # type: ignore[misc, unused-ignore]
@@ -75,6 +86,9 @@ class ShardedRows:
         items: Iterable[tuple[Any, Any]] = dict.items(rows)
         for key, value in items:
             shards[hash(key) % SHARDS][key] = value
+        if isinstance(next(iter(rows), None), tuple):
+            for shard in shards:
+                shard[PIN] = PINNED
         sharded._bind(SortedList(rows))
         return sharded
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -276,3 +278,20 @@ def test_a_run_of_text_is_a_wrong_declaration() -> None:
 
     with pytest.raises(ConfigError, match="its keys are no ints"):
         StateMachine([Wrong()])
+
+
+@pytest.mark.parametrize(
+    ("key_of", "watched"), [(lambda n: b"%d" % n, False), (lambda n: (n % 3, n), True)]
+)
+def test_the_collector_never_goes_back_and_forth_on_shards(
+    key_of: Callable[[int], Any], watched: bool
+) -> None:
+    """A shard that it lets go and takes up again is looked at, whole, in every small collection."""
+    rows = ShardedRows.of(small({key_of(number): number for number in range(500)}))
+    gc.collect()  # tuples of numbers are no longer tracked now
+    for number in range(500, 1000):
+        rows[key_of(number)] = number
+    assert {gc.is_tracked(shard) for shard in rows._shards} == {watched}
+    gc.collect()
+    assert {gc.is_tracked(shard) for shard in rows._shards} == {watched}
+    assert sorted(rows) == sorted(key_of(number) for number in range(1000))
