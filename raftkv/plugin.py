@@ -351,6 +351,6 @@ class Plugin(Generic[ApiT]):
         """The service half on one node, if there is one."""
         return None
 
-    def cli(self) -> typer.Typer | None:
-        """The command group `raftkv <name> ...`, if there is one."""
+    def cli(self) -> typer.Typer | Mapping[str, typer.Typer] | None:
+        """The command group `raftkv <name> ...`, or several by their own names, or none."""
         return None

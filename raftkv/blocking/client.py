@@ -5,10 +5,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from raftkv.client import Client as AsyncClient
-from raftkv.client import ClientTls
+from raftkv.client import ClientTls, DoorAnswer
 from raftkv.client.calls import CONNECTIONS_MAX
 from raftkv.client.http import ANSWER_BYTES_MAX
 from raftkv.config import TlsFiles
@@ -94,6 +94,26 @@ class Client:
     def members(self, *, timeout_s: float | None = None) -> Listing:
         """Every node of the cluster, as the leader knows it."""
         return self._portal.call(self._client.members(timeout_s=timeout_s))
+
+    def call(
+        self,
+        method: Literal["GET", "PUT", "POST", "DELETE"],
+        path: str,
+        body: Any = None,
+        *,
+        at: str | None = None,
+        repeat: bool = False,
+        timeout_s: float | None = None,
+    ) -> DoorAnswer:
+        """A request to a plugin's route (`/v1/<plugin>/...`): what a node answers, whatever it is.
+
+        `path` is quoted, with its query; `body` is sent as JSON. `at` is the one endpoint that is
+        asked, once. Without `repeat` nothing is sent again that may have been carried out. Raises
+        NotApplied, or Timeout when nobody knows what became of it.
+        """
+        return self._portal.call(
+            self._client.call(method, path, body, at=at, repeat=repeat, timeout_s=timeout_s)
+        )
 
     def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         """What became of a write of this client that ended in `Timeout`.

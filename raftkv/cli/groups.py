@@ -1,8 +1,14 @@
-"""The commands of plugins: `raftkv <plugin> ...`, as docs/plugin-contract.md A8 promises them."""
+"""The commands of plugins: `raftkv <plugin> ...`, as docs/plugin-contract.md A8 promises them.
+
+A plugin has one group under its own name, or several under names that it chooses. A name that is
+taken, by raftkv itself or by a plugin before it in the order of the names, is not given twice: the
+later one is left out and warned of, like a plugin that cannot be loaded.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
 import typer
@@ -11,17 +17,38 @@ __all__ = ["add_plugin_groups"]
 
 
 def add_plugin_groups(app: typer.Typer) -> None:
-    """Add the command group of every installed plugin that has one.
+    """Add the command groups of every installed plugin that has some.
 
     A plugin that cannot be loaded costs a warning, not the other commands: the broken one may be
     the very thing that somebody is about to look into.
     """
+    taken = set(_names(app))
     for point in sorted(entry_points(group="raftkv.plugins"), key=lambda point: point.name):
         try:
-            group = point.load()().cli()
+            groups = _by_name(point.name, point.load()().cli())
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             sys.stderr.write(f"warning: the commands of plugin {point.name} are missing: {what}\n")
             continue
-        if group is not None:
-            app.add_typer(group, name=point.name)
+        for name, group in groups.items():
+            if name in taken:
+                what = f"warning: the commands `{name}` of plugin {point.name} are missing"
+                sys.stderr.write(f"{what}: there are others of that name\n")
+                continue
+            taken.add(name)
+            app.add_typer(group, name=name)
+
+
+def _by_name(
+    plugin: str, made: typer.Typer | Mapping[str, typer.Typer] | None
+) -> Mapping[str, typer.Typer]:
+    if made is None:
+        return {}
+    return made if isinstance(made, Mapping) else {plugin: made}
+
+
+def _names(app: typer.Typer) -> Iterator[str]:
+    """Of the commands and groups that are there already."""
+    named = [command.name for command in app.registered_commands]
+    named += [group.name for group in app.registered_groups]
+    yield from (name for name in named if isinstance(name, str))

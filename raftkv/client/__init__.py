@@ -1,9 +1,9 @@
 """The network client: `raftkv.Client`. docs/clients.md tells how to use it."""
 
-from .client import Client
+from .client import Client, DoorAnswer
 from .kv import ClientKV
 from .leases import ClientLeases
 from .tls import ClientTls
 from .watch import ClientWatch
 
-__all__ = ["Client", "ClientKV", "ClientLeases", "ClientTls", "ClientWatch"]
+__all__ = ["Client", "ClientKV", "ClientLeases", "ClientTls", "ClientWatch", "DoorAnswer"]

@@ -41,8 +41,8 @@ from raftkv.errors import (
     TooLarge,
 )
 
-from .failures import error_of
-from .http import ANSWER_BYTES_MAX, Broken, Excess, HttpEndpoint, LineStream, Unsent
+from .failures import error_of, is_own_word
+from .http import ANSWER_BYTES_MAX, Answer, Broken, Excess, HttpEndpoint, LineStream, Unsent
 from .sessions import Session, Sessions
 
 __all__ = ["CONNECTIONS_MAX", "Caller", "Place"]
@@ -272,6 +272,54 @@ class Caller:
     async def _open_session(self, deadline: float) -> str:
         return (await self.read(_SESSIONS, b"{}", _opened, deadline=deadline)).session
 
+    # -- requests of any kind
+
+    async def ask(
+        self,
+        method: bytes,
+        path: bytes,
+        body: bytes,
+        *,
+        url: str | None,
+        repeat: bool,
+        deadline: float,
+    ) -> Answer:
+        """Whatever a node says to it, refusals too; from the one at `url` only, tried once.
+
+        Without `repeat` nothing is sent again that may have been carried out. Raises NotApplied,
+        or Timeout when that is not known.
+        """
+        last: RaftkvError | None = None
+        while True:
+            place = self._place(url) if url else await self._next_place(deadline, last)
+            if place is None:
+                raise last or NoLeader("the deadline passed before the request could be sent")
+            await self._slot(deadline)
+            limit = deadline if url or not repeat else self._try_until(deadline)
+            try:
+                answer = await place.http.request(method, path, body, deadline=limit)
+            except Unsent as error:
+                last = PeerUnreachable(str(error))
+            except Broken as error:
+                last = Timeout(f"{place.http.url}: {error}")
+            else:
+                failed = _no_answer(place.http.url, answer)
+                if failed is None:
+                    self._worked(place)
+                    return answer
+                last = failed
+            finally:
+                self._slots.release()
+            self.failed(place)
+            if url or not (repeat or isinstance(last, NotApplied)):
+                raise last
+
+    def _place(self, url: str) -> Place:
+        for place in self._places:
+            if place.http.url == url.rstrip("/"):
+                return place
+        raise ConfigError(f"{url!r} is not an endpoint of this client")
+
     # -- one try
 
     async def _try(
@@ -372,6 +420,18 @@ class Caller:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _no_answer(url: str, answer: Answer) -> RaftkvError | None:
+    """What is wrong with it if it is no answer to the question, but word of the way there.
+
+    A plugin's own words come with any status and a reason that is not known here.
+    """
+    if answer.status < 500 and answer.status not in (408, 429):
+        return None
+    if is_own_word(answer.body):
+        return None
+    return error_of(url, answer.status, answer.body)
 
 
 def _read_failed(last: RaftkvError | None) -> RaftkvError:

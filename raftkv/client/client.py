@@ -13,12 +13,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
 from raftkv.config import TlsFiles
-from raftkv.errors import ConfigError, RaftkvError
+from raftkv.errors import ConfigError, RaftkvError, Timeout
 from raftkv.plugin import Outcome
 
 from . import words
@@ -34,9 +34,21 @@ if TYPE_CHECKING:
     from raftkv.membership import Listing
     from raftkv.status import Status
 
-__all__ = ["Client"]
+__all__ = ["Client", "DoorAnswer"]
 
 _outcome = msgspec.json.Decoder(words.OutcomeAnswer).decode
+
+
+class DoorAnswer(msgspec.Struct, frozen=True):
+    """The HTTP status and the decoded body of what a node answered."""
+
+    status: int
+    body: Any
+
+    @property
+    def good(self) -> bool:
+        """Whether it is a result, not an error."""
+        return self.status < 400
 
 
 class Client:
@@ -117,6 +129,36 @@ class Client:
         return await self._caller.read(
             b"/v1/members", b"", decode, method=b"GET", deadline=deadline
         )
+
+    async def call(
+        self,
+        method: Literal["GET", "PUT", "POST", "DELETE"],
+        path: str,
+        body: Any = None,
+        *,
+        at: str | None = None,
+        repeat: bool = False,
+        timeout_s: float | None = None,
+    ) -> DoorAnswer:
+        """A request to a plugin's route (`/v1/<plugin>/...`): what a node answers, whatever it is.
+
+        `path` is quoted, with its query; `body` is sent as JSON. `at` is the one endpoint that is
+        asked, once, for what only that node can tell. Without `repeat` nothing is sent again that
+        may have been carried out. A refusal, and an error of the plugin's own, is an answer. Raises
+        NotApplied, or Timeout when nobody knows what became of it.
+        """
+        answer = await self._caller.ask(
+            method.encode("ascii"),
+            path.encode("ascii"),
+            b"" if body is None else msgspec.json.encode(body),
+            url=at,
+            repeat=repeat,
+            deadline=self._caller.deadline(timeout_s),
+        )
+        try:
+            return DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
+        except msgspec.DecodeError:
+            raise Timeout(f"the answer to {method} {path} is not JSON: a proxy's?") from None
 
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         """What became of a write of this client that ended in `Timeout`.

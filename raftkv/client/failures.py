@@ -27,7 +27,7 @@ from raftkv.errors import (
     TooLarge,
 )
 
-__all__ = ["error_of", "refusal_of"]
+__all__ = ["error_of", "is_own_word", "refusal_of"]
 
 
 def _known() -> dict[str, type[RaftkvError]]:
@@ -63,6 +63,16 @@ def error_of(endpoint: str, status: int, body: bytes) -> RaftkvError:
     if issubclass(kind, OutcomeUnknown | NotApplied):
         return kind(f"{endpoint}: {text}")
     return RaftkvError(f"{endpoint}: {text}")
+
+
+def is_own_word(body: bytes) -> bool:
+    """Whether an error's reason is one that raftkv does not know: a plugin's own."""
+    try:
+        decoded: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return False
+    reason = decoded.get("reason") if isinstance(decoded, dict) else None
+    return isinstance(reason, str) and reason != "" and reason not in _BY_REASON
 
 
 def refusal_of(reason: str, args: object, text: str) -> Refused:

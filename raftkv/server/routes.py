@@ -36,7 +36,8 @@ class RouteTable:
     """Finds the route of a request. Raises `ConfigError` for routes that cannot be told apart."""
 
     def __init__(self, plugins: PluginRoutes) -> None:
-        self._routes: dict[int, list[tuple[tuple[str, ...], Route]]] = {}
+        # By plugin and number of segments: so few that they are looked at one by one.
+        self._routes: dict[tuple[str, int], list[tuple[tuple[str, ...], Route]]] = {}
         seen: set[tuple[str, tuple[str, ...]]] = set()
         for plugin, routes in sorted(plugins.items()):
             for route in routes:
@@ -46,7 +47,7 @@ class RouteTable:
                 if (route.method, shape) in seen:
                     raise ConfigError(f"two routes answer {route.method} {'/'.join(pattern)}")
                 seen.add((route.method, shape))
-                self._routes.setdefault(len(pattern), []).append((pattern, route))
+                self._routes.setdefault((plugin, len(pattern)), []).append((pattern, route))
         for found in self._routes.values():
             found.sort(key=lambda item: tuple(_captures(part) for part in item[0]))
 
@@ -56,7 +57,7 @@ class RouteTable:
         if not raw_path.startswith(_PREFIX):
             return other
         segments = raw_path[len(_PREFIX) :].split("/")
-        for pattern, route in self._routes.get(len(segments), ()):
+        for pattern, route in self._routes.get((segments[0], len(segments)), ()):
             params = _match(pattern, segments)
             if params is None:
                 continue

@@ -38,6 +38,28 @@ class Toy:
         return group
 
 
+def greeting(word: str) -> typer.Typer:
+    """A group with the one command `say`."""
+    group = typer.Typer()
+
+    @group.callback()
+    def about() -> None:
+        pass
+
+    @group.command()
+    def say() -> None:
+        typer.echo(word)
+
+    return group
+
+
+class Many:
+    """Several groups, one of whose names is taken."""
+
+    def cli(self) -> dict[str, typer.Typer]:
+        return {"one": greeting("1"), "toy": greeting("another"), "two": greeting("2")}
+
+
 class Silent:
     def cli(self) -> None:
         return None
@@ -58,3 +80,18 @@ def test_groups_of_plugins_are_commands(
     done = CliRunner().invoke(app, ["toy", "hello", "you"])
     assert (done.exit_code, done.output) == (0, "hello you\n")
     assert CliRunner().invoke(app, ["silent"]).exit_code == 2
+
+
+def test_a_plugin_may_have_several_groups_and_no_name_is_given_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [Point("toys", Many), Point("toy", Toy), Point("many", Many)]
+    monkeypatch.setattr(groups, "entry_points", lambda group: points)
+    app = typer.Typer()
+    app.add_typer(greeting("mine"), name="two")
+    groups.add_plugin_groups(app)
+    said = {name: CliRunner().invoke(app, [name, "say"]).output for name in ("one", "toy", "two")}
+    # In the order of the plugins' names: "many" comes first; raftkv's own come before all.
+    assert said == {"one": "1\n", "toy": "another\n", "two": "mine\n"}
+    missing = [line.split("`")[1] for line in capsys.readouterr().err.splitlines()]
+    assert missing == ["two", "toy", "one", "toy", "two"]
