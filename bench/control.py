@@ -21,20 +21,25 @@ from bench.limbo import Confirmation, LimboLoad
 from bench.scenarios import Collected, Load
 from bench.schema import SessionMode
 from bench.truth import Expectation
+from bench.txqueue import Commitment, TxqueueLoad
 from raftkv.config import NodeConfig
 from raftkv.plugin import Consistency
 
 __all__ = [
     "LINE_BYTES_MAX",
+    "AskCommitted",
     "AskConfirmed",
     "Audit",
     "AwaitCallers",
     "CallLoad",
     "Channel",
+    "CheckQueues",
     "CheckRows",
     "Collect",
+    "Committed",
     "Confirmed",
     "Done",
+    "DropQueues",
     "DropRows",
     "Effects",
     "Failed",
@@ -42,6 +47,7 @@ __all__ = [
     "Function",
     "HangUp",
     "Lag",
+    "MakeQueues",
     "OwnLimbo",
     "Play",
     "ProfileStart",
@@ -69,7 +75,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     `drivers` maps the names of all drivers to the Unix sockets of their mesh. `sessions`: a broker
     holds sessions on the node, and its messages are counted. `cluster_calls`: the node has the
     plugin `calls` instead of the registry, and its messages are counted too; `limbo`: the plugin
-    `limbo`, likewise.
+    `limbo`, `txqueue`: the plugin `txqueue`, likewise.
     """
 
     name: str
@@ -81,6 +87,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     sessions: bool = False
     cluster_calls: bool = False
     limbo: bool = False
+    txqueue: bool = False
 
 
 class Play(msgspec.Struct, frozen=True, tag="play"):
@@ -177,6 +184,29 @@ class DropRows(msgspec.Struct, frozen=True, tag="drop_rows"):
     number: int
 
 
+class MakeQueues(msgspec.Struct, frozen=True, tag="make_queues"):
+    """Make the queues of the load of this number."""
+
+    number: int
+
+
+class AskCommitted(msgspec.Struct, frozen=True, tag="ask_committed"):
+    """Ask for `Committed`: what the producers of the last load were told."""
+
+
+class CheckQueues(msgspec.Struct, frozen=True, tag="check_queues"):
+    """Log what this node has of these transactions in its queues, and what is wrong with it."""
+
+    load: TxqueueLoad
+    committed: tuple[Commitment, ...]
+
+
+class DropQueues(msgspec.Struct, frozen=True, tag="drop_queues"):
+    """Delete the queues of the load of this number; their rows go in the background."""
+
+    number: int
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Ask for `State`."""
 
@@ -203,6 +233,7 @@ Request = (
     Load | Play | Collect | Audit | CallLoad | Lag | SwitchMode | HangUp | Status | Flush
     | ProfileStart | ProfileStop | Stop | ClusterCallLoad | AwaitCallers | TakePart | Effects
     | LimboLoad | OwnLimbo | AskConfirmed | CheckRows | DropRows
+    | TxqueueLoad | MakeQueues | AskCommitted | CheckQueues | DropQueues
 )  # fmt: skip
 
 
@@ -225,7 +256,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     With cluster calls `last_call` is the highest id that this node's copy shows, and `cursors` are
     those of the nodes that take part and follow. With the limbo `acks` are those that this node
     wrote, `pending` the transactions that wait for their quorum, `rows_dropped` how many spaces
-    still have rows to be swept.
+    still have rows to be swept; with the queues they are the transactions that have rows of their
+    own, and the deleted queues.
     """
 
     role: str
@@ -284,7 +316,13 @@ class Confirmed(msgspec.Struct, frozen=True, tag="confirmed"):
     transactions: tuple[Confirmation, ...]
 
 
-Reply = Done | Failed | Collected | State | Ran | Profiled | Confirmed
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """The transactions that producers were told are committed, the warm-up's too."""
+
+    transactions: tuple[Commitment, ...]
+
+
+Reply = Done | Failed | Collected | State | Ran | Profiled | Confirmed | Committed
 
 
 class Channel:

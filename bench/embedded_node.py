@@ -33,6 +33,16 @@ from bench.limbo_asked import (
     limbo_answer,
 )
 from bench.peers.callers import ReadCheckWrite, Took, read_check_write
+from bench.txqueue_asked import (
+    ConsumeBatches,
+    MakeQueue,
+    ProduceBatches,
+    PurgeQueue,
+    QueueDepth,
+    TxqueueAsk,
+    TxqueueTold,
+    txqueue_answer,
+)
 from raftkv import Node, NodeConfig, tune_gc
 from raftkv.errors import RaftkvError
 from raftkv.kv.commands import Compare, PutOp, RangeOp, RangeResult
@@ -42,6 +52,7 @@ from raftkv.server import door_of
 if TYPE_CHECKING:
     from raftkv_lcr import LcrApi
     from raftkv_limbo import LimboApi
+    from raftkv_txqueue import TxQueueApi
 
 __all__ = [
     "Answer",
@@ -66,11 +77,13 @@ HOT = b"hot"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The process's file. `registry`: run the Linear Channel Registry, too; `limbo`: the limbo."""
+    """The process's file. `registry`: run the Linear Channel Registry, too; `limbo`: the limbo;
+    `txqueue`: the queues."""
 
     node: NodeConfig
     registry: bool = False
     limbo: bool = False
+    txqueue: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -124,7 +137,9 @@ class Where(msgspec.Struct, frozen=True, tag="where"):
     """Ask for the node's position only."""
 
 
-Ask = Load | Puts | Gets | Cas | ReadCheckWrite | Watchers | Snapshot | Where | LimboAsk
+Ask = (
+    Load | Puts | Gets | Cas | ReadCheckWrite | Watchers | Snapshot | Where | LimboAsk | TxqueueAsk
+)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +164,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int = 0
     took: Took = Took()
     limbo: LimboTold = LimboTold()
+    txqueue: TxqueueTold = TxqueueTold()
 
 
 class EmbeddedNode:
@@ -160,11 +176,13 @@ class EmbeddedNode:
         endpoint: str,
         lcr: LcrApi | None = None,
         limbo: LimboApi | None = None,
+        txqueue: TxQueueApi | None = None,
     ) -> None:
         self._node = node
         self._endpoint = endpoint
         self._lcr = lcr
         self._limbo = limbo
+        self._txqueue = txqueue
         self._watchers: list[asyncio.Task[None]] = []
 
     async def handle(self, ask: Ask) -> Answer:
@@ -189,6 +207,9 @@ class EmbeddedNode:
             case Own() | WriteOwnKeys() | WriteOnce() | Fates() | SeenHere():
                 assert self._limbo is not None, "the node runs without the limbo"
                 more["limbo"] = await limbo_answer(self._node, self._limbo, ask)
+            case MakeQueue() | PurgeQueue() | QueueDepth() | ProduceBatches() | ConsumeBatches():
+                assert self._txqueue is not None, "the node runs without the queues"
+                more["txqueue"] = await txqueue_answer(self._txqueue, ask)
         return self.where(seconds=time.perf_counter() - began_s, **more)
 
     def where(self, **more: Any) -> Answer:
@@ -348,6 +369,10 @@ async def _run(setup: Setup) -> None:
         from raftkv_limbo import Limbo
 
         apis["limbo"] = Limbo
+    if setup.txqueue:
+        from raftkv_txqueue import TxQueue
+
+        apis["txqueue"] = TxQueue
     async with Node(setup.node, plugins=list(apis.values())) as node:
         await node.wait_ready(120.0)
         door = door_of(node, version="bench")

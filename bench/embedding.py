@@ -34,15 +34,21 @@ class Cores:
     """Three cores (or one, or five) that run within the context, with fsync on.
 
     `directory` must exist and is the caller's to remove. With `registry` they run the Linear
-    Channel Registry, too, and with `limbo` the limbo.
+    Channel Registry, too, with `limbo` the limbo, and with `txqueue` the queues.
     """
 
     def __init__(
-        self, directory: Path, *, layout: str = "3", registry: bool = False, limbo: bool = False
+        self,
+        directory: Path,
+        *,
+        layout: str = "3",
+        registry: bool = False,
+        limbo: bool = False,
+        txqueue: bool = False,
     ) -> None:
         configs = node_configs(Layout.parse(layout), directory, "on")
         self.members = [
-            Member(name, Setup(config, registry, limbo), directory)
+            Member(name, Setup(config, registry, limbo, txqueue), directory)
             for name, config in configs.items()
         ]
 

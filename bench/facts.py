@@ -1,7 +1,8 @@
 """What is known of a load beside its rows: a file for each, `DIR/loads/<run>-<layout>-<n>.json`.
 
 Loads of cluster calls (`bench.cluster_calls`) have theirs below `DIR/call-loads`, and those of the
-limbo (`bench.limbo`) below `DIR/limbo-loads`.
+limbo (`bench.limbo`) below `DIR/limbo-loads`, of the queues (`bench.txqueue`) below
+`DIR/txqueue-loads`.
 
 Rows say what each operation was told. How many entries and messages all of them cost together, when
 the leader was killed and how long a switch of the mode took belong to no operation, so they stand
@@ -25,12 +26,16 @@ __all__ = [
     "FACT_COLUMNS",
     "LIMBO_FACT_COLUMNS",
     "PURPOSES",
+    "TXQUEUE_FACT_COLUMNS",
+    "AnyFacts",
     "CallFacts",
     "Facts",
     "LimboFacts",
+    "TxqueueFacts",
     "write_call_facts",
     "write_facts",
     "write_limbo_facts",
+    "write_txqueue_facts",
 ]
 
 PURPOSES = {"raft_messages": "raft", "feed_messages": "follow", "call_messages": "rpc"}
@@ -114,9 +119,36 @@ class LimboFacts(msgspec.Struct, frozen=True, kw_only=True):
     idle_messages_per_s: Annotated[float | None, "double", "of all nodes, without a load"] = None
 
 
+class TxqueueFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of the queues. Counts are from the first producer until all nodes applied all."""
+
+    run: Annotated[str, "string", "names the run, as in the log"]
+    layout: Annotated[str, "string", "processes of the cluster: one of LAYOUTS"]
+    load: Annotated[str, "string", "names the load in its rows, once in a run and layout"]
+    scenario: Annotated[str, "string", "TXQUEUE_SCENARIO"]
+    way: Annotated[str, "string", "how a producer committed: one of TXQUEUE_WAYS"]
+    batch: Annotated[int, "int64", "messages of each transaction"]
+    producers: Annotated[int, "int64", "all of them in one node, one transaction outstanding each"]
+    node: Annotated[str, "string", "the node of the producers: Raft's leader"]
+    nodes: Annotated[str, "string", "nodes that were looked at, in order with blanks between"]
+    began_us: Annotated[int, "int64", "when the producers were sent off, microseconds since 1970"]
+    elapsed_s: Annotated[float, "double", "what the counts cover"]
+    entries: Annotated[int, "int64", "entries committed to the log; one holds many commands"]
+    commands: Annotated[int, "int64", "commands applied"]
+    raft_messages: Annotated[int | None, "int64", "sent between cores, heartbeats included"] = None
+    feed_messages: Annotated[int | None, "int64", "sent between replicants and their cores"] = None
+    call_messages: Annotated[int | None, "int64", "of RPC between nodes; each has two"] = None
+    sent_bytes: Annotated[int | None, "int64", "of all messages, before TLS"] = None
+    idle_messages_per_s: Annotated[float | None, "double", "of all nodes, without a load"] = None
+
+
+AnyFacts = Facts | CallFacts | LimboFacts | TxqueueFacts
+
+
 FACT_COLUMNS: tuple[Column, ...] = columns_of(Facts)
 CALL_FACT_COLUMNS: tuple[Column, ...] = columns_of(CallFacts)
 LIMBO_FACT_COLUMNS: tuple[Column, ...] = columns_of(LimboFacts)
+TXQUEUE_FACT_COLUMNS: tuple[Column, ...] = columns_of(TxqueueFacts)
 
 
 def write_facts(directory: Path, facts: Facts) -> Path:
@@ -134,7 +166,12 @@ def write_limbo_facts(directory: Path, facts: LimboFacts) -> Path:
     return _write(directory / "limbo-loads", facts)
 
 
-def _write(folder: Path, facts: Facts | CallFacts | LimboFacts) -> Path:
+def write_txqueue_facts(directory: Path, facts: TxqueueFacts) -> Path:
+    """Writes the file of one load of the queues below `directory`. Raises OSError."""
+    return _write(directory / "txqueue-loads", facts)
+
+
+def _write(folder: Path, facts: AnyFacts) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     while (path := folder / f"{facts.run}-{facts.layout}-{number}.json").exists():

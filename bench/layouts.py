@@ -162,11 +162,12 @@ class Cluster:
         sessions: bool = False,
         cluster_calls: bool = False,
         limbo: bool = False,
+        txqueue: bool = False,
     ) -> None:
         """`sessions`: a broker on every node, as `bench.sessions` has it.
 
         `cluster_calls`: the plugin `calls` instead, as `bench.cluster_calls` has it. `limbo`: the
-        plugin `limbo`, as `bench.limbo` has it.
+        plugin `limbo`, as `bench.limbo` has it; `txqueue`: the plugin `txqueue`, likewise.
         """
         self.layout = layout
         self._out = out
@@ -174,7 +175,10 @@ class Cluster:
         self._sessions = sessions
         self._cluster_calls = cluster_calls
         self._limbo = limbo
-        kinds = {"-sessions": sessions, "-calls": cluster_calls, "-limbo": limbo}
+        self._txqueue = txqueue
+        kinds = {
+            "-sessions": sessions, "-calls": cluster_calls, "-limbo": limbo, "-txqueue": txqueue
+        }  # fmt: skip
         kind = next((name for name, is_it in kinds.items() if is_it), "")
         self._data = out / "nodes" / f"{layout.name}{kind}"
         self._configs = node_configs(layout, self._data, fsync, tls=tls, lease_ms=lease_ms)
@@ -225,6 +229,7 @@ class Cluster:
             sessions=self._sessions,
             cluster_calls=self._cluster_calls,
             limbo=self._limbo,
+            txqueue=self._txqueue,
         )
         file = self._data / f"{name}.json"
         file.write_bytes(msgspec.json.format(msgspec.json.encode(setup)))

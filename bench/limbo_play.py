@@ -44,7 +44,7 @@ from bench.live import Tally
 from bench.performance import IDLE_S, Spent, spent_between
 from bench.schema import LIMBO_QUORUMS, LIMBO_SCENARIO
 
-__all__ = ["LimboRun", "LimboTest", "play_limbo"]
+__all__ = ["LimboRun", "LimboTest", "idle_messages", "play_limbo", "settled", "swept"]
 
 WRITE_TIMEOUT_S = 10.0
 """Of one transaction: several elections, and thousands of times what it takes."""
@@ -79,14 +79,14 @@ async def play_limbo(cluster: Cluster, run: LimboRun, test: LimboTest) -> Result
     test.loads += 1
     owner, _ = await wait_for_leader(cluster)
     if test.idle_messages_per_s is None:
-        test.idle_messages_per_s = await _idle(cluster)
+        test.idle_messages_per_s = await idle_messages(cluster)
     load = _load(run, test.loads)
     await cluster.ask(owner, OwnLimbo(run.quorum, load.number), Done)
     await replicated(cluster, "", 0.0)
     before, began, began_us = await cluster.states(), time.monotonic(), OsClock().wall_us()
     tally = await _written(cluster, owner, load, test)
     test.show(f"{run.title}: coming to rest")
-    await _settled(cluster)
+    await settled(cluster)
     elapsed_s, after = time.monotonic() - began, await cluster.states()
     test.show(f"{run.title}: every node is looked at")
     confirmed = await cluster.ask(owner, AskConfirmed(), Confirmed)
@@ -99,7 +99,7 @@ async def play_limbo(cluster: Cluster, run: LimboRun, test: LimboTest) -> Result
     write_limbo_facts(test.out, facts)
     leader, _ = await wait_for_leader(cluster)
     await cluster.ask(leader, DropRows(load.number), Done)
-    await _swept(cluster)
+    await swept(cluster)
     return Result(
         cluster.layout.name, LIMBO_SCENARIO, f"quorum: {LIMBO_QUORUMS[run.quorum]}",
         "leader, the owner", run.writers, run.seconds, tally,
@@ -119,7 +119,7 @@ def _load(run: LimboRun, number: int) -> LimboLoad:
     )
 
 
-async def _idle(cluster: Cluster) -> float:
+async def idle_messages(cluster: Cluster) -> float:
     """Messages per second of a cluster that nobody asks for anything."""
     before, began = _messages(await cluster.states()), time.monotonic()
     await asyncio.sleep(IDLE_S)
@@ -144,11 +144,11 @@ async def _written(cluster: Cluster, owner: str, load: LimboLoad, test: LimboTes
     return tally
 
 
-async def _settled(cluster: Cluster) -> None:
+async def settled(cluster: Cluster) -> None:
     """Until nothing is pending on any node, and the log does not grow any more.
 
-    A node may still be writing its acknowledgement of what others have confirmed already: that is
-    a cost of this load, too.
+    A node may still be writing its acknowledgement of what others have confirmed already, or moving
+    the rows of what was decided: that is a cost of this load, too.
     """
     deadline = time.monotonic() + REST_TIMEOUT_S
     last = -1
@@ -168,8 +168,8 @@ async def _settled(cluster: Cluster) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _swept(cluster: Cluster) -> None:
-    """Until no node has rows of a dropped space."""
+async def swept(cluster: Cluster) -> None:
+    """Until no node has rows of a dropped space, or of a deleted queue."""
     deadline = time.monotonic() + REST_TIMEOUT_S
     while any(state.rows_dropped for state in (await cluster.states()).values()):
         if time.monotonic() > deadline:

@@ -15,12 +15,17 @@ from bench.schema import (
     CLUSTER_CALL_PLACES,
     CLUSTER_CALL_SCENARIOS,
     LIMBO_QUORUMS,
+    TXQUEUE_WAYS,
 )
+from bench.txqueue_play import TxqueueRun
 from raftkv.plugin import Consistency
 
 __all__ = [
+    "BATCHES",
     "CALLERS_AT_ONCE",
+    "DTX_BATCH",
     "IN_FLIGHT",
+    "PRODUCERS_AT_ONCE",
     "PUT_EVERY",
     "QUICK_CALLERS_AT_ONCE",
     "QUICK_WRITERS_AT_ONCE",
@@ -50,6 +55,15 @@ QUICK_CALLERS_AT_ONCE = (1, 16)
 WRITERS_AT_ONCE = (1, 16, 64, 256)
 QUICK_WRITERS_AT_ONCE = (1, 64)
 """Of transactions of the limbo."""
+
+PRODUCERS_AT_ONCE = (1, 16, 64)
+"""Of transactions of the queues; quick: QUICK_WRITERS_AT_ONCE."""
+
+BATCHES = (1, 10, 100)
+"""Messages of each TX."""
+
+DTX_BATCH = 10
+"""Messages of each branch."""
 
 LAGGING_CALLERS = 6
 """One on each node of 3+3: every call of the one that lags takes a second of everybody's time."""
@@ -97,6 +111,9 @@ class Plan:
     limbo: bool = False
     limbo_seconds: float = 0.0
     writers_at_once: tuple[int, ...] = WRITERS_AT_ONCE
+    txqueue: bool = False
+    producers_at_once: tuple[int, ...] = PRODUCERS_AT_ONCE
+    batches: tuple[int, ...] = BATCHES
 
     def loads(self) -> list[Load]:
         """Every scenario with bare calls of every registry."""
@@ -190,6 +207,18 @@ class Plan:
             LimboRun(quorum, writers, self.limbo_seconds, self.value_bytes)
             for quorum in quorums
             for writers in self.writers_at_once
+        ]
+
+    def txqueue_loads(self) -> list[TxqueueRun]:
+        """The loads of the queues: TX of every size, branches of one, by numbers of producers."""
+        if not self.txqueue:
+            return []
+        kinds = [("tx", batch) for batch in self.batches]
+        kinds += [(way, DTX_BATCH) for way in TXQUEUE_WAYS if way != "tx"]
+        return [
+            TxqueueRun(way, batch, producers, self.limbo_seconds, self.value_bytes)
+            for way, batch in kinds
+            for producers in self.producers_at_once
         ]
 
     def _undisturbed(self, layout: Layout, participants: str) -> list[ClusterCallRun]:

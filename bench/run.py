@@ -6,18 +6,19 @@ and gets by the place of their callers. On a layout with replicants follows the 
 test, on processes of its own: sessions that brokers open with the registry on, off and both, also
 while a replicant lags and while the leader is killed (`bench.performance`).
 
-All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads`, `DIR/call-loads` and
-`DIR/limbo-loads`, the conditions to `DIR/conditions.json`. What this prints is a rough look for
-whoever waits; the figures come from `python -m bench analyse DIR`.
+All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads`, `DIR/call-loads`,
+`DIR/limbo-loads` and `DIR/txqueue-loads`, the conditions to `DIR/conditions.json`. What this prints
+is a rough look for whoever waits; the figures come from `python -m bench analyse DIR`.
 
     python -m bench run --layout 3+3 --scenario sessions --out DIR    # the performance test alone
     python -m bench run --layout 3 --layout 3+3 --scenario calls --out DIR
     python -m bench run --layout 3 --layout 3+3 --scenario limbo --out DIR
+    python -m bench run --layout 3 --layout 3+3 --scenario txqueue --out DIR
 
-The last two are cluster calls, on processes of their own (`bench.cluster_calls`), once with the
-cores and once, where there are replicants, with all nodes executing them; and transactions of the
-limbo, on processes of their own, too (`bench.limbo`), with every quorum that the layout has. They
-are not part of a run of everything.
+The last three are cluster calls, on processes of their own (`bench.cluster_calls`), once with the
+cores and once, where there are replicants, with all nodes executing them; transactions of the
+limbo, on processes of their own, too (`bench.limbo`), with every quorum that the layout has; and
+transactions of the queues (`bench.txqueue`). They are not part of a run of everything.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from bench.performance import SessionTest, play_sessions
 from bench.plan import Plan
 from bench.run_options import parser, plan_of
 from bench.schema import CLUSTER_CALL_PARTICIPANTS, LAYOUT_WORDS
+from bench.txqueue_play import TxqueueTest, play_txqueue
 
 __all__ = ["main"]
 
@@ -143,6 +145,8 @@ async def _run_layout(
             await _run_cluster_calls(layout, plan, participants, out, run, show, done)
     if plan.limbo_loads(layout):
         await _run_limbo(layout, plan, out, run, show, done)
+    if plan.txqueue_loads():
+        await _run_txqueue(layout, plan, out, run, show, done)
     return results
 
 
@@ -150,6 +154,7 @@ def _parts(plan: Plan, layout: Layout) -> int:
     """Loads on this layout."""
     called = sum(len(plan.cluster_calls(layout, each)) for each in CLUSTER_CALL_PARTICIPANTS)
     own = len(plan.session_loads(layout)) + len(plan.limbo_loads(layout))
+    own += len(plan.txqueue_loads())
     return len(plan.loads()) + len(plan.calls(layout)) + own + called
 
 
@@ -215,6 +220,17 @@ async def _run_limbo(
     async with Cluster(layout, out, run, fsync=plan.fsync, tls=plan.tls, limbo=True) as cluster:
         for each in plan.limbo_loads(layout):
             done(await play_limbo(cluster, each, test))
+
+
+async def _run_txqueue(
+    layout: Layout, plan: Plan, out: Path, run: str, show: Show, done: Take
+) -> None:
+    """Transactions of the queues; each load has queues of its own, so one cluster is enough."""
+    test = TxqueueTest(out, show)
+    show("txqueue: starting")
+    async with Cluster(layout, out, run, fsync=plan.fsync, tls=plan.tls, txqueue=True) as cluster:
+        for each in plan.txqueue_loads():
+            done(await play_txqueue(cluster, each, test))
 
 
 def _show(results: Sequence[Result], out: Path) -> None:

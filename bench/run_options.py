@@ -9,8 +9,10 @@ from typing import Literal, cast
 from bench.arguments import not_negative, positive, positive_int
 from bench.coordinator import CALLERS
 from bench.plan import (
+    BATCHES,
     CALLERS_AT_ONCE,
     IN_FLIGHT,
+    PRODUCERS_AT_ONCE,
     PUT_EVERY,
     QUICK_CALLERS_AT_ONCE,
     QUICK_WRITERS_AT_ONCE,
@@ -25,6 +27,7 @@ from bench.schema import (
     LAYOUTS,
     LIMBO_SCENARIO,
     SESSION_MODES,
+    TXQUEUE_SCENARIO,
 )
 from raftkv.plugin import Consistency
 
@@ -72,11 +75,12 @@ def _add_plan(add: Callable[..., object]) -> None:
             *PUT_EVERY,
             *CLUSTER_CALL_SCENARIOS,
             LIMBO_SCENARIO,
+            TXQUEUE_SCENARIO,
         ),
         dest="scenarios",
         help="may be repeated; registry: the three of the registry; sessions: the five of the "
         "performance test; all: these, puts and gets; calls: the three of cluster calls; limbo: "
-        "transactions that wait for a quorum (default: all)",
+        "transactions that wait for a quorum; txqueue: transactions of queues (default: all)",
     )
     add(
         "--registry",
@@ -90,8 +94,8 @@ def _add_plan(add: Callable[..., object]) -> None:
     add(
         "--seconds",
         type=positive,
-        help="of each scenario (default: 20, with sessions 12, of cluster calls and the limbo 3; "
-        "quick: 3, of cluster calls and the limbo 1; cluster calls three times that while a "
+        help="of each scenario (default: 20, with sessions 12, of cluster calls, the limbo and the "
+        "queues 3; quick: 3, of the latter 1; cluster calls three times that while a "
         "replicant lags, and long enough for the leader to be declared down)",
     )
     add("--fsync", choices=("on", "off"), default="on")
@@ -120,7 +124,15 @@ def _add_calls(add: Callable[..., object]) -> None:
         type=positive_int,
         metavar="N",
         help="puts, gets, cluster calls or transactions at once; may be repeated (default: 1 16 64 "
-        "256; cluster calls 1 16 64, quick: 1 16; quick limbo: 1 64)",
+        "256; cluster calls 1 16 64, quick: 1 16; queues 1 16 64; quick limbo and queues: 1 64)",
+    )
+    add(
+        "--batch",
+        action="append",
+        type=positive_int,
+        dest="batches",
+        metavar="N",
+        help="messages of each TX of the queues; may be repeated (default: 1 10 100)",
     )
     add(
         "--consistency",
@@ -234,6 +246,11 @@ def plan_of(given: argparse.Namespace) -> Plan:
         writers_at_once=tuple(
             sorted(set(given.in_flight or (QUICK_WRITERS_AT_ONCE if quick else WRITERS_AT_ONCE)))
         ),
+        txqueue=TXQUEUE_SCENARIO in names,
+        producers_at_once=tuple(
+            sorted(set(given.in_flight or (QUICK_WRITERS_AT_ONCE if quick else PRODUCERS_AT_ONCE)))
+        ),
+        batches=tuple(sorted(set(given.batches or BATCHES))),
     )
 
 

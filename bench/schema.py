@@ -60,6 +60,10 @@ __all__ = [
     "SCENARIOS",
     "SCENARIO_WORDS",
     "SESSION_MODES",
+    "TXQUEUE_OPS",
+    "TXQUEUE_RESULTS",
+    "TXQUEUE_SCENARIO",
+    "TXQUEUE_WAYS",
     "Column",
     "Row",
     "RowWriter",
@@ -88,6 +92,7 @@ SCENARIO_WORDS: Mapping[str, str] = types.MappingProxyType(
         "cluster_calls_lagging": "cluster calls while one replicant lags",
         "cluster_calls_leader_dies": "cluster calls while the leader is killed",
         "limbo": "transactions of the limbo",
+        "txqueue": "transactions of the queues",
     }
 )
 SCENARIOS: tuple[str, ...] = tuple(SCENARIO_WORDS)
@@ -158,7 +163,25 @@ LIMBO_OPS = ("submit", "rows", "strays")
 `rows`: how many (`index`) of those that writers were told are confirmed the node `client` has, with
 their values and positions. `strays`: how many rows of the load it has besides."""
 
-OPS = ("connect", "disconnect", "lookup", "put", "get", "audit", *CLUSTER_CALL_OPS, *LIMBO_OPS)
+TXQUEUE_SCENARIO = "txqueue"
+"""Transactions of the plugin `txqueue`, from producers in the leader. Each load has a file of
+facts."""
+
+TXQUEUE_WAYS: Mapping[str, str] = types.MappingProxyType(
+    {"tx": "TX", "dtx1": "one-phase DTX", "dtx2": "two-phase DTX"}
+)
+"""How a producer commits: a transaction of its session; a branch, at once; or prepared first."""
+
+TXQUEUE_OPS = ("commit", "messages", "surplus", "torn", "displaced")
+"""`commit`: a producer's transaction, from its first publication to the answer of its commit;
+`index` is its log entry, where it was told. The others count (`index`) what the node `client` has
+of the load: messages of committed transactions that are there once; other messages; transactions of
+which a part is there; messages out of their order."""
+
+OPS = (
+    *("connect", "disconnect", "lookup", "put", "get", "audit"),
+    *(*CLUSTER_CALL_OPS, *LIMBO_OPS, *TXQUEUE_OPS),
+)
 
 CONSISTENCIES = ("linearizable", "lease", "local")
 """What a get asked for. Rows of other operations have none."""
@@ -173,6 +196,10 @@ nodes that were asked for (they are late, or down)."""
 LIMBO_RESULTS = ("rolled_back", "still_pending", "submit_unknown", "not_submitted")
 """What a transaction of the limbo may be answered besides `ok`: a verdict against it; not decided
 in time; nobody knows whether it is in the queue; its time was over before it was written."""
+
+TXQUEUE_RESULTS = ("transaction_aborted", "transaction_unknown", "rolled_back")
+"""What a transaction of the queues may be answered besides `ok`: surely not applied; not known when
+its time was over; a branch that was rolled back."""
 
 ERRORS = ("retries_exhausted", "timeout", "no_leader", "overloaded")
 """No answer. Besides these, `error:<code>` carries the code of any other raftkv error."""
@@ -206,7 +233,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     outcome: Annotated[
         str,
         "string",
-        "ok, one of REFUSALS, CALL_RESULTS, LIMBO_RESULTS, ERRORS, AUDIT_ANOMALIES, error:<code>",
+        "ok, one of REFUSALS, CALL_RESULTS, LIMBO_RESULTS, TXQUEUE_RESULTS, ERRORS, "
+        "AUDIT_ANOMALIES, error:<code>",
     ]
     session_present: Annotated[bool | None, "bool", "connect: the flag the client got"] = None
     expected_present: Annotated[bool | None, "bool", "connect: the flag it had to get"] = None
@@ -216,7 +244,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         "log index of the answer, where there is one; a call's id, a transaction's position",
     ] = None
     consistency: Annotated[str | None, "string", "get: one of CONSISTENCIES"] = None
-    load: Annotated[str | None, "string", "cluster calls, limbo: the load, as in its facts"] = None
+    load: Annotated[str | None, "string", "the load, as in its facts, where it has a name"] = None
     life: Annotated[int | None, "int32", "a function's run: its process since the first, 0"] = None
 
 

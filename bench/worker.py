@@ -297,6 +297,11 @@ def _kind_of(setup: Setup) -> tuple[Callable[[Setup, Node, RowWriter], InNode], 
         from raftkv_limbo import Limbo
 
         return LimboWorker, Limbo
+    if setup.txqueue:
+        from bench.txqueue_worker import TxqueueWorker
+        from raftkv_txqueue import TxQueue
+
+        return TxqueueWorker, TxQueue
     if not setup.cluster_calls:
         return NodeWorker, LCR
     from bench.cluster_call_worker import ClusterCallWorker

@@ -57,6 +57,7 @@ def _rules() -> list[tuple[str, Column]]:
         ("a get without consistency", (F.col("op") == "get") & F.col("consistency").isNull()),
         ("a cluster call without load", _of_cluster_call() & F.col("load").isNull()),
         ("a transaction of the limbo without load", _of_limbo() & F.col("load").isNull()),
+        ("a transaction of the queues without load", _of_txqueue() & F.col("load").isNull()),
         ("a confirmed transaction without position", _is_confirmed() & _is_null("index")),
         ("a run without id or life", _of_run() & (_is_null("index") | _is_null("life"))),
         ("unknown outcome", _unknown_outcome()),
@@ -83,9 +84,13 @@ def _unknown_outcome() -> Column:
     verdicts = _not_one_of(
         "outcome", ("ok", *schema.LIMBO_RESULTS, *schema.ERRORS), schema.ERROR_CODE
     )
+    commits = _not_one_of(
+        "outcome", ("ok", *schema.TXQUEUE_RESULTS, *schema.ERRORS), schema.ERROR_CODE
+    )
     return (
         F.when(F.col("op") == "audit", findings)
         .when(_of_limbo(), verdicts)
+        .when(_of_txqueue(), commits)
         .when(_of_cluster_call(), results)
         .otherwise(answers)
     )
@@ -97,6 +102,10 @@ def _of_cluster_call() -> Column:
 
 def _of_limbo() -> Column:
     return F.col("op").isin(list(schema.LIMBO_OPS))
+
+
+def _of_txqueue() -> Column:
+    return F.col("op").isin(list(schema.TXQUEUE_OPS))
 
 
 def _is_confirmed() -> Column:

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from bench import schema
-from bench.analysis import formats, plots, words, words_cluster_calls, words_limbo
+from bench.analysis import formats, plots, words, words_cluster_calls, words_limbo, words_txqueue
 from bench.analysis.conditions import UNKNOWN, condition_line, flattened, is_quick, when
 from bench.analysis.figures import CONNECTS, Figures
 from bench.analysis.markup import (
@@ -30,12 +30,14 @@ from bench.analysis.page_cluster_calls import cluster_call_sections
 from bench.analysis.page_limbo import limbo_sections
 from bench.analysis.page_sessions import session_sections
 from bench.analysis.page_style import STYLE_SHEET
+from bench.analysis.page_txqueue import txqueue_sections
 
 __all__ = ["render", "write_report"]
 
 TITLE = "A channel registry on raftkv: what it answers, and how fast"
 TITLE_OF_CLUSTER_CALLS = "Cluster calls on raftkv: what they execute, and how fast"
 TITLE_OF_LIMBO = "The limbo on raftkv: what it confirms, and how fast"
+TITLE_OF_TXQUEUE = "Transactional queues on raftkv: what they commit, and how fast"
 """Where nothing else was measured."""
 
 QUICK = (
@@ -100,6 +102,7 @@ def render(figures: Figures) -> str:
         *call_sections(figures),
         *cluster_call_sections(figures),
         *limbo_sections(figures),
+        *txqueue_sections(figures),
         _layouts(figures),
         _benchmarks(figures),
         _set_aside(figures),
@@ -123,13 +126,15 @@ def render(figures: Figures) -> str:
 def _title(figures: Figures) -> str:
     if figures.rows("operations"):
         return TITLE
-    return TITLE_OF_CLUSTER_CALLS if figures.rows("cluster_calls") else TITLE_OF_LIMBO
+    if figures.rows("cluster_calls"):
+        return TITLE_OF_CLUSTER_CALLS
+    return TITLE_OF_LIMBO if figures.rows("limbo") else TITLE_OF_TXQUEUE
 
 
 def _results(figures: Figures) -> str:
     leads = []
-    executed, confirmed = words_cluster_calls.verdict(figures), words_limbo.verdict(figures)
-    of_plugins = [finding for finding in (executed, confirmed) if finding is not None]
+    verdicts = (each.verdict(figures) for each in (words_cluster_calls, words_limbo, words_txqueue))
+    of_plugins = [finding for finding in verdicts if finding is not None]
     for finding in [*words.lead(figures), *of_plugins]:
         kind = "lead" if finding.tone == "plain" else f"lead {finding.tone}"
         leads.append(paragraph(finding.text, kind))

@@ -9,13 +9,14 @@ Keys of `summary.json` (format 1; keys are only ever added):
     operations, outcomes, error_totals, gaps, anomalies, verdicts, registry_ratios,
     layout_ratios, puts, gets, mixed, costs, outages, around_death, sessions, cluster_calls,
     cluster_call_roles, cluster_call_outcomes, cluster_call_verdicts, cluster_call_outages,
-    cluster_call_death, limbo, limbo_outcomes, limbo_verdicts, benchmarks
+    cluster_call_death, limbo, limbo_outcomes, limbo_verdicts, txqueue, txqueue_outcomes,
+    txqueue_verdicts, benchmarks
                      the rows of the tables with these names, as lists of objects
     tables           every table's directory, relative to the summary; `over_time` and `rejected`
                      are only there
 
 What the columns mean is written in `bench.analysis.tables`, and in `tables_sessions`,
-`tables_cluster_calls` and `tables_limbo` beside it.
+`tables_cluster_calls`, `tables_limbo` and `tables_txqueue` beside it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from bench.analysis import (
     tables_cluster_calls,
     tables_limbo,
     tables_sessions,
+    tables_txqueue,
 )
 from bench.analysis.benchmarks import read_benchmarks
 from bench.analysis.checks import REASON, with_reason
@@ -47,9 +49,11 @@ from bench.facts import (
     CALL_FACT_COLUMNS,
     FACT_COLUMNS,
     LIMBO_FACT_COLUMNS,
+    TXQUEUE_FACT_COLUMNS,
+    AnyFacts,
     CallFacts,
-    Facts,
     LimboFacts,
+    TxqueueFacts,
 )
 from bench.schema import Column, spark_schema
 
@@ -85,6 +89,9 @@ TABLES = (
     "limbo",
     "limbo_outcomes",
     "limbo_verdicts",
+    "txqueue",
+    "txqueue_outcomes",
+    "txqueue_verdicts",
     "benchmarks",
 )
 """The tables in the order in which they are computed; `rejected` is written besides."""
@@ -135,6 +142,7 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
         "sessions": tables_sessions.sessions(by_group, verdicts, costs),
         **_cluster_calls(spark, accepted, inputs.call_loads),
         **_limbo(spark, accepted, inputs.limbo_loads),
+        **_txqueue(spark, accepted, inputs.txqueue_loads),
         "benchmarks": benchmark_table,
     }
     rows: dict[str, Rows] = {}
@@ -175,7 +183,7 @@ def _read_logs(spark: SparkSession, paths: tuple[Path, ...]) -> DataFrame:
 
 def _facts(
     spark: SparkSession,
-    loads: Sequence[Facts] | Sequence[CallFacts] | Sequence[LimboFacts],
+    loads: Sequence[AnyFacts],
     columns: tuple[Column, ...],
 ) -> DataFrame:
     """What is known of loads beside their rows."""
@@ -228,6 +236,27 @@ def _limbo(
     }
 
 
+def _txqueue(
+    spark: SparkSession, accepted: DataFrame, loads: Sequence[TxqueueFacts]
+) -> dict[str, DataFrame]:
+    """The tables of the queues by name."""
+    facts = _facts(spark, loads, TXQUEUE_FACT_COLUMNS)
+    if loads:
+        facts = facts.cache()
+        rows = tables_txqueue.prepared_txqueue(accepted, facts).cache()
+        wrong = tables_txqueue.wrong_of_txqueue(rows).cache()
+    else:
+        # As with cluster calls: Spark makes nothing of a limit of nothing.
+        facts = facts.limit(0)
+        rows = tables_txqueue.prepared_txqueue(accepted.limit(0), facts)
+        wrong = tables_txqueue.wrong_of_txqueue(rows)
+    return {
+        "txqueue": tables_txqueue.txqueue(rows, facts, wrong),
+        "txqueue_outcomes": tables_txqueue.txqueue_outcomes(rows),
+        "txqueue_verdicts": tables_txqueue.txqueue_verdicts(wrong),
+    }
+
+
 def _rejected(
     spark: SparkSession, checked: DataFrame, damaged: tuple[DamagedFile, ...]
 ) -> DataFrame:
@@ -252,6 +281,7 @@ def _input_counts(inputs: Inputs, checked: DataFrame, rejected: DataFrame) -> di
         + len(inputs.loads)
         + len(inputs.call_loads)
         + len(inputs.limbo_loads)
+        + len(inputs.txqueue_loads)
         + len(inputs.benchmarks)
         + len(inputs.damaged),
         "files_damaged": damaged,

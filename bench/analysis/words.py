@@ -95,6 +95,7 @@ def compared(figures: Figures) -> list[str]:
         *figures.values("operations", "layout"),
         *figures.values("cluster_calls", "layout"),
         *figures.values("limbo", "layout"),
+        *figures.values("txqueue", "layout"),
     }
     layouts = [schema.LAYOUT_WORDS[name] for name in schema.LAYOUTS if name in measured]
     scenarios = figures.values("operations", "scenario", op="connect")
@@ -128,6 +129,11 @@ def compared(figures: Figures) -> list[str]:
         sentences.append(
             "On processes of their own, writers inside the owner of the limbo wrote transactions "
             "that wait for a quorum (see below)."
+        )
+    if figures.rows("txqueue"):
+        sentences.append(
+            "On processes of their own, producers inside the leader committed transactions of "
+            "queues (see below)."
         )
     sentences.append(_where_callers_sat(figures))
     sentences.append(_what_lag_does(figures))
@@ -294,9 +300,9 @@ def _call_findings(figures: Figures, table: str, what: str, **where: str) -> lis
 
 def _error_findings(figures: Figures) -> list[Finding]:
     if not figures.rows("operations"):
-        return []  # cluster calls or the limbo alone: their errors stand in their own tables
+        return []  # other plugins alone: their errors stand in their own tables
     rows = figures.rows("error_totals")
-    names = {"cluster_calls": "cluster calls", "limbo": "the limbo"}
+    names = {"cluster_calls": "cluster calls", "limbo": "the limbo", "txqueue": "queues"}
     apart = [words for name, words in names.items() if figures.rows(name)]
     besides = f" besides {listed(apart)}" if apart else ""
     if not rows:

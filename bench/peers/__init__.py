@@ -6,6 +6,9 @@
     etcd.py       etcd 3.4, one member or three
     mnesia.py     Mnesia on three Erlang nodes; mnesia_bench.erl has its callers
     tarantool.py  three instances of Tarantool; tarantool_node.lua has its writers
+    rabbitmq.py   RabbitMQ on three Erlang nodes; amqp_client.py has its clients, door_client.py
+                  those of raftkv's door
+    erlang.py     what both of Erlang's need
 
 Each has a module `beside_*.py` that runs the same load against both in turns. Others follow in the
 same form: such a module offers a `Peer` (peer.py) to the command.

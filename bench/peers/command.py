@@ -25,6 +25,7 @@ from bench.layouts import WorkerFailed
 from bench.peers import debian
 from bench.peers.beside_etcd import ETCD
 from bench.peers.beside_mnesia import MNESIA
+from bench.peers.beside_rabbitmq import RABBITMQ
 from bench.peers.beside_tarantool import TARANTOOL
 from bench.peers.figures import Comparison
 from bench.peers.peer import Peer, PeerFailed, Step
@@ -32,7 +33,7 @@ from bench.peers.report import plot, show
 
 __all__ = ["PEERS", "main"]
 
-PEERS: Final = (ETCD, MNESIA, TARANTOOL)
+PEERS: Final = (ETCD, MNESIA, TARANTOOL, RABBITMQ)
 
 _WIDTH: Final = 190
 """Columns of the table where there is no terminal."""

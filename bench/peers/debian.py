@@ -1,6 +1,6 @@
-"""Programs of Debian packages for tests and benchmarks: etcd's server, wrk, Erlang, Tarantool.
+"""Programs of Debian packages for tests and benchmarks: etcd, wrk, Erlang, RabbitMQ, Tarantool.
 
-    python -m bench.peers.debian [etcd wrk erl tarantool]
+    python -m bench.peers.debian [etcd wrk erl rabbitmq tarantool]
 
 makes sure that they are there, and says where they are.
 
@@ -73,6 +73,21 @@ PROGRAMS: Final[Mapping[str, Package]] = {
         ("erlang-mnesia", "erlang-base", "erlang-crypto"),
         "usr/lib/erlang/erts-*/bin/erlexec",
         ("-noinput", "-eval", "halt(case code:which(mnesia) of non_existing -> 3; _ -> 0 end)."),
+        environment={
+            "ROOTDIR": "{root}/usr/lib/erlang", "BINDIR": "{bin}", "EMU": "beam",
+            "PROGNAME": "erl",
+        },
+    ),
+    # RabbitMQ is Erlang code: what is started is the emulator, as the package's script would do it.
+    "rabbitmq": Package(
+        (
+            "rabbitmq-server", "erlang-base", "erlang-asn1", "erlang-crypto", "erlang-eldap",
+            "erlang-inets", "erlang-mnesia", "erlang-os-mon", "erlang-parsetools",
+            "erlang-public-key", "erlang-runtime-tools", "erlang-ssl", "erlang-syntax-tools",
+            "erlang-tools", "erlang-xmerl",
+        ),
+        "usr/lib/erlang/erts-*/bin/erlexec",
+        ("-noinput", "-eval", "halt(case code:which(ssl) of non_existing -> 3; _ -> 0 end)."),
         environment={
             "ROOTDIR": "{root}/usr/lib/erlang", "BINDIR": "{bin}", "EMU": "beam",
             "PROGNAME": "erl",

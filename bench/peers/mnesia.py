@@ -10,8 +10,6 @@ ends with them: left to itself it would stay, and it might be somebody else's.
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import socket
 import subprocess
 import time
@@ -23,12 +21,12 @@ import msgspec
 
 from bench.peers import debian
 from bench.peers.children import Children
+from bench.peers.erlang import HOST, emulator_environment, start_port_mapper
 from bench.peers.peer import PeerFailed
 from raftkv.cli.processes import free_ports
 
 __all__ = ["Answer", "Asked", "Keys", "Mnesia", "MnesiaFailed", "Way"]
 
-HOST: Final = "127.0.0.1"
 SOURCE: Final = Path(__file__).with_name("mnesia_bench.erl")
 START_TIMEOUT_S: Final = 30.0
 # Beyond the time of the load. A process that waits for a lock of `global` sleeps up to 8 s at a
@@ -102,7 +100,7 @@ class Mnesia:
     def __enter__(self) -> Mnesia:
         try:
             epmd = self._compile()
-            self._start_epmd(epmd)
+            start_port_mapper(self._children, epmd, self._environment(), MnesiaFailed)
             with socket.create_server((HOST, 0)) as listener:
                 for number in reversed(range(len(self._names))):
                     self._launch(number, listener.getsockname()[1])
@@ -170,35 +168,9 @@ class Mnesia:
         return epmd
 
     def _environment(self) -> dict[str, str]:
-        return {
-            **self._program.env,
-            # Where the cookie is kept, and where a crash is described.
-            "HOME": str(self._directory),
-            "ERL_CRASH_DUMP": str(self._directory / "erl_crash.dump"),
-            "ERL_EPMD_ADDRESS": HOST,
-            "ERL_EPMD_PORT": str(self._epmd_port),
-        }
-
-    def _start_epmd(self, path: str) -> None:
-        self._children.start("epmd", [path], self._environment())
-        until = time.monotonic() + START_TIMEOUT_S
-        while True:
-            try:
-                socket.create_connection((HOST, self._epmd_port), timeout=1.0).close()
-                return
-            except OSError as error:
-                if self._children.ended() is not None or time.monotonic() > until:
-                    words = self._children.last_words("epmd")
-                    raise MnesiaFailed(
-                        f"epmd does not listen: {error}. It wrote: {words}"
-                    ) from None
-            time.sleep(_POLL_S)
+        return emulator_environment(self._program.env, self._directory, self._epmd_port)
 
     def _launch(self, number: int, port: int) -> None:
-        cookie = self._directory / ".erlang.cookie"
-        if not cookie.exists():
-            with open(os.open(cookie, os.O_CREAT | os.O_WRONLY, 0o400), "w") as file:
-                file.write(secrets.token_hex(16))
         command = [
             self._program.path, "-noinput", "-start_epmd", "false", "-name", self._names[number],
             "-kernel", "inet_dist_use_interface", "{127,0,0,1}", "-pa", str(self._directory),

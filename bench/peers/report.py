@@ -105,12 +105,17 @@ def _cells(line: Line, waits: bool) -> tuple[str, ...]:
     return (
         str(line.in_flight), _rate(line.peer_per_s), _rate(line.raftkv_per_s),
         f"[{colour}]{ratio.median:.2f}[/{colour}]", f"{ratio.lowest:.2f} to {ratio.highest:.2f}",
-        ", ".join(map(_millis, theirs)), ", ".join(map(_millis, ours)),
+        _times(theirs), _times(ours),
     )  # fmt: skip
 
 
 def _rate(spread: Spread) -> str:
     return f"{spread.median:,.0f}"
+
+
+def _times(values: Sequence[float | None]) -> str:
+    """In milliseconds; nothing if nothing is known."""
+    return ", ".join(map(_millis, values)) if any(value is not None for value in values) else ""
 
 
 def _millis(value: float | None) -> str:

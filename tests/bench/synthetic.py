@@ -19,9 +19,11 @@ from bench.facts import (
     CallFacts,
     Facts,
     LimboFacts,
+    TxqueueFacts,
     write_call_facts,
     write_facts,
     write_limbo_facts,
+    write_txqueue_facts,
 )
 from bench.schema import Row, RowWriter
 
@@ -286,6 +288,51 @@ def _limbo(chance: random.Random, load: LimboFacts, scale: Scale) -> Iterator[Ro
             )  # fmt: skip
 
 
+TXQUEUE_MS = {"tx": 1.2, "dtx1": 3.0, "dtx2": 3.8}
+
+
+def _txqueue_loads() -> Iterator[TxqueueFacts]:
+    number = 0
+    kinds = [("tx", 1), ("tx", 10), ("tx", 100), ("dtx1", 10), ("dtx2", 10)]
+    for layout, nodes in (("3", CORES), ("3+3", ALL_SIX)):
+        for way, batch in kinds:
+            for producers in (1, 16, 64):
+                number += 1
+                yield TxqueueFacts(
+                    run="demo", layout=layout, load=f"txqueue-{number}", scenario="txqueue",
+                    way=way, batch=batch, producers=producers, node="c1", nodes=" ".join(nodes),
+                    began_us=BEGAN_US, elapsed_s=4.0, entries=1_200 // producers, commands=1_800,
+                    raft_messages=2_500, feed_messages=600 if layout == "3+3" else 0,
+                    call_messages=0, sent_bytes=90_000 * batch, idle_messages_per_s=60.0,
+                )  # fmt: skip
+
+
+def _txqueue(chance: random.Random, load: TxqueueFacts, scale: Scale) -> Iterator[Row]:
+    """One producer after the other, each with one outstanding; all nodes have what is committed."""
+    each_us = 1_000 * TXQUEUE_MS[load.way] + 12 * load.producers * (1 + load.batch / 10)
+    values = {
+        "run": "demo", "layout": load.layout, "scenario": "txqueue", "registry": "none",
+        "attempt": 1, "load": load.load, "outcome": "ok", "role": "leader",
+    }  # fmt: skip
+    ends_us = [0] * load.producers
+    count = scale.seconds * 100
+    for number in range(count):
+        producer = number % load.producers
+        duration_us = round(chance.lognormvariate(0, 0.2) * each_us)
+        yield Row(
+            **values, phase="load", node="c1", op="commit", client=f"p{producer}",
+            start_us=BEGAN_US + ends_us[producer], duration_us=duration_us,
+        )  # fmt: skip
+        ends_us[producer] += duration_us
+    counts = {"messages": count * load.batch, "surplus": 0, "torn": 0, "displaced": 0}
+    for node in load.nodes.split():
+        for op, index in counts.items():
+            yield Row(
+                **values, phase="audit", node=node, op=op, client=node, index=index,
+                start_us=BEGAN_US + 9_000_000, duration_us=4_000,
+            )  # fmt: skip
+
+
 def write(directory: Path, scale: Scale = Scale()) -> None:
     """Writes log, conditions and a benchmark file below `directory`."""
     chance = random.Random(7)
@@ -311,6 +358,10 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
         for limbo_load in _limbo_loads():
             write_limbo_facts(directory, limbo_load)
             for row in _limbo(chance, limbo_load, scale):
+                writer.add(row)
+        for txqueue_load in _txqueue_loads():
+            write_txqueue_facts(directory, txqueue_load)
+            for row in _txqueue(chance, txqueue_load, scale):
                 writer.add(row)
         for layout in NODES:
             for row in (*_puts(chance, layout, scale), *_gets(chance, layout, scale)):

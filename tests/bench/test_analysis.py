@@ -483,8 +483,8 @@ class TestSummary:
             "anomalies", "verdicts", "registry_ratios", "layout_ratios", "puts", "gets", "mixed",
             "costs", "outages", "around_death", "sessions", "cluster_calls", "cluster_call_roles",
             "cluster_call_outcomes", "cluster_call_verdicts", "cluster_call_outages",
-            "cluster_call_death", "limbo", "limbo_outcomes", "limbo_verdicts", "benchmarks",
-            "tables",
+            "cluster_call_death", "limbo", "limbo_outcomes", "limbo_verdicts", "txqueue",
+            "txqueue_outcomes", "txqueue_verdicts", "benchmarks", "tables",
         ]  # fmt: skip
         assert summary["format"] == 1
         assert summary["conditions"]["cores"] == 2
