@@ -1,0 +1,254 @@
+"""Transactional queues as a program sees them on one node: `txq = node.plugin(TxQueue)`.
+
+    await txq.declare("orders", depth_max=100_000)
+    await txq.publish("orders", b"first")                   # visible on all nodes from now on
+
+    async with txq.session("tx") as session:
+        got = await session.get("orders", wait_s=5.0)
+        async with session.transaction() as tx:             # all of it, or none
+            await tx.publish("invoices", b"for the first")
+            await tx.accept(*got)
+        (await txq.outcome(tx.txid)).state                  # "committed", on every node
+
+This file only joins the parts and gives them their public names. `session.py` is a program's
+session, with what it holds and its transactions; `dtx.py` decides distributed ones; `observing.py`
+calls those who take part in all of them; `waiting.py` knows who waits for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+import msgspec
+
+from raftkv.plugin import Consistency, Host
+
+from .commands import (
+    Declared,
+    DeclareQueue,
+    Deleted,
+    DeleteQueue,
+    Kind,
+    Overflow,
+    Publish,
+    Published,
+    Purge,
+    Purged,
+)
+from .dtx import Dtx
+from .line import TIMEOUT_S
+from .metrics import Counters
+from .observers import ObserverFactory
+from .observing import Observing
+from .opening import Opening, Sessions
+from .options import options_of
+from .proposing import Proposer
+from .queues import check_messages
+from .reading import Reading, require_possible
+from .refusals import BadQueueName
+from .status import QueueStatus, TxQueueStatus, status_of
+from .transaction import Outgoing, messages_of
+from .views import Browsed, Fate
+from .waiting import Waiting
+
+__all__ = ["TxQueueApi"]
+
+
+class TxQueueApi:
+    """The queues on one node. All methods belong to the node's event loop. Times are seconds.
+
+    What changes something raises, besides what it says itself, `NotApplied` kinds (nothing happened
+    and nothing will) and OutcomeUnknown kinds after `timeout_s` (it may happen yet).
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.options = options_of(host)
+        self.counters = Counters()
+        self.proposer = Proposer(host, self.counters)
+        self.waiting = Waiting(host, self.counters)
+        self.sessions = Sessions(host, self.proposer, self.waiting, self.counters, self.options)
+        self.reading = Reading(host)
+        #: Decides distributed transactions: XA's prepare, commit, rollback, recover, forget, ...
+        self.dtx = Dtx(host, self.proposer, self.waiting, self.counters)
+        self.observing = Observing(host, self.counters)
+
+    # --- queues ---
+
+    async def declare(
+        self,
+        queue: str,
+        *,
+        depth_max: int = 0,
+        bytes_max: int = 0,
+        overflow: Overflow = "refuse",
+        deliveries_max: int = 0,
+        dead_letter: str = "",
+        timeout_s: float = TIMEOUT_S,
+    ) -> Declared:
+        """Make a queue, or give an existing one these limits; nothing in it is touched.
+
+        `depth_max` messages and `bytes_max` bytes (0: no limit); beyond them a publication is
+        refused, or (`overflow` "drop_oldest") the oldest available messages make room. A message
+        that comes back after `deliveries_max` deliveries (0: no limit), or is rejected, goes to the
+        queue `dead_letter` ("": away). Raises `BadQueueName`, `BadDeadLetter`, `TooManyQueues`,
+        ValueError for what is no limit.
+        """
+        for name in (queue, dead_letter):
+            if not name.isascii():
+                raise BadQueueName(name)
+        command = DeclareQueue(queue, depth_max, bytes_max, overflow, deliveries_max, dead_letter)
+        try:
+            msgspec.convert(msgspec.to_builtins(command), DeclareQueue)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise ValueError(f"no such queue can be declared: {error}") from None
+        done: Declared = await self.proposer.until_verdict(command, self._deadline(timeout_s))
+        return done
+
+    async def delete(
+        self,
+        queue: str,
+        *,
+        if_empty: bool = False,
+        if_unused: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Deleted:
+        """Delete a queue with its messages. Raises `UnknownQueue`, and `QueueInUse`: undecided
+        transactions have content of it; `QueueNotEmpty` (`if_empty`), `QueueAcquired`
+        (`if_unused`: sessions hold messages of it)."""
+        require_possible(queue)
+        command = DeleteQueue(queue, if_empty, if_unused)
+        done: Deleted = await self.proposer.until_verdict(command, self._deadline(timeout_s))
+        return done
+
+    async def purge(self, queue: str, *, timeout_s: float = TIMEOUT_S) -> int:
+        """Remove the available messages that are in it now; how many there were.
+
+        Large queues take several commands: after an error some may have been removed. Raises
+        `UnknownQueue`, ReadTimeout.
+        """
+        deadline = self._deadline(timeout_s)
+        status = await self.depth(queue, timeout_s=timeout_s)
+        removed, more = 0, status.next_seq > 1
+        while more:
+            command = Purge(queue, status.next_seq - 1)
+            purged: Purged = await self.proposer.until_verdict(command, deadline)
+            removed += purged.messages
+            more = purged.more
+        return removed
+
+    async def publish(
+        self, queue: str, what: Outgoing, *, timeout_s: float = TIMEOUT_S
+    ) -> Published:
+        """Publish a message or several, in this order, all or none; they are visible at once.
+
+        Outside of any transaction and session. After OutcomeUnknown they may be in the queue: who
+        must know publishes in a transaction. Raises `UnknownQueue`, `QueueFull`, `MessageTooLarge`,
+        `BadHeaders`, `EmptyBatch`, and `BatchTooLarge`: a transaction takes more.
+        """
+        require_possible(queue)
+        messages = messages_of(what)
+        check_messages(self.host.view(), messages)
+        command = Publish(queue, messages)
+        done: Published = await self.proposer.until_verdict(command, self._deadline(timeout_s))
+        self.counters.add("published", len(messages))
+        return done
+
+    # --- sessions ---
+
+    def session(self, kind: Kind = "plain", *, timeout_s: float | None = TIMEOUT_S) -> Opening:
+        """Open a session: `session = await txq.session("tx")`, or `async with txq.session("tx")`.
+
+        "plain": everything is done at once; "tx": publishing and accepting is done in local
+        transactions; "dtx": in distributed ones, while the session is attached to a branch. Raises
+        `TooManySessions`.
+        """
+        if kind not in get_args(Kind):
+            raise ValueError(f"a session is one of {', '.join(get_args(Kind))}, not {kind!r}")
+        return Opening(self.sessions, kind, timeout_s)
+
+    # --- reading ---
+
+    def queues(self) -> tuple[QueueStatus, ...]:
+        """All queues, by name, as this node's copy has them."""
+        return self.reading.queues()
+
+    async def depth(
+        self,
+        queue: str,
+        *,
+        consistency: Consistency = "linearizable",
+        timeout_s: float = TIMEOUT_S,
+    ) -> QueueStatus:
+        """A queue's figures and limits. Raises `UnknownQueue`, ReadTimeout."""
+        return await self.reading.depth(queue, consistency, timeout_s)
+
+    async def browse(
+        self,
+        queue: str,
+        *,
+        first: int = 1,
+        limit: int = 100,
+        everything: bool = False,
+        consistency: Consistency = "linearizable",
+        timeout_s: float = TIMEOUT_S,
+    ) -> tuple[Browsed, ...]:
+        """Look at messages from the seq `first` on, in order, without taking them.
+
+        The available ones; `everything`: also those that sessions hold, or have accepted in
+        transactions that are not decided. Raises `UnknownQueue`, ReadTimeout.
+        """
+        return await self.reading.browse(queue, first, limit, everything, consistency, timeout_s)
+
+    async def outcome(self, txid: str, *, timeout_s: float = TIMEOUT_S) -> Fate:
+        """What became of a TX, asked on whichever node: see `Fate`. Of a branch: `dtx.outcome`.
+
+        Final when it says "committed" or "rolled back". Raises `UnknownTransaction` for a text that
+        is no txid, ReadTimeout.
+        """
+        return await self.reading.outcome(txid, timeout_s)
+
+    # --- taking part ---
+
+    def observe(self, factory: ObserverFactory) -> Callable[[], None]:
+        """Take part in all transactions from now on; the result ends that. See `observers.py`."""
+        return self.observing.observe(factory)
+
+    # --- seeing ---
+
+    def status(self) -> TxQueueStatus:
+        """Queues, sessions and transactions at one look, as this node's copy has them."""
+        return status_of(
+            self.host,
+            waiting=len(self.waiting),
+            observers=len(self.observing),
+            counters=self.counters.as_dict(),
+        )
+
+    # --- called by the service ---
+
+    def start(self) -> None:
+        """The tables can be read."""
+
+    def on_progress(self, index: int) -> None:
+        """Entries were applied."""
+        self.waiting.look()
+
+    def on_restored(self, index: int) -> None:
+        """A snapshot replaced the state."""
+        self.sessions.look()
+        self.waiting.look_at_all()
+
+    def on_incarnation(self, incarnation: int) -> None:
+        """This node has a new life: the sessions of the old one have ended."""
+        self.sessions.look()
+        self.waiting.look_at_all()
+
+    def stop(self) -> None:
+        """The node stops: end what callers wait for. May be called again."""
+        self.sessions.stop()
+        self.waiting.stop()
+
+    def _deadline(self, timeout_s: float) -> float:
+        return self.host.runtime.monotonic() + timeout_s

@@ -1,0 +1,210 @@
+"""What requests at the door say (door.py), as msgspec reads it: types, bounds, defaults.
+
+Bodies of messages are base64, as all bytes at the door are; headers are pairs of texts. One object
+is an operation: `{"publish": queue, "messages": [...]}`, or `{"accept": queue, "seqs": [...]}`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from raftkv.plugin import BadRequest
+
+from .commands import (
+    INT_MAX,
+    ROWS_MAX,
+    AcceptOf,
+    Count,
+    Kind,
+    Message,
+    Operation,
+    Overflow,
+    PublishTo,
+    Seq,
+    SessionId,
+    Settling,
+)
+
+__all__ = [
+    "LIST_DEFAULT",
+    "LIST_MAX",
+    "NUMBER_MAX",
+    "TIMEOUT_MAX_S",
+    "TIMEOUT_S",
+    "Wanted",
+    "WantedBegin",
+    "WantedCommit",
+    "WantedCommitBranch",
+    "WantedDeclare",
+    "WantedEnd",
+    "WantedGet",
+    "WantedHeuristic",
+    "WantedMessage",
+    "WantedNothing",
+    "WantedOperation",
+    "WantedPublish",
+    "WantedRollback",
+    "WantedSession",
+    "WantedSettle",
+    "WantedStage",
+    "WantedStageBranch",
+    "WantedStart",
+    "WantedTimeout",
+    "WantedValue",
+    "WantedVerb",
+    "operation_of",
+]
+
+# How long a request may wait, and does if it says nothing.
+TIMEOUT_S: Final = 5.0
+TIMEOUT_MAX_S: Final = 600.0
+# Messages, queues or branches of one answer.
+LIST_DEFAULT: Final = 100
+LIST_MAX: Final = 1_000
+NUMBER_MAX: Final = INT_MAX
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MAX_S)]
+Wait = Annotated[float, msgspec.Meta(ge=0, le=TIMEOUT_MAX_S)]
+#: Seconds of a branch's time-out; 0: none. The setting dtx_timeout_max_ms is lower.
+BranchSeconds = Annotated[float, msgspec.Meta(ge=0, le=10**9)]
+Some = Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)]
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class WantedNothing(Wanted, frozen=True):
+    """An empty body, or `{}`."""
+
+
+class WantedMessage(Wanted, frozen=True):
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def message(self) -> Message:
+        return Message(self.body, self.headers)
+
+
+class WantedOperation(Wanted, frozen=True):
+    """One of the two; `operation_of` tells which."""
+
+    publish: str | msgspec.UnsetType = msgspec.UNSET
+    messages: tuple[WantedMessage, ...] = ()
+    accept: str | msgspec.UnsetType = msgspec.UNSET
+    seqs: tuple[Seq, ...] = ()
+
+
+class WantedDeclare(Wanted, frozen=True):
+    depth_max: Count = 0
+    bytes_max: Count = 0
+    overflow: Overflow = "refuse"
+    deliveries_max: Count = 0
+    dead_letter: str = ""
+
+
+class WantedPublish(Wanted, frozen=True):
+    messages: tuple[WantedMessage, ...]
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class WantedSession(Wanted, frozen=True):
+    kind: Kind = "plain"
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class WantedGet(Wanted, frozen=True):
+    """`wait_s`: for the first one; 0: what is there now."""
+
+    queue: str
+    count: Some = 1
+    wait_s: Wait = 0.0
+
+
+class WantedSettle(Wanted, frozen=True):
+    queue: str
+    seqs: tuple[Seq, ...]
+    how: Settling = "accept"
+
+
+class WantedBegin(Wanted, frozen=True):
+    session: SessionId
+
+
+class WantedStage(Wanted, frozen=True):
+    """`at`: operations that were sent before in this transaction; None: not checked."""
+
+    operations: tuple[WantedOperation, ...]
+    at: Count | None = None
+
+
+class WantedCommit(Wanted, frozen=True):
+    operations: tuple[WantedOperation, ...] = ()
+    at: Count | None = None
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class WantedRollback(Wanted, frozen=True):
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class WantedStart(Wanted, frozen=True):
+    session: SessionId
+    join: bool = False
+    resume: bool = False
+    timeout_s: BranchSeconds | None = None
+
+
+class WantedEnd(Wanted, frozen=True):
+    session: SessionId
+    suspend: bool = False
+    fail: bool = False
+
+
+class WantedStageBranch(Wanted, frozen=True):
+    session: SessionId
+    operations: tuple[WantedOperation, ...]
+    at: Count | None = None
+
+
+class WantedVerb(Wanted, frozen=True):
+    """A verb that says nothing but how long to wait."""
+
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class WantedCommitBranch(Wanted, frozen=True):
+    one_phase: bool = False
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class WantedTimeout(Wanted, frozen=True):
+    seconds: BranchSeconds
+
+
+class WantedHeuristic(Wanted, frozen=True):
+    """`decide` has to be said: neither is what somebody forgot to say."""
+
+    decide: Literal["commit", "rollback"]
+    reason: str = "an operator asked for it"
+
+
+class WantedValue(Wanted, frozen=True):
+    value: msgspec.Raw
+
+
+def operation_of(asked: WantedOperation) -> Operation:
+    """The operation that is meant. Raises BadRequest unless it is exactly one."""
+    match asked:
+        case WantedOperation(publish=str(queue), accept=msgspec.UNSET, seqs=()):
+            return PublishTo(queue, tuple(each.message for each in asked.messages))
+        case WantedOperation(accept=str(queue), publish=msgspec.UNSET, messages=()):
+            return AcceptOf(queue, asked.seqs)
+        case _:
+            raise BadRequest(
+                'an operation is {"publish": queue, "messages": [...]} or {"accept": queue, '
+                '"seqs": [...]}, not both and not neither'
+            )

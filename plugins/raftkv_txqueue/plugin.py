@@ -1,0 +1,128 @@
+"""The plugin as raftkv sees it: what it declares, and which file does what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import msgspec
+
+from raftkv.errors import Refused
+from raftkv.plugin import (
+    Context,
+    Host,
+    MemberChange,
+    Plugin,
+    Service,
+    Setting,
+    TableSpec,
+    View,
+)
+
+from . import (
+    branches,
+    closing,
+    delivering,
+    ending,
+    queues,
+    sessions,
+    settling,
+    sweeping,
+    transactions,
+)
+from .api import TxQueueApi
+from .commands import (
+    TABLES,
+    Acquire,
+    CloseSession,
+    Commit,
+    CommitBranch,
+    DeclareQueue,
+    DeleteQueue,
+    End,
+    ForgetBranch,
+    Heuristic,
+    Observe,
+    OpenSession,
+    PrepareBranch,
+    Publish,
+    Purge,
+    Rollback,
+    RollbackBranch,
+    Select,
+    SetTimeout,
+    Settle,
+    Stage,
+    Start,
+    Sweep,
+    Vote,
+)
+from .invariants import violations
+from .options import TxQueueOptions
+from .refusals import REFUSALS
+from .service import TxQueueService
+from .settings import SETTINGS
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["TxQueue"]
+
+_APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
+    DeclareQueue: queues.declare,
+    DeleteQueue: queues.delete,
+    Purge: queues.purge,
+    Publish: queues.publish,
+    OpenSession: sessions.open,
+    CloseSession: ending.close,
+    Select: sessions.select,
+    Acquire: delivering.acquire,
+    Settle: settling.settle,
+    Observe: closing.observe,
+    Stage: transactions.stage,
+    Commit: transactions.commit,
+    Rollback: transactions.rollback,
+    Vote: transactions.vote,
+    Start: branches.start,
+    End: branches.end,
+    PrepareBranch: branches.prepare,
+    CommitBranch: branches.commit,
+    RollbackBranch: branches.rollback,
+    ForgetBranch: branches.forget,
+    SetTimeout: branches.set_timeout,
+    Heuristic: branches.heuristic,
+    Sweep: sweeping.sweep,
+}
+
+
+class TxQueue(Plugin[TxQueueApi]):
+    """Queues, with local and distributed transactions that are one log entry on every node."""
+
+    name: ClassVar[str] = "txqueue"
+    version: ClassVar[int] = 1
+    commands: ClassVar[tuple[type[msgspec.Struct], ...]] = tuple(_APPLY)
+    tables: ClassVar[tuple[TableSpec, ...]] = TABLES
+    settings: ClassVar[tuple[Setting, ...]] = SETTINGS
+    refusals: ClassVar[tuple[type[Refused], ...]] = REFUSALS
+    options: ClassVar[type[msgspec.Struct] | None] = TxQueueOptions
+
+    def apply(self, command: Any, ctx: Context) -> Any:
+        return _APPLY[type(command)](command, ctx)
+
+    def on_members(self, change: MemberChange, ctx: Context) -> None:
+        ending.life_changed(change, ctx)
+
+    def invariants(self, view: View) -> Sequence[str]:
+        return violations(view)
+
+    def open(self, host: Host) -> TxQueueApi:
+        return TxQueueApi(host)
+
+    def service(self, host: Host, api: TxQueueApi) -> Service:
+        return TxQueueService(host, api)
+
+    def cli(self) -> Mapping[str, typer.Typer]:
+        # A node has no use for the command line's modules.
+        from .cli import groups
+
+        return groups()

@@ -1,0 +1,1 @@
+"""Storms of transactional queues in the simulated world; for developers of the plugin."""

@@ -1,0 +1,230 @@
+"""What the queues show after a step, message by message, against the ledger's.
+
+Everything is looked at through `views.browse`, which sees through spans, because that is what a
+program sees; and through the row of the queue, whose counters must be right at every index. Looked
+at are the queues that the step touched in the ledger or in the plugin, so that a message which
+moves behind everybody's back moves a counter too, or is found by the look at all queues that
+`storm.py` takes from time to time.
+
+What the plugin is free in, and what is taken from what it shows:
+- when what an ended session held, or a rolled back transaction accepted, is back (loose items);
+- the order of several dead letters of one step;
+- how many old messages made room: the oldest available ones, not more than needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from raftkv_txqueue import views
+from raftkv_txqueue.commands import CloseSession, Message, Sweep, size_of
+
+from .storm_ledger import CLOSED, Book, Item, Ledger, Step, Work, tag_of
+from .storm_rules import DECIDES, Found
+
+__all__ = ["check_shown", "shown_of"]
+
+ALL = 1_000_000
+LOST = "no message is lost or doubled"
+ORDER = "order is kept"
+ATOMIC = "all of a transaction or nothing"
+COUNTERS = "counters are right"
+HOLDERS = "sessions own what they hold"
+
+
+def shown_of(tables: Any, name: str) -> dict[int, Any]:
+    """Everything in the queue by seq, in the order in which it is shown."""
+    browsed = views.browse(tables, name, first=1, limit=ALL, everything=True)
+    return {each.seq: each for each in browsed}
+
+
+def check_shown(step: Step, ledger: Ledger) -> Iterator[Found]:
+    """Compare, and take from what is shown what the plugin is free in."""
+    rows = dict(step.tables.table("queues").scan())
+    if rows.keys() != ledger.queues.keys():
+        yield DECIDES, f"the queues are {list(rows)}, not {list(ledger.queues)}"
+        return
+    for name, row in rows.items():
+        book = ledger.queues[name]
+        if row is not ledger.rows.get(name) or any(each.loose for each in book.items.values()):
+            ledger.touched[book.id] = None
+    ledger.rows = rows
+    unfolding = len(step.tables.table("unfolding"))
+    if isinstance(step.command, Sweep) and (unfolding or ledger.unfolding):
+        # Rows move, and nobody must be able to tell; not even the queue's counters.
+        ledger.touched.update(dict.fromkeys(book.id for book in ledger.queues.values()))
+    ledger.unfolding = unfolding
+    # Moving what is loose may fill other queues with dead letters.
+    shown: dict[int, dict[int, Any]] = {}
+    for id_ in list(ledger.touched):
+        book = ledger.by_id[id_]
+        if not book.deleted:
+            shown[id_] = shown_of(step.tables, book.name)
+            yield from _settle_loose(book, shown[id_], step, ledger)
+    for id_ in list(ledger.touched):
+        book = ledger.by_id[id_]
+        if book.deleted:
+            continue
+        if id_ not in shown:
+            shown[id_] = shown_of(step.tables, book.name)
+        row = rows[book.name]
+        _bury(book, shown[id_], step, ledger)
+        yield from _make_room(book, row, step, ledger)
+        yield from _compare(book, shown[id_], ledger)
+        ledger.reserved[id_] = (row.reserved, row.reserved_bytes)
+    # What is wrong with messages says more than what is wrong with their counters.
+    for id_ in shown:
+        book = ledger.by_id[id_]
+        yield from _count(book, rows[book.name], ledger)
+
+
+def _settle_loose(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger) -> Iterator[Found]:
+    for seq, item in list(book.items.items()):
+        if not item.loose:
+            continue
+        now = shown.get(seq)
+        work, holder = item.work, ledger.sessions.get(item.holder)
+        keeps = holder is not None and step.live(holder)
+        waits = _waits(item, step)
+        if now is not None and now.state == "acquired" and keeps and not waits:
+            item.state, item.work, item.loose = "acquired", None, False
+        elif now is None or now.state == "available":
+            if keeps:
+                yield HOLDERS, f"{book.name} {seq} was rolled back, and {holder} has lost it"
+            decided = work is not None and work.decided == step.index
+            if not decided and not isinstance(step.command, Sweep | CloseSession):
+                yield HOLDERS, f"{book.name} {seq} came back by {step.command}"
+            ledger.give_back(book, seq)
+        else:
+            # Not moved yet; whoever holds it, nobody else can have it.
+            item.state = now.state
+            if not waits:
+                yield HOLDERS, f"{book.name} {seq} is {now.state}, and nothing will bring it back"
+
+
+def _waits(item: Item, step: Step) -> bool:
+    """Whether Sweep has it to do yet."""
+    if item.work is not None:
+        return item.work.number in step.tables.table("unfolding")
+    return item.holder in step.tables.table("ended_sessions")
+
+
+def _bury(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger) -> None:
+    """Dead letters stand at the end, in any order among themselves."""
+    letters = {tag_of(each): each for each in ledger.letters.pop(book.name, ())}
+    for seq in [each for each in shown if each >= book.next]:
+        letter = letters.pop(tag_of(shown[seq].message), None)
+        if letter is not None:
+            _append_letter(book, letter, shown[seq].message, step, ledger)
+    for letter in letters.values():
+        _append_letter(book, letter, None, step, ledger)
+
+
+def _append_letter(
+    book: Book, letter: Message, shown: Message | None, step: Step, ledger: Ledger
+) -> None:
+    """It is the same message, with two more headers that say where it died."""
+    if shown is not None and shown.headers[: len(letter.headers)] == letter.headers:
+        letter = Message(letter.body, shown.headers)
+    tag = tag_of(letter)
+    before = ledger.entered.pop(tag, [])
+    ledger.append(book, letter, step.index)
+    # It moved; it did not enter again.
+    ledger.entered[tag] = before
+    ledger.gone.pop(tag, None)
+
+
+def _make_room(book: Book, row: Any, step: Step, ledger: Ledger) -> Iterator[Found]:
+    count = row.dropped - book.dropped
+    if not count:
+        # Only what comes in makes room; a lower limit touches nothing.
+        grows = row.depth > ledger.depths.get(book.id, 0)
+        over = book.overflow == "drop_oldest" and _exceeds(book, 0, 0) and grows
+        # What has just come in stays, if there was nothing older to make room.
+        older = [seq for seq in book.available() if seq < ledger.appended.get(book.id, book.next)]
+        if over and older and book.name not in step.tables.table("overfull"):
+            yield "limits are kept", f"{book.name} has {row}, and nothing made room"
+        return
+    if book.overflow != "drop_oldest" or count < 0:
+        yield LOST, f"{book.name} has dropped {count} messages, and it is {book.overflow}"
+        return
+    oldest = book.available()[:count]
+    if len(oldest) < count:
+        yield LOST, f"{book.name} has dropped {count}, and {len(oldest)} were available"
+        return
+    size = 0
+    for seq in oldest:
+        size = size_of(ledger.remove(book, seq, "dropped").message)
+    book.dropped = row.dropped
+    if not _exceeds(book, 1, size):
+        yield LOST, f"{book.name} has dropped {count} and would have room for one more: {row}"
+
+
+def _exceeds(book: Book, count: int, size: int) -> bool:
+    if 0 < book.depth_max < len(book.items) + count:
+        return True
+    return 0 < book.bytes_max < book.bytes + size
+
+
+def _compare(book: Book, shown: dict[int, Any], ledger: Ledger) -> Iterator[Found]:
+    missing = [seq for seq in book.items if seq not in shown]
+    if missing:
+        lost = [tag_of(book.items[seq].message) for seq in missing]
+        yield _lost_or_partial(lost, ledger), f"{book.name} misses {missing}: {lost}"
+    more = [seq for seq in shown if seq not in book.items]
+    if more:
+        tags = [tag_of(shown[seq].message) for seq in more]
+        yield _lost_or_partial(tags, ledger), f"{book.name} shows {more}: {tags}"
+    if missing or more:
+        return
+    if list(shown) != list(book.items):
+        yield ORDER, f"{book.name} shows {list(shown)}, not {list(book.items)}"
+    for seq, item in book.items.items():
+        now = shown[seq]
+        if now.message != item.message:
+            yield ORDER, f"{book.name} {seq} is {now.message}, not {item.message}"
+        elif (now.state, now.deliveries) != (item.state, item.deliveries):
+            yield HOLDERS, f"{book.name} {seq} is {now}, not {item}"
+
+
+def _lost_or_partial(tags: list[bytes], ledger: Ledger) -> str:
+    """Which check has failed: of a transaction, or of anything."""
+    for work in ledger.works:
+        if not set(tags).isdisjoint(work.tags):
+            return ATOMIC
+    return LOST
+
+
+def _count(book: Book, row: Any, ledger: Ledger) -> Iterator[Found]:
+    users = [each for each in ledger.open if any(id_ == book.id for _, id_, _ in each.operations)]
+    closed = [each for each in users if each.state in CLOSED]
+    should = {
+        "id": book.id,
+        "next": book.next,
+        "depth": len(book.items),
+        "bytes": book.bytes,
+        "ready": len(book.available()),
+        "dropped": book.dropped,
+        "dead": book.dead,
+        "uses": len(users),
+        "reserved": _reserved(book, closed, 0),
+        "reserved_bytes": _reserved(book, closed, 1),
+        "depth_max": book.depth_max,
+        "bytes_max": book.bytes_max,
+        "overflow": book.overflow,
+        "deliveries_max": book.deliveries_max,
+        "dead_letter": book.dead_letter,
+    }
+    wrong = {
+        name: (getattr(row, name), value)
+        for name, value in should.items()
+        if getattr(row, name) != value
+    }
+    if wrong:
+        yield COUNTERS, f"{book.name} (is, should be): {wrong}"
+    ledger.depths[book.id] = len(book.items)
+
+
+def _reserved(book: Book, closed: list[Work], which: int) -> int:
+    return sum(each.reserved.get(book.id, (0, 0))[which] for each in closed)

@@ -1,0 +1,343 @@
+"""Questions to the tables of transactional queues, answered alike in `apply` and on a node.
+
+Pure functions on a `View` (of the plugin "txqueue") or a `Context`: both have tables and members.
+What they give is as of the applied state that they are handed, and says nothing of later.
+
+Every answer is atomic: at each index a transaction is seen whole or not at all, also while the rows
+of a large one are still being moved. Two rules do it. A message that is not in `messages` yet is
+looked for under the span that covers its seq. And what a decided transaction accepted is left out,
+although its rows are still there.
+
+The rows of `locks` and `accepts` are in order of sessions and transactions, so what belongs to one
+queue is found by skipping: one search for each session that holds anything. Only looking at
+everything in a queue needs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from raftkv.plugin import Member
+
+from .commands import (
+    FRESH,
+    AcceptOf,
+    DecisionRow,
+    Message,
+    Meta,
+    Operation,
+    PublishTo,
+    Queue,
+    SessionRow,
+    Span,
+    StagedMessage,
+    Stored,
+    TransactionRow,
+)
+from .refusals import UnknownQueue
+from .xa import Xid
+
+__all__ = [
+    "Browsed",
+    "Fate",
+    "Place",
+    "Tables",
+    "branches",
+    "browse",
+    "decision_of",
+    "message_of",
+    "meta_of",
+    "operations_of",
+    "outcome_of",
+    "queue_of",
+    "recover",
+    "session_live",
+    "span_over",
+    "to_forget",
+    "transaction_of",
+    "txid_of",
+    "where",
+]
+
+Place = Literal["available", "acquired", "accepted"]
+FateState = Literal["committed", "rolled back", "active", "preparing", "forgotten", "unknown"]
+
+#: What `recover` shows: a coordinator has to decide it, or to be told that somebody did.
+IN_DOUBT: Final = ("prepared", "heuristically committed", "heuristically rolled back")
+#: The accepted messages of such a transaction are gone.
+TAKEN: Final = ("committed", "heuristically committed")
+
+
+class Tables(Protocol):
+    """What these functions need of a `View` or a `Context`."""
+
+    @property
+    def now(self) -> int: ...
+
+    @property
+    def members(self) -> Mapping[str, Member]: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    def table(self, name: str) -> Any: ...
+
+
+class Browsed(msgspec.Struct, frozen=True):
+    """A message in a queue. `at_ms`: the log's clock when it became visible.
+
+    `deliveries`: how often it was handed out, the present time included if it is acquired.
+    """
+
+    seq: int
+    message: Message
+    at_ms: int
+    deliveries: int
+    state: Place
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What became of a TX, as far as the log knows; final if it is committed or rolled back.
+
+    "forgotten": it was decided, but that is no longer kept. "unknown": not begun, or nothing of it
+    is in the log yet. `index` of the entry that rolled it back, else 0.
+    """
+
+    state: FateState
+    cause: str = ""
+    reason: str = ""
+    index: int = 0
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def meta_of(view: Tables) -> Meta:
+    """Numbers and counters."""
+    meta: Meta = view.table("meta").get("state", FRESH)
+    return meta
+
+
+def queue_of(view: Tables, name: str) -> Queue:
+    """The queue of that name. Raises `UnknownQueue`."""
+    queue: Queue | None = view.table("queues").get(name)
+    if queue is None:
+        raise UnknownQueue(name)
+    return queue
+
+
+def session_live(view: Tables, row: SessionRow | None) -> bool:
+    """Whether the session has not ended and its node is up in the session's life."""
+    if row is None or row.ended_ms:
+        return False
+    member = view.members.get(row.node)
+    return member is not None and member.up and member.incarnation == row.incarnation
+
+
+def to_forget(view: Tables) -> bool:
+    """Whether ended sessions are due to be forgotten now: by time, or there are too many."""
+    old = view.table("old_sessions")
+    if len(old) > view.settings["sessions_kept"]:
+        return True
+    for (at_ms, _), _ in old.scan(limit=1):
+        return bool(at_ms + view.settings["outcome_retention_ms"] <= view.now)
+    return False
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def span_over(view: Tables, queue_id: int, seq: int) -> tuple[int, Span] | None:
+    """The span that this seq lies in, with the seq of its first message."""
+    spans = view.table("spans")
+    for (_, first), span in spans.scan((queue_id, 0), (queue_id, seq + 1), reverse=True, limit=1):
+        if seq < first + span.count:
+            return first, span
+    return None
+
+
+def message_of(view: Tables, queue_id: int, seq: int) -> Stored | None:
+    """The message, wherever it stands; None if it is gone."""
+    stored: Stored | None = view.table("messages").get((queue_id, seq))
+    if stored is not None:
+        return stored
+    found = span_over(view, queue_id, seq)
+    if found is None:
+        return None
+    first, span = found
+    staged: StagedMessage | None = view.table("staged").get((span.number, queue_id, seq - first))
+    return None if staged is None else Stored(staged.message, span.at_ms)
+
+
+def where(
+    view: Tables, queue_id: int, first: int = 1, limit: int = 0
+) -> dict[int, tuple[Place, int]]:
+    """Which messages that have been acquired before are where: seq -> (place, deliveries).
+
+    From `first` on, in order, `limit` at most (0: all). Fresh messages are not among them.
+    """
+    found: dict[int, tuple[Place, int]] = {}
+    for (_, seq), deliveries in view.table("returned").scan(
+        (queue_id, first), (queue_id + 1, 0), limit=limit
+    ):
+        found[seq] = ("available", deliveries)
+    for key, deliveries in _skipping(view.table("locks"), queue_id, first, limit):
+        found[key[2]] = ("acquired", deliveries)
+    transactions = view.table("transactions")
+    for key, accept in _skipping(view.table("accepts"), queue_id, first, limit):
+        row: TransactionRow | None = transactions.get(key[0])
+        if row is not None and row.state not in TAKEN:
+            found[key[2]] = ("accepted", accept.deliveries)
+    seqs = sorted(found)
+    return {seq: found[seq] for seq in (seqs[:limit] if limit else seqs)}
+
+
+def _skipping(table: Any, queue_id: int, first: int, limit: int) -> Iterator[tuple[Any, Any]]:
+    """Rows (x, queue_id, seq >= first), at most `limit` for each x, of a table in order of x."""
+    at: tuple[int, ...] | None = None
+    while True:
+        head = next((key for key, _ in table.scan(at, limit=1)), None)
+        if head is None:
+            return
+        x = head[0]
+        yield from table.scan((x, queue_id, first), (x, queue_id + 1, 0), limit=limit)
+        at = (x + 1,)
+
+
+def browse(
+    view: Tables, name: str, first: int = 1, limit: int = 100, everything: bool = False
+) -> tuple[Browsed, ...]:
+    """Messages of a queue from seq `first` on, in order, `limit` at most.
+
+    Available ones; with `everything` acquired ones, and those that undecided transactions have
+    accepted, as well. That is for people: it costs a search for each session that holds anything
+    and each transaction that has accepted anything, so 0.1 s with 5,000 of them, while the node
+    does nothing else. Raises `UnknownQueue`.
+    """
+    queue = queue_of(view, name)
+    places: dict[int, tuple[Place, int]]
+    if everything:
+        places = where(view, queue.id, first, limit)
+    else:
+        rows = view.table("returned").scan((queue.id, first), (queue.id + 1, 0), limit=limit)
+        places = {key[1]: ("available", deliveries) for key, deliveries in rows}
+    start = max(first, queue.cursor)
+    for seq in range(start, min(queue.next, start + limit - len(places))):
+        places[seq] = ("available", 0)
+    found = []
+    for seq, (place, deliveries) in places.items():
+        stored = message_of(view, queue.id, seq)
+        if stored is not None:
+            found.append(Browsed(seq, stored.message, stored.at_ms, deliveries, place))
+    return tuple(found)
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+def txid_of(session: int, counter: int) -> str:
+    """The name of a TX."""
+    return f"{session}.{counter}"
+
+
+def outcome_of(view: Tables, session: int, counter: int) -> Fate:
+    """What became of the TX `session`.`counter`.
+
+    A session that has ended begins and commits nothing any more. So what it has not had decided, or
+    is not having decided by its participants, is rolled back for good, before `Sweep` says so.
+    """
+    row: SessionRow | None = view.table("sessions").get(session)
+    if row is None:
+        return Fate("forgotten" if 0 < session < meta_of(view).next_session else "unknown")
+    if counter <= row.decided:
+        return _decided(view, session, counter, row)
+    transaction = transaction_of(view, row.number) if row.number else None
+    if transaction is not None and transaction.xid is None and transaction.counter == counter:
+        if transaction.state == "preparing":
+            return Fate("preparing")
+        if session_live(view, row):
+            return Fate("active")
+    if session_live(view, row):
+        return Fate("unknown")
+    return Fate("rolled back", "session", "its session has ended")
+
+
+def _decided(view: Tables, session: int, counter: int, row: SessionRow) -> Fate:
+    if counter <= row.forgotten:
+        return Fate("forgotten")
+    rolled_back = view.table("rollbacks").get((session, counter))
+    if rolled_back is None:
+        return Fate("committed")
+    return Fate("rolled back", rolled_back.cause, rolled_back.reason, rolled_back.index)
+
+
+def transaction_of(view: Tables, number: int) -> TransactionRow | None:
+    """The transaction with that number; None if it has no rows (any longer)."""
+    row: TransactionRow | None = view.table("transactions").get(number)
+    return row
+
+
+def operations_of(view: Tables, number: int, first: int = 0) -> tuple[Operation, ...]:
+    """What is staged in a transaction, in order, from the row `first` on.
+
+    Rows that follow one another in the same queue, and are of one kind, are one operation here,
+    however they were staged. The next ones begin at `TransactionRow.rows`. Of a decided transaction
+    only what has not been moved yet is found: whoever has to see all of it looks before.
+    """
+    transaction = transaction_of(view, number)
+    if transaction is None:
+        return ()
+    rows: list[tuple[int, int, Message | int]] = []
+    for part in transaction.parts:
+        staged = view.table("staged").scan(prefix=(number, part.queue), reverse=True)
+        for _, message in staged:
+            if message.order < first:
+                break  # in one queue they are in order
+            rows.append((message.order, part.queue, message.message))
+        for key, accept in view.table("accepts").scan(prefix=(number, part.queue)):
+            if accept.order >= first:
+                rows.append((accept.order, part.queue, key[2]))
+    rows.sort(key=lambda row: row[0])
+    return tuple(_operations(view, rows))
+
+
+def _operations(view: Tables, rows: list[tuple[int, int, Message | int]]) -> Iterator[Operation]:
+    names = view.table("names")
+    at = 0
+    while at < len(rows):
+        queue, accepts = rows[at][1], isinstance(rows[at][2], int)
+        end = at
+        while end < len(rows) and (rows[end][1], isinstance(rows[end][2], int)) == (queue, accepts):
+            end += 1
+        name, items = names.get(queue, ""), tuple(row[2] for row in rows[at:end])
+        yield AcceptOf(name, items) if accepts else PublishTo(name, items)  # type: ignore[arg-type]
+        at = end
+
+
+# --- branches -------------------------------------------------------------------------------------
+
+
+def branches(view: Tables) -> tuple[tuple[Xid, TransactionRow], ...]:
+    """All branches that are known, in the order of their xids."""
+    transactions = view.table("transactions")
+    rows = []
+    for key, number in view.table("branches").scan():
+        row = transactions.get(number)
+        if row is not None:
+            rows.append((Xid(*key), row))
+    return tuple(rows)
+
+
+def recover(view: Tables) -> tuple[tuple[Xid, TransactionRow], ...]:
+    """Those that a coordinator has to decide or to forget: prepared, and decided by an operator."""
+    return tuple((xid, row) for xid, row in branches(view) if row.state in IN_DOUBT)
+
+
+def decision_of(view: Tables, xid: Xid) -> DecisionRow | None:
+    """The last decision about a branch of that name, if it is still kept."""
+    number = view.table("decided").get(xid.key)
+    row: DecisionRow | None = None if number is None else view.table("decisions").get(number)
+    return row

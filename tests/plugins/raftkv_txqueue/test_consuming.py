@@ -1,0 +1,233 @@
+"""What a session acquires, and subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv_txqueue import (
+    Delivery,
+    Message,
+    SessionEnded,
+    Subscription,
+    TooManyAcquired,
+    UnknownQueue,
+)
+from raftkv_txqueue.commands import ROWS_MAX, Acquired
+from raftkv_txqueue.consuming import deliveries_of
+
+from .fakes import NETWORK_S, REST_S, Cluster, bodies, messages, story
+
+
+async def soon() -> None:
+    await asyncio.sleep(20 * NETWORK_S)
+
+
+async def take(subscription: Subscription, count: int) -> list[Delivery]:
+    """That many of its messages."""
+    return [await anext(subscription) for _ in range(count)]
+
+
+# --- get ------------------------------------------------------------------------------------------
+
+
+@story()
+async def test_what_is_delivered(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    session = await txq.session()
+    await txq.publish("a", Message(b"x", (("kind", "book"),)))
+    assert await session.get("a", 10) == (Delivery("a", 1, b"x", (("kind", "book"),), 1, False),)
+    assert await session.get("a", 10) == ()
+    assert session.holds("a", 1)
+    assert not session.holds("b", 1)
+    await session.release(*session.held)
+    assert await session.get("a", 10) == (Delivery("a", 1, b"x", (("kind", "book"),), 2, True),)
+    assert txq.counters["acquired"] == 2
+    assert txq.counters["redelivered"] == 1
+    assert txq.counters["empty_acquires"] == 1
+
+
+@story(acquired_max=3)
+async def test_bounds(cluster: Cluster) -> None:
+    session = await cluster.txq("core1").session()
+    await cluster.fill("a", "x" * 100, "y" * 100, "z" * 100, "1", "2")
+    assert len(await session.get("a", 5, bytes_max=350)) == 2
+    assert len(await session.get("a", 1, bytes_max=1)) == 1
+    with pytest.raises(TooManyAcquired):
+        await session.get("a", 1)
+    with pytest.raises(UnknownQueue):
+        await session.get("nowhere")
+    for count in (0, ROWS_MAX + 1):
+        with pytest.raises(ValueError, match="messages"):
+            await session.get("a", count)
+    with pytest.raises(ValueError, match="prefetch"):
+        session.subscribe("a", prefetch=0)
+
+
+@story()
+async def test_what_is_not_held_any_more_is_not_delivered(cluster: Cluster) -> None:
+    """Between the entry that acquires and the look at the tables there may be others."""
+    txq = cluster.txq("core1")
+    session = await txq.session()
+    await cluster.fill("a", "1", "2")
+    await session.get("a", 2)
+    view = cluster.nodes["core1"].view()
+    answer = Acquired((1, 2, 3), (1, 1, 1), 0)
+    assert bodies(deliveries_of(view, session.id, "a", answer)) == ["1", "2"]
+    assert deliveries_of(view, session.id, "a", Acquired((1,), (2,), 0)) == ()  # of another time
+    assert deliveries_of(view, session.id + 1, "a", answer) == ()
+    await txq.delete("a")
+    view = cluster.nodes["core1"].view()
+    assert deliveries_of(view, session.id, "a", answer) == ()
+    await txq.declare("a")
+    await cluster.fill("a", "others", "messages")
+    view = cluster.nodes["core1"].view()
+    assert deliveries_of(view, session.id, "a", answer) == ()
+
+
+@story()
+async def test_the_next_ones_come_while_the_last_are_settled(cluster: Cluster) -> None:
+    session = await cluster.txq("core1").session()
+    await cluster.fill("a", "1", "2")
+    got = await session.get("a")
+    release = cluster.hold("core1", "settle")
+    settling = asyncio.ensure_future(session.accept(*got))
+    await asyncio.sleep(0)
+    assert bodies(await session.get("a")) == ["2"]
+    release()
+    await settling
+
+
+# --- subscriptions --------------------------------------------------------------------------------
+
+
+@story()
+async def test_a_subscription_hands_out_all_in_order(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    texts = [str(number) for number in range(50)]
+
+    async def produce() -> None:
+        for text in texts:
+            await cluster.fill("a", text, node="core2")
+            await asyncio.sleep(int(text) % 3 * NETWORK_S)
+
+    producing = asyncio.ensure_future(produce())
+    seen = []
+    async with txq.session() as session, session.subscribe("a", prefetch=7) as subscription:
+        async for delivery in subscription:
+            seen.append(delivery.body.decode())
+            await session.accept(delivery)
+            if len(seen) == len(texts):
+                break
+    await producing
+    assert seen == texts
+    assert cluster.everywhere("a", everything=True) == []
+
+
+@story()
+async def test_prefetch_bounds_what_is_not_settled(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    session, other = await txq.session(), await txq.session()
+    await cluster.fill("a", *"123456789")
+    subscription = session.subscribe("a", prefetch=3)
+    taken = await take(subscription, 3)
+    more = asyncio.ensure_future(anext(subscription))
+    await soon()
+    assert not more.done()
+    assert bodies(await other.get("a", 2)) == ["4", "5"]
+    await session.accept(taken[1])
+    assert (await more).body == b"6"
+    more = asyncio.ensure_future(anext(subscription))
+    await soon()
+    assert not more.done()
+    await session.release(taken[0])
+    assert (await more).body == b"1"
+
+
+@story()
+async def test_a_closed_subscription_gives_back_what_was_not_handed_out(cluster: Cluster) -> None:
+    session = await cluster.txq("core1").session()
+    await cluster.fill("a", *"12345")
+    async with session.subscribe("a", prefetch=4) as subscription:
+        [first] = await take(subscription, 1)
+        assert len(session.held) == 4
+    assert session.held == (first,)
+    assert cluster.everywhere("a") == ["2", "3", "4", "5"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(subscription)
+    await subscription.close()
+
+
+@story()
+async def test_a_cancelled_subscription_loses_nothing(cluster: Cluster) -> None:
+    session = await cluster.txq("core1").session()
+    subscription = session.subscribe("a", prefetch=2)
+    seen = []
+    for turn in range(40):
+        await cluster.fill("a", str(turn))
+        waiting = asyncio.ensure_future(anext(subscription))
+        if turn % 2:
+            await asyncio.sleep(NETWORK_S)
+        for _ in range(turn // 2 % 8):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        try:
+            delivery = await waiting
+        except asyncio.CancelledError:
+            delivery = await anext(subscription)
+        seen.append(delivery.body.decode())
+        await session.accept(delivery)
+    assert seen == [str(turn) for turn in range(40)]
+
+
+@story()
+async def test_a_subscription_ends_with_its_session_and_its_queue(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    session = await txq.session()
+    waiting = asyncio.ensure_future(anext(session.subscribe("a")))
+    await soon()
+    await txq.delete("a")
+    with pytest.raises(UnknownQueue):
+        await waiting
+    await cluster.fill("b", "1")
+    subscription = session.subscribe("b", prefetch=1)
+    [one] = await take(subscription, 1)
+    full = asyncio.ensure_future(anext(subscription))
+    waiting = asyncio.ensure_future(anext(session.subscribe("b")))
+    await soon()
+    await session.close()
+    for task in (full, waiting):
+        with pytest.raises(SessionEnded):
+            await task
+    await subscription.close()
+    assert one.body == b"1"
+    with pytest.raises(SessionEnded):
+        session.subscribe("b")
+
+
+@story()
+async def test_a_subscription_outlasts_a_cluster_without_a_leader(cluster: Cluster) -> None:
+    session = await cluster.txq("core2").session()
+    subscription = session.subscribe("a")
+    await cluster.fill("a", "1")
+    cluster.isolate("core2")
+    waiting = asyncio.ensure_future(anext(subscription))
+    await asyncio.sleep(4 * REST_S)
+    assert not waiting.done()
+    cluster.heal("core2")
+    assert (await waiting).body == b"1"
+
+
+@story()
+async def test_consuming_in_transactions(cluster: Cluster) -> None:
+    session = await cluster.txq("core1").session("tx")
+    await cluster.fill("a", *"123456")
+    async with session.subscribe("a", prefetch=2) as subscription:
+        for number in range(1, 7):
+            delivery = await anext(subscription)
+            async with session.transaction() as tx:
+                await tx.accept(delivery)
+                await tx.publish("b", messages(f"{number}!"))
+    assert cluster.everywhere("a", everything=True) == []
+    assert cluster.everywhere("b") == [f"{number}!" for number in range(1, 7)]
