@@ -82,7 +82,11 @@ def _extract(revision: str, target: Path) -> None:
             f"checkout {ROOT} ({reason[0] if reason else 'git said nothing'})"
         )
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(target, filter="data")
+        # Python 3.11.0 to 3.11.3 have no filters; the archive is git's own of this checkout.
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(target, filter="data")
+        else:
+            archive.extractall(target)
 
 
 def check_imports(side: Side) -> None:

@@ -363,5 +363,5 @@ def heuristic(command: Heuristic, ctx: Context) -> Answered:
     verdict: Verdict = "committed" if command.commit else "rolled back"
     state: State = "heuristically committed" if command.commit else "heuristically rolled back"
     settle(ctx, number, row, state, cause="operator", reason=command.reason)
-    note(ctx, xid, verdict, "operator", command.reason)
+    note(ctx, number, xid, verdict, "operator", command.reason)
     return _OK

@@ -70,7 +70,7 @@ def fail(ctx: Context, number: int, row: TransactionRow, cause: str, reason: str
     by = {"timeout": "timeout", "session": "session"}.get(cause, "coordinator")
     if cause in ("vote", "participant", "late"):
         by = "vote"
-    note(ctx, row.xid, "rolled back", by, reason)
+    note(ctx, number, row.xid, "rolled back", by, reason)
     failed: TransactionRow = ctx.table("transactions")[number]
     return failed
 
@@ -95,7 +95,7 @@ def complete(
     assert row.xid is not None
     settle(ctx, number, row, verdict, cause=by, reason=reason)
     ctx.table("branches").delete(row.xid.key)
-    note(ctx, row.xid, verdict, by, reason)
+    note(ctx, number, row.xid, verdict, by, reason)
 
 
 def drop(ctx: Context, number: int, row: TransactionRow) -> None:
@@ -112,13 +112,13 @@ def drop(ctx: Context, number: int, row: TransactionRow) -> None:
     ctx.table("transactions").put(number, replace(row, state=state, deadline_ms=0))
 
 
-def note(ctx: Context, xid: Xid, verdict: Verdict, by: str, reason: str) -> None:
+def note(ctx: Context, number: int, xid: Xid, verdict: Verdict, by: str, reason: str) -> None:
     """Write a decision down; the oldest ones are forgotten."""
     meta = meta_of(ctx)
     at = meta.next_decision
     put_meta(ctx, replace(meta, next_decision=at + 1))
     decisions, decided = ctx.table("decisions"), ctx.table("decided")
-    decisions.put(at, DecisionRow(xid, verdict, by, cut(reason), ctx.now, ctx.index))
+    decisions.put(at, DecisionRow(xid, number, verdict, by, cut(reason), ctx.now, ctx.index))
     decided.put(xid.key, at)
     # Two of them: after the setting was lowered, each decision brings the number down by one.
     excess = min(2, len(decisions) - ctx.settings["decisions_kept"])

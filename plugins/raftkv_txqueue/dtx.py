@@ -146,7 +146,7 @@ class Dtx:
                 row = view.table("transactions").get(answer.number)
                 if row is not None and row.state == "failed":
                     continue  # asked again it tells how, and is forgotten
-                return self._decision(view, xid)
+                return self._decision(view, xid, answer.number)
             status = XaStatus(answer.status)
             if status == XaStatus.OK:
                 self._counters.add("dtx_committed")
@@ -262,9 +262,9 @@ class Dtx:
             raise TransactionUnknown(str(xid)) from None
         raise TransactionUnknown(str(xid))
 
-    def _decision(self, view: View, xid: Xid) -> XaStatus:
+    def _decision(self, view: View, xid: Xid, number: int) -> XaStatus:
         """What the votes for a one-phase commit came to; the branch is gone."""
-        decision = views.decision_of(view, xid)
+        decision = views.decision_of(view, xid, number)
         if decision is None:
             raise TransactionUnknown(str(xid))
         if decision.verdict == "committed":

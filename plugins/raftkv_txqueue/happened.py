@@ -44,7 +44,7 @@ class Happened:
         self.moves: list[Change] = []
         self._content: dict[int, list[StagedRow]] = {}
         self._rollbacks: dict[tuple[int, int], RollbackRow] = {}
-        self._decisions: dict[tuple[int, bytes, bytes], list[DecisionRow]] = {}
+        self._decisions: dict[int, DecisionRow] = {}
         for change in changes:
             self._gather(change)
 
@@ -63,7 +63,7 @@ class Happened:
         elif table == "rollbacks":
             self._rollbacks[key] = new
         elif table == "decisions":
-            self._decisions.setdefault(new.xid.key, []).append(new)
+            self._decisions[new.transaction] = new
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -76,8 +76,8 @@ class Happened:
         rows.sort(key=_order)
         return rows
 
-    def verdict(self, row: TransactionRow) -> Verdict:
-        """How a transaction that is decided was decided. Of a branch to be asked once.
+    def verdict(self, number: int, row: TransactionRow) -> Verdict:
+        """How the transaction, which is decided, was decided.
 
         What the entry itself has written comes first, for it may be trimmed in the same one.
         """
@@ -88,9 +88,8 @@ class Happened:
             fate = views.outcome_of(self.view, row.session, row.counter)
             known = fate.state in ("committed", "rolled back")
             return Verdict(fate.state == "committed", fate.cause, fate.reason, known)
-        made = self._decisions.get(row.xid.key)
-        # A xid may be used again within an entry: the first decision is of the first branch.
-        decision = made.pop(0) if made else views.decision_of(self.view, row.xid)
+        # A xid may be used again, within an entry or behind a snapshot.
+        decision = self._decisions.get(number) or views.decision_of(self.view, row.xid, number)
         if decision is None:
             return Verdict(False, known=False)
         return Verdict(decision.verdict == "committed", decision.by, decision.reason)

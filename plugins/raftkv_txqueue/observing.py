@@ -327,7 +327,7 @@ class Observing:
         elif state == "failed":
             self._decide(tracked, Verdict(False, row.cause, row.reason))
         elif state in ("rolled back", "heuristically rolled back") and not tracked.decided:
-            verdict = entry.verdict(row)
+            verdict = entry.verdict(number, row)
             known = verdict.known and not verdict.committed
             self._decide(tracked, verdict if known else Verdict(False, row.cause, row.reason))
 
@@ -338,7 +338,7 @@ class Observing:
             # Nothing is added to a closed one. To others a snapshot may have hidden something, and
             # a TX gets its last operations in the very entry that commits it without participants.
             whole = tracked.closed or (tracked.row.xid is not None and bool(entry.changes))
-            self._decide(tracked, entry.verdict(tracked.row), whole=whole)
+            self._decide(tracked, entry.verdict(number, tracked.row), whole=whole)
         for observation in tuple(tracked.observations.values()):
             observation.delete()
         del self._tracked[number]

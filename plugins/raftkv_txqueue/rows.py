@@ -317,10 +317,12 @@ class TransactionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DecisionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What became of a branch, kept a while after the xid was forgotten, for those who ask.
 
+    `transaction`: its number, for a xid may be used again.
     `by`: "coordinator", "operator", "timeout", "vote", "session" or "read only".
     """
 
     xid: Xid
+    transaction: int
     verdict: Verdict
     by: str
     reason: str

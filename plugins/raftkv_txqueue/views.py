@@ -336,8 +336,13 @@ def recover(view: Tables) -> tuple[tuple[Xid, TransactionRow], ...]:
     return tuple((xid, row) for xid, row in branches(view) if row.state in IN_DOUBT)
 
 
-def decision_of(view: Tables, xid: Xid) -> DecisionRow | None:
-    """The last decision about a branch of that name, if it is still kept."""
-    number = view.table("decided").get(xid.key)
-    row: DecisionRow | None = None if number is None else view.table("decisions").get(number)
+def decision_of(view: Tables, xid: Xid, number: int | None = None) -> DecisionRow | None:
+    """The last decision about a branch of that name, if it is still kept.
+
+    `number`: of which transaction, for a xid may have been used again since.
+    """
+    at = view.table("decided").get(xid.key)
+    row: DecisionRow | None = None if at is None else view.table("decisions").get(at)
+    if row is not None and number is not None and row.transaction != number:
+        return None
     return row

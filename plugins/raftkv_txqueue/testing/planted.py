@@ -9,97 +9,45 @@ partial transaction becomes visible, a message is lost or comes twice after a fa
 that is repeated), and those that queues on a log invite: a session that outlives its node, content
 that is seen too early or lost while its rows are moved, a time-out that decides.
 
-They replace functions (`raftkv/testing/patching.py`), so a rename is an error and not a bug that is
-never planted; the plugin itself has no switch for any of them.
+Here are those of content, messages and sessions; those of votes, branches and answers are in
+`planted_deciding.py`, which this module imports: `BUGS` has them all.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
-from raftkv.errors import NotApplied
-from raftkv.testing.patching import around, replaced
-from raftkv.testing.planting import Bug, Bugs, Wrap
+from raftkv.testing.patching import replaced
 from raftkv_txqueue import (
     branches,
     closing,
     deciding,
     delivering,
-    dtx,
     ending,
-    observers,
-    proposing,
     queues,
-    reading,
-    session,
     settling,
     sweeping,
     transactions,
     views,
-    voting,
-    waiting,
 )
-from raftkv_txqueue import plugin as plugin_module
-from raftkv_txqueue.commands import Commit, DeleteQueue, Purge, Sweep, Vote
-from raftkv_txqueue.errors import TransactionAborted
+from raftkv_txqueue.commands import Commit, DeleteQueue, Purge
+
+from .planted_deciding import BUGS
+from .planting import SEEDS_MAX, applying, everywhere, nothing, patching, wrapping
 
 __all__ = ["BUGS", "SEEDS_MAX", "planted"]
 
-# Each must be found within so many seeds.
-SEEDS_MAX = 200
-
-BUGS = Bugs(SEEDS_MAX)
 planted = BUGS.planted
-_wrapping = BUGS.wrapping
-
-
-def _patching(name: str, what: str, patch: Callable[[], Any]) -> None:
-    BUGS[name] = Bug(what, patch, seeds_max=SEEDS_MAX)
-
-
-def _nothing(*given: Any, **more: Any) -> None:
-    return None
-
-
-def _everywhere(function: str, *modules: Any) -> Callable[[str, str], Callable[[Wrap], Wrap]]:
-    """A bug that wraps a function in each module that has taken it by its name."""
-
-    def registering(name: str, what: str) -> Callable[[Wrap], Wrap]:
-        def register(wrap: Wrap) -> Wrap:
-            @contextlib.contextmanager
-            def patch() -> Iterator[None]:
-                with contextlib.ExitStack() as stack:
-                    for module in modules:
-                        stack.enter_context(around(module, function, wrap))
-                    yield
-
-            _patching(name, what, patch)
-            return wrap
-
-        return register
-
-    return registering
-
-
-@contextlib.contextmanager
-def _applying(command: type, wrap: Wrap) -> Iterator[None]:
-    """What the plugin does for a command is wrapped."""
-    before = plugin_module._APPLY[command]
-    plugin_module._APPLY[command] = wrap(before)
-    try:
-        yield
-    finally:
-        plugin_module._APPLY[command] = before
 
 
 # Atomic -------------------------------------------------------------------------------------------
 
 
-@_wrapping(
+@wrapping(
     "half-a-transaction",
     "a commit moves the content of the first queue only",
     deciding,
@@ -116,20 +64,20 @@ def _half_a_transaction(publish: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-_wrapping(
+wrapping(
     "span-hides-content",
     "nobody looks for messages under the span of a large commit",
     views,
     "span_over",
-)(lambda span_over: _nothing)
-_patching(
+)(lambda span_over: nothing)
+patching(
     "accepted-shown-again",
     "what a large commit has accepted is shown until its rows are moved",
     lambda: replaced(views, "TAKEN", ()),
 )
 
 
-@_everywhere("unfold", deciding, sweeping)(
+@everywhere("unfold", deciding, sweeping)(
     "span-ends-early", "the span of a large commit is taken away with the first batch of its rows"
 )
 def _span_ends_early(unfold: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +93,7 @@ def _span_ends_early(unfold: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_everywhere("unfold", deciding, sweeping)(
+@everywhere("unfold", deciding, sweeping)(
     "span-of-another", "a transaction that is moved takes away the span of one that came later"
 )
 def _span_of_another(unfold: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +109,7 @@ def _span_of_another(unfold: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_wrapping(
+@wrapping(
     "commit-backwards",
     "a staged transaction becomes visible newest first",
     deciding,
@@ -186,18 +134,18 @@ def _repeated_commit_executes() -> Iterator[None]:
 
         return broken
 
-    with _applying(Commit, wrap):
+    with applying(Commit, wrap):
         yield
 
 
-_patching(
+patching(
     "repeated-commit-executes",
     "a commit that comes again is done again",
     _repeated_commit_executes,
 )
 
 
-@_wrapping(
+@wrapping(
     "rollback-keeps-content",
     "a rollback leaves what was staged behind",
     deciding,
@@ -210,7 +158,7 @@ def _rollback_keeps_content(free: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_wrapping(
+@wrapping(
     "rollback-accepts",
     "what a transaction has accepted stays accepted when it is rolled back",
     deciding,
@@ -230,7 +178,7 @@ def _rollback_accepts(free: Callable[..., Any]) -> Callable[..., Any]:
 # Messages -----------------------------------------------------------------------------------------
 
 
-@_everywhere("give_back", deciding, ending, settling)(
+@everywhere("give_back", deciding, ending, settling)(
     "returned-to-the-end", "a message that comes back goes to the end of its queue"
 )
 def _returned_to_the_end(give_back: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,14 +193,14 @@ def _returned_to_the_end(give_back: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_everywhere("give_back", deciding, ending, settling)(
+@everywhere("give_back", deciding, ending, settling)(
     "deliveries-forgotten", "a message that comes back is as if it had never been delivered"
 )
 def _deliveries_forgotten(give_back: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ctx, name, queue, seq, deliveries: give_back(ctx, name, queue, seq, 0)
 
 
-@_wrapping(
+@wrapping(
     "newest-first",
     "fresh messages are acquired before those that came back",
     delivering,
@@ -266,7 +214,7 @@ def _newest_first(returned: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_wrapping(
+@wrapping(
     "dead-letters-lost",
     "a message that died is dropped, although there is a queue for dead letters",
     delivering,
@@ -279,7 +227,7 @@ def _dead_letters_lost(letter: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@_wrapping(
+@wrapping(
     "newest-dropped",
     "a queue that is full drops what has just come",
     queues,
@@ -306,13 +254,13 @@ def _newest_dropped(make_room: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-_wrapping("no-limit", "a queue takes more than its limits say", queues, "room_for")(
-    lambda room_for: _nothing
+wrapping("no-limit", "a queue takes more than its limits say", queues, "room_for")(
+    lambda room_for: nothing
 )
-_everywhere("require_room_of", transactions, branches)(
+everywhere("require_room_of", transactions, branches)(
     "no-limit-for-transactions", "a transaction is closed whether there is room or not"
-)(lambda require: _nothing)
-_wrapping(
+)(lambda require: nothing)
+wrapping(
     "nothing-reserved",
     "a prepared transaction has no room promised to it",
     closing,
@@ -331,11 +279,11 @@ def _deleted_in_use() -> Iterator[None]:
 
         return broken
 
-    with _applying(DeleteQueue, wrap):
+    with applying(DeleteQueue, wrap):
         yield
 
 
-_patching(
+patching(
     "deleted-in-use",
     "a queue is deleted although an undecided transaction has content of it",
     _deleted_in_use,
@@ -347,11 +295,11 @@ def _purge_takes_one_more() -> Iterator[None]:
     def wrap(purge: Callable[..., Any]) -> Callable[..., Any]:
         return lambda command, ctx: purge(replace(command, upto=command.upto + 1), ctx)
 
-    with _applying(Purge, wrap):
+    with applying(Purge, wrap):
         yield
 
 
-_patching(
+patching(
     "purge-takes-one-more",
     "a purge takes one message more than it was asked for",
     _purge_takes_one_more,
@@ -361,15 +309,15 @@ _patching(
 # Sessions -----------------------------------------------------------------------------------------
 
 
-_wrapping(
+wrapping(
     "session-outlives-its-node",
     "the end of a node's life does not end its sessions",
     ending,
     "life_changed",
-)(lambda life_changed: _nothing)
+)(lambda life_changed: nothing)
 
 
-@_wrapping(
+@wrapping(
     "sweep-ends-the-living",
     "the end of a node's life ends the sessions of its next life, too",
     ending,
@@ -385,7 +333,7 @@ def _sweep_ends_the_living(end_of_life: Callable[..., Any]) -> Callable[..., Any
     return broken
 
 
-@_wrapping(
+@wrapping(
     "dead-keep-their-messages",
     "what a session held when its node died does not come back",
     ending,
@@ -399,7 +347,7 @@ def _dead_keep_their_messages(return_held: Callable[..., Any]) -> Callable[..., 
     return broken
 
 
-@_wrapping(
+@wrapping(
     "end-does-not-roll-back",
     "a transaction goes on without its session",
     transactions,
@@ -407,244 +355,3 @@ def _dead_keep_their_messages(return_held: Callable[..., Any]) -> Callable[..., 
 )
 def _end_does_not_roll_back(session_ended: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ctx, id_, row: replace(row, number=0)
-
-
-# Votes --------------------------------------------------------------------------------------------
-
-
-_wrapping(
-    "first-yes-decides",
-    "one participant's yes is enough",
-    transactions,
-    "has_all_votes",
-)(lambda has_all_votes: lambda row: True)
-_everywhere("participants", transactions, branches)(
-    "nobody-is-asked", "a transaction is decided without those who take part"
-)(lambda participants: lambda ctx: ())
-
-
-@_wrapping(
-    "vote-of-another-life",
-    "a vote counts whatever life of the node it comes from, and whoever sends it",
-    transactions,
-    "voted",
-)
-def _vote_of_another_life(voted: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(row: Any, origin: Any) -> Any:
-        yes = [replace(one, voted=True) for one in row.participants]
-        return replace(row, participants=tuple(yes))
-
-    return broken
-
-
-@contextlib.contextmanager
-def _no_means_yes() -> Iterator[None]:
-    def wrap(vote: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda command, ctx: vote(replace(command, yes=True), ctx)
-
-    with _applying(Vote, wrap):
-        yield
-
-
-_patching("no-means-yes", "a participant's no is counted as a yes", _no_means_yes)
-_wrapping(
-    "participant-may-go",
-    "nobody looks whether a participant has left before its vote",
-    sweeping,
-    "is_gone",
-)(lambda is_gone: lambda ctx, row: "")
-
-
-@_wrapping(
-    "failure-approves",
-    "an observer that fails to prepare counts as one that could",
-    voting.Voting,
-    "_ask",
-)
-def _failure_approves(ask: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
-    async def broken(self: Any, *given: Any) -> str:
-        await ask(self, *given)
-        return ""
-
-    return broken
-
-
-@_wrapping(
-    "observers-are-not-asked",
-    "a node votes without asking its observers",
-    voting.Voting,
-    "_ask",
-)
-def _observers_are_not_asked(ask: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
-    async def broken(self: Any, *given: Any) -> str:
-        return ""
-
-    return broken
-
-
-@_wrapping(
-    "observers-miss-the-last",
-    "observers are not told the last operations before the close",
-    observers.Observation,
-    "take",
-)
-def _observers_miss_the_last(take: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, rows: Any, view: Any) -> None:
-        take(self, rows[:-1], view)
-        self.heard = max([self.heard, *(row[0] + 1 for row in rows)])
-
-    return broken
-
-
-# Branches -----------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _prepared_times_out() -> Iterator[None]:
-    def wrap(sweep: Callable[..., Any]) -> Callable[..., Any]:
-        def broken(command: Any, ctx: Any) -> Any:
-            for number, row in list(ctx.table("transactions").scan()):
-                if row.state == "prepared" and row.opened_ms + 500 <= ctx.now:
-                    transactions.roll_back(ctx, number, row, "timeout", "it took too long")
-            return sweep(command, ctx)
-
-        return broken
-
-    with _applying(Sweep, wrap):
-        yield
-
-
-_patching(
-    "prepared-times-out",
-    "the time-out of a branch goes on when it is prepared",
-    _prepared_times_out,
-)
-
-
-@_wrapping(
-    "prepared-dies-with-a-node",
-    "the end of a node's life rolls prepared branches back",
-    ending,
-    "life_changed",
-)
-def _prepared_dies_with_a_node(life_changed: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(change: Any, ctx: Any) -> None:
-        life_changed(change, ctx)
-        if change.ended is None:
-            return
-        for number, row in list(ctx.table("transactions").scan()):
-            if row.state == "prepared":
-                transactions.roll_back(ctx, number, row, "session", "its node is gone")
-
-    return broken
-
-
-@_wrapping(
-    "recover-forgets-the-newest",
-    "recover() does not show the branch that was prepared last",
-    views,
-    "recover",
-)
-def _recover_forgets_the_newest(recover: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda view: tuple(recover(view))[:-1]
-
-
-@_wrapping(
-    "recover-from-a-copy",
-    "recover() shows what this node has, however old it is",
-    dtx.Dtx,
-    "recover",
-)
-def _recover_from_a_copy(recover: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, *, timeout_s: float | None = None) -> Any:
-        found = views.recover(self._host.view())
-        return tuple(dtx.branch_of(xid, row) for xid, row in found)
-
-    return broken
-
-
-@_wrapping(
-    "heuristic-is-forgotten",
-    "what an operator decided is forgotten when the coordinator commits",
-    branches,
-    "_heuristically",
-)
-def _heuristic_is_forgotten(heuristically: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(row: Any) -> Any:
-        return None if heuristically(row) is None else branches._OK
-
-    return broken
-
-
-@_wrapping(
-    "doomed-is-prepared",
-    "a branch that can only be rolled back is prepared",
-    branches,
-    "_known",
-)
-def _doomed_is_prepared(known: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(ctx: Any, xid: Any) -> Any:
-        number, row = known(ctx, xid)
-        return number, replace(row, rollback_only="")
-
-    return broken
-
-
-_wrapping(
-    "busy-is-prepared",
-    "a branch is prepared although a session works in it",
-    branches,
-    "_require_ended",
-)(lambda require_ended: _nothing)
-
-
-# Nodes --------------------------------------------------------------------------------------------
-
-
-class _Late(TransactionAborted):
-    """What a planted bug raises instead of TransactionUnknown."""
-
-    def __init__(self, txid: str) -> None:
-        super().__init__(txid, "late", "its time is over")
-
-
-_patching(
-    "time-out-decides",
-    "a caller whose time is over is told that nothing was applied",
-    lambda: replaced(session, "TransactionUnknown", _Late),
-)
-
-
-@_wrapping(
-    "sent-again",
-    "a command without an answer is sent once more, without asking what became of it",
-    proposing.Proposer,
-    "_settled",
-)
-def _sent_again(settled: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def broken(self: Any, *given: Any) -> Any:
-        raise NotApplied("it has no answer")
-
-    return broken
-
-
-@_wrapping(
-    "outcome-from-a-copy",
-    "an outcome is what this node has, however old it is",
-    reading.Reading,
-    "outcome",
-)
-def _outcome_from_a_copy(outcome: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, txid: str, *given: Any, **more: Any) -> Any:
-        id_, counter = reading.txid_parts(txid)
-        return views.outcome_of(self._host.view(), id_, counter)
-
-    return broken
-
-
-_wrapping(
-    "waiters-forgotten",
-    "nobody tells those who wait for votes that there is a decision",
-    waiting.Waiting,
-    "_look_at_votes",
-)(lambda look: _nothing)

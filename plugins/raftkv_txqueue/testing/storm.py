@@ -38,6 +38,7 @@ from raftkv_txqueue.xa import Xid
 
 from .planted import planted
 from .storm_answers import Story, check_order, check_story
+from .storm_careless import Careless
 from .storm_clients import Consumers, Forwarders, Producers
 from .storm_coordinators import Coordinators, Recoverers
 from .storm_ledger import Step
@@ -122,6 +123,7 @@ class Storm(StormWorld[Seat]):
             self.consumers,
             Forwarders(self),
             Coordinators(self),
+            Careless(self),
             self.recoverers,
         )
         self._rng = random.Random(f"{plan.seed}/txqueue storm")

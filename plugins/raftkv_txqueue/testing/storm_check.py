@@ -1,12 +1,13 @@
 """What the log of transactional queues may do, as functions of one step of it.
 
-Rules of this file and its neighbours (`storm_deciding.py` for transactions, `storm_branches.py` for
-what XA answers, `storm_shown.py` for what the queues show afterwards). They do no work of their own
-in a run: `storm_log.py` writes each step down, they judge it, so that each check can be shown to
-fail (`tests/plugins/raftkv_txqueue/test_storm_check.py`). What must happen is found by the rules
-from the `Ledger`; from the plugin comes only what it answered, what its queues show to a browser,
-and *which* of the things that it is free to do it did (what a Sweep swept, how many old messages
-made room), and that must be allowed.
+Rules of this file and its neighbours (`storm_transactions.py` for what transactions are asked to
+do, `storm_deciding.py` for what becomes of them, `storm_branches.py` for what XA answers,
+`storm_shown.py` for what the queues show afterwards). They do no work of their own in a run:
+`storm_log.py` writes each step down, they judge it, so that each check can be shown to fail
+(`tests/plugins/raftkv_txqueue/test_storm_check.py`). What must happen is found by the rules from
+the `Ledger`; from the plugin comes only what it answered, what its queues show to a browser, and
+*which* of the things that it is free to do it did (what a Sweep swept, how many old messages made
+room), and that must be allowed.
 
 `check_step`: first what the command itself does, then sessions that ended, then transactions that
 changed their state, then every queue that was touched, message by message.
@@ -41,10 +42,11 @@ from raftkv_txqueue.commands import (
 )
 
 from .storm_branches import BRANCH_COMMANDS, before_branch, check_forgotten, check_status
-from .storm_deciding import check_transitions, transactional
+from .storm_deciding import check_transitions
 from .storm_ledger import Book, Ledger, Life, Step, Work
 from .storm_rules import Found, owner_errors, refused
 from .storm_shown import check_shown
+from .storm_transactions import transactional
 
 __all__ = ["check_step"]
 

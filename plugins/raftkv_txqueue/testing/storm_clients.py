@@ -176,7 +176,6 @@ class Consumers(Programs):
             )
         except Refused:
             return
-        self.marks[f"{verb}ed" if verb == "accept" else f"{verb}d"] += 1
         if verb == "accept":
             seqs = [each.seq for each in got]
             found = check_settled(session.id, queue, told[queue], seqs, self.storm.log.ledger)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from raftkv.errors import Refused
 from raftkv.testing.host import HostCrashed
 from raftkv.testing.storm_worlds import EXCUSED
-from raftkv_txqueue.refusals import UnknownXid
+from raftkv_txqueue.refusals import IllegalState, UnknownXid
 from raftkv_txqueue.xa import XaStatus, Xid
 
 from .storm_answers import Story, check_recovered, work_of
@@ -116,6 +116,8 @@ class Coordinators(Consumers):
             await self._put(seat, session, story, rng)
         if rng.random() < 0.25:
             await self._join(story, rng)
+        if rng.random() < 0.15:
+            await self._hurry(story, rng)
         fails = rng.random() < 0.06
         status = await self._end(seat, session, xid, fail=fails)
         return bool(status == XaStatus.OK)
@@ -155,6 +157,24 @@ class Coordinators(Consumers):
         except Refused:
             self.marks["join refused"] += 1
         await self.closed(seat, other)
+
+    async def _hurry(self, story: Story, rng: random.Random) -> None:
+        """The branch is to be decided, and a session has not ended its work in it: refused."""
+        seat, xid = self.storm.any_seat(rng), story.xid
+        if seat is None:
+            return
+        dtx = seat.api.dtx
+        name, call = rng.choice(
+            (
+                ("prepare", partial(dtx.prepare, xid, timeout_s=CALL_S)),
+                ("commit", partial(dtx.commit, xid, True, timeout_s=CALL_S)),
+                ("roll back", partial(dtx.rollback, xid, timeout_s=CALL_S)),
+            )
+        )
+        try:
+            await self.at(seat, f"{name} {xid} too early", call)
+        except IllegalState:
+            self.marks["told to wait for the branch's sessions"] += 1
 
     # --- deciding ---
 

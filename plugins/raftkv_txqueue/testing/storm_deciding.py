@@ -36,9 +36,9 @@ from raftkv_txqueue.commands import (
 from raftkv_txqueue.refusals import REFUSALS
 
 from .storm_ledger import UNDECIDED, Ledger, Step, Work
-from .storm_rules import DECIDES, Found, owner_errors, refused
+from .storm_rules import Found
 
-__all__ = ["check_transitions", "is_doomed", "is_expired", "lacking", "too_large", "transactional"]
+__all__ = ["check_transitions", "is_doomed", "is_expired", "lacking", "too_large"]
 
 PROMISE = "prepared is a promise"
 ATOMIC = "all of a transaction or nothing"
@@ -106,144 +106,6 @@ def too_large(work: Work | None, operations: Any, step: Step) -> list[str]:
     if any(size > step.settings["message_bytes_max"] for size in sizes):
         found.append("MessageTooLarge")
     return found
-
-
-# --- commands -------------------------------------------------------------------------------------
-
-
-def transactional(step: Step, ledger: Ledger) -> Iterator[Found]:
-    """Stage, Commit, Rollback, Vote: what they do to the content, and whether they are answered."""
-    command = step.command
-    match command:
-        case Stage(counter=0):
-            yield from _stage_branch(step, ledger)
-        case Stage():
-            yield from _stage(step, ledger)
-        case commands.Commit() | commands.Rollback():
-            yield from _end(step, ledger)
-        case Vote():
-            yield from refused(step, [], ["NotAMember", "UnknownTransaction"])
-            _hear(step, ledger)
-
-
-def _hear(step: Step, ledger: Ledger) -> None:
-    """A vote counts from who takes part, in the life in which it was asked."""
-    command = step.command
-    for work in ledger.open:
-        if work.number != command.number or work.state != "preparing" or step.refusal is not None:
-            continue
-        if step.origin in work.votes:
-            if command.yes:
-                work.votes[step.origin] = True
-            elif not work.votes[step.origin]:
-                work.refused_by = step.origin[0]
-
-
-def _stage_branch(step: Step, ledger: Ledger) -> Iterator[Found]:
-    command = step.command
-    must = owner_errors(step, ledger, command.session)
-    work = ledger.attached(command.session)
-    if work is None or work.state != "active":
-        must.append("NotInBranch")
-    may = ["WrongKind", *LIMITS]
-    if work is not None and (is_doomed(work, step, ledger) or is_expired(work, step)):
-        may += ["RollbackOnly", "NotInBranch", "IllegalState"]
-    elif work is None or work.state != "active":
-        may += ["RollbackOnly", "IllegalState"]
-    must += ledger.problems(command.session, command.operations)
-    yield from refused(step, [*must, *too_large(work, command.operations, step)], may)
-    if step.refusal is None and work is not None:
-        ledger.stage(work, command.operations)
-        yield from _rows(step, work)
-
-
-def _stage(step: Step, ledger: Ledger) -> Iterator[Found]:
-    command = step.command
-    must = owner_errors(step, ledger, command.session)
-    life = ledger.sessions.get(command.session)
-    work = ledger.tx(command.session, command.counter)
-    may = [*LIMITS]
-    if life is not None:
-        if command.counter <= life.decided:
-            must.append("TransactionOver")
-            may.append("OutcomeForgotten")
-        elif command.counter > life.decided + 1:
-            must.append("UnknownTransaction")
-        elif work is not None and work.state != "active":
-            must.append("TransactionClosed")
-        elif work is not None and is_expired(work, step):
-            may += ["TransactionOver", "RollbackOnly"]
-        if life.kind != "tx":
-            must.append("WrongKind")
-    must += ledger.problems(command.session, command.operations)
-    yield from refused(step, [*must, *too_large(work, command.operations, step)], may)
-    if step.refusal is not None:
-        return
-    if work is None:
-        timeout_ms = step.settings["transaction_timeout_ms"]
-        work = ledger.begin(
-            Work(
-                command.session,
-                command.counter,
-                None,
-                number=step.result.number,
-                deadline_ms=step.now + timeout_ms if timeout_ms else 0,
-            )
-        )
-    ledger.stage(work, command.operations)
-    yield from _rows(step, work)
-
-
-def _rows(step: Step, work: Work) -> Iterator[Found]:
-    if (step.result.number, step.result.rows) != (work.number, len(work.operations)):
-        yield DECIDES, f"{work} is number {work.number}, and {step.result}"
-
-
-def _end(step: Step, ledger: Ledger) -> Iterator[Found]:
-    """Commit and Rollback of a TX; what becomes of it is judged as a transition."""
-    command, result = step.command, step.result
-    commits = isinstance(command, commands.Commit)
-    operations = command.operations if commits else ()
-    life = ledger.sessions.get(command.session)
-    work = ledger.tx(command.session, command.counter)
-    if life is None:
-        yield from refused(step, ["SessionEnded", "UnknownTransaction"])
-        return
-    owner = owner_errors(step, ledger, command.session)
-    if command.counter <= life.decided:
-        yield from refused(step, [], [*owner, "OutcomeForgotten", "WrongKind"])
-        if work is not None and step.refusal is None and result.verdict != work.state:
-            yield TRUE, f"{work}, and asked again: {result}"
-        return
-    if work is not None and work.state == "preparing" and commits:
-        yield from refused(step, [], owner)
-        if step.refusal is None and getattr(result, "number", 0) != work.number:
-            yield TRUE, f"{work} is being prepared, and {result}"
-        return
-    must = [*owner]
-    if command.counter > life.decided + 1:
-        must.append("UnknownTransaction")
-    if life.kind != "tx" and work is None:
-        must.append("WrongKind")
-    yield from refused(step, must, [*LIMITS] if commits else [])
-    if step.refusal is not None:
-        return
-    if work is None:
-        work = ledger.begin(Work(command.session, command.counter, None))
-    voting = isinstance(result, commands.Voting)
-    if voting:
-        work.number = result.number
-        work.then_commit = True
-    if not commits or (not voting and result.verdict != "committed"):
-        return
-    wrong = [
-        *ledger.problems(command.session, operations),
-        *too_large(work, operations, step),
-    ]
-    if wrong:
-        yield DECIDES, f"{work} cannot be committed: {wrong}: {command}"
-        return
-    ledger.stage(work, operations)
 
 
 # --- what became of them --------------------------------------------------------------------------
@@ -392,7 +254,7 @@ def _not_rolled_back(work: Work, state: str, cause: str, step: Step, ledger: Led
     if work.state == "prepared":
         return f"by {type(command).__name__}"
     if work.state == "preparing":
-        return _not_unprepared(work, step)
+        return _not_unprepared(work, cause, step)
     if is_expired(work, step) and isinstance(
         command, Sweep | Stage | Start | End | PrepareBranch | CommitBranch | commands.Commit
     ):
@@ -411,18 +273,19 @@ def _not_rolled_back(work: Work, state: str, cause: str, step: Step, ledger: Led
     return f"by {type(command).__name__}"
 
 
-def _not_unprepared(work: Work, step: Step) -> str | None:
+def _not_unprepared(work: Work, cause: str, step: Step) -> str | None:
     command = step.command
     if isinstance(command, Vote):
         return None if work.refused_by else "nobody has refused"
-    if isinstance(command, Sweep):
-        if work.deadline_ms <= step.now:
-            return None
-        for (node, life), voted in work.votes.items():
-            if not voted and not step.lives(node, life):
-                return None
+    if not isinstance(command, Sweep):
+        return f"by {type(command).__name__}"
+    gone = [life for life, voted in work.votes.items() if not voted and not step.lives(*life)]
+    if not gone and step.now < work.deadline_ms:
         return f"{work.votes} all live, and have until {work.deadline_ms} ms, now {step.now}"
-    return f"by {type(command).__name__}"
+    # Whoever is gone is looked for before the deadlines are: nobody waits for votes of the dead.
+    if cause == ("late" if gone else "participant"):
+        return f"of {work.votes}, {gone or 'nobody'} left"
+    return None
 
 
 def _no_problem(work: Work, cause: str, step: Step, ledger: Ledger) -> str | None:

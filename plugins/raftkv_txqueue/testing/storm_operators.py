@@ -190,10 +190,6 @@ class Operators(Programs):
             mine.append((await self.opened(seat, rng.choice(("tx", "tx", "dtx")))).id)
         command = rng.choice((self._own, self._foreign))(seat, rng.choice(mine), rng)
         await self.propose(seat, command)
-        if isinstance(command, Commit) and rng.random() < 0.5:
-            # As a program does that has lost the answer.
-            self.marks["commit proposed again"] += 1
-            await self.propose(seat, command)
 
     def _content(self, rng: random.Random) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
         """A queue, some of its seqs, and operations on it."""

@@ -90,6 +90,7 @@ EXPECTED = (
     "told HEURRB",
     "commit repeated",
     "commit proposed again",
+    "told to wait for the branch's sessions",
     "committed by a block",
     "observer heard commit",
     "observer heard rollback",

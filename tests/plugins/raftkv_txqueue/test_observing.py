@@ -826,6 +826,22 @@ def test_content_is_told_in_its_own_order_and_once() -> None:
     assert failures == []
 
 
+def test_behind_a_snapshot_the_verdict_is_not_that_of_a_later_branch_of_the_xid() -> None:
+    txs = TxLog()
+    rows: list[Any] = []
+    for last in (CommitBranch(XID, True), RollbackBranch(XID)):
+        session = txs.open(kind="dtx")
+        txs.of(session, Start(session, XID))
+        txs.stage(session, PublishTo("q", (Message(b"a"),)), counter=0)
+        txs.of(session, End(session, XID))
+        rows.append(txs.transaction(len(rows) + 1))
+        txs.anywhere(last)
+    snapshot = Happened(txs.view(), ())
+    assert not snapshot.verdict(1, rows[0]).known
+    second = snapshot.verdict(2, rows[1])
+    assert (second.known, second.committed, second.cause) == (True, False, "coordinator")
+
+
 @story()
 async def test_several_commands_in_one_entry(cluster: Cluster) -> None:
     """Staging and what comes after it reach the nodes as one entry."""

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from raftkv.errors import Refused
 from raftkv.plugin import Context, MemberChange
 from raftkv.testing.patching import replaced
-from raftkv_txqueue import deciding
+from raftkv_txqueue import deciding, sweeping
 from raftkv_txqueue.commands import (
     Acquire,
     Answered,
@@ -45,7 +45,8 @@ from raftkv_txqueue.commands import (
     Voting,
 )
 from raftkv_txqueue.plugin import TxQueue
-from raftkv_txqueue.refusals import QueueFull, SessionEnded, UnknownXid
+from raftkv_txqueue.refusals import IllegalState, QueueFull, SessionEnded, UnknownXid
+from raftkv_txqueue.testing.planted import planted
 from raftkv_txqueue.testing.storm_answers import (
     Story,
     check_delivery,
@@ -376,6 +377,71 @@ def test_a_commit_that_nobody_asked_for_and_a_wrong_verdict_are_found() -> None:
     with bench.spoiling(answer(verdict="rolled back")):
         bench.txs.commit(session, counter=1)
     assert bench.checks() == [TRUE]
+
+
+def test_a_commit_that_is_done_again_is_found() -> None:
+    bench = Bench()
+    session = bench.txs.open(kind="tx")
+    put = bench.put()
+    first = bench.txs.commit(session, put)
+    bench.txs.commit(session, put, counter=1)
+    for again in (answer(index=first.index + 1), answer(spans=(("q", 2, 2),))):
+        with bench.spoiling(again):
+            bench.txs.commit(session, put, counter=1)
+        assert bench.checks() == [TRUE]
+    with planted("repeated-commit-executes"):
+        bench.txs.commit(session, put, counter=1)
+    assert {TRUE, ATOMIC} <= set(bench.checks())
+
+
+def voting_bench() -> Bench:
+    """A TX waits for the votes of n2 and n3, for ten seconds at most."""
+    bench = Bench()
+    for node in ("n2", "n3"):
+        bench.txs.send(node, Observe(True))
+    session = bench.txs.open(kind="tx")
+    assert isinstance(bench.txs.commit(session, bench.put()), Voting)
+    return bench
+
+
+def test_a_wrong_cause_of_a_transaction_without_its_votes_is_found() -> None:
+    for gone, passes_s in (("n3", 0), ("n3", 20), ("", 20)):
+        bench = voting_bench()
+        if gone:
+            bench.txs.node_down(gone)
+        bench.txs.now += passes_s * 1_000
+        bench.txs.sweep_all()
+        [rollback] = bench.txs.table("rollbacks").values()
+        assert rollback.cause == ("participant" if gone else "late")
+        assert bench.found == []
+    # One has left, and it is said that its vote was late.
+    bench = voting_bench()
+    bench.txs.node_down("n3")
+    bench.txs.now += 20_000
+    with planted("participant-may-go"):
+        bench.txs.sweep_all()
+    assert DECIDED_BY in bench.checks()
+    # Nobody has left who takes part, and it is said that somebody has.
+    for passes_s in (0, 20):
+        bench = voting_bench()
+        bench.txs.node_up("n4")
+        bench.txs.node_down("n4")
+        bench.txs.now += passes_s * 1_000
+        with replaced(sweeping, "is_gone", lambda ctx, row: "n2"):
+            bench.txs.sweep_all()
+        assert DECIDED_BY in bench.checks()
+
+
+def test_a_branch_that_is_decided_while_a_session_works_in_it_is_found() -> None:
+    for command in (PrepareBranch(XID), CommitBranch(XID, True), RollbackBranch(XID)):
+        bench = Bench()
+        bench.branch(bench.put(), ends=False)
+        with pytest.raises(IllegalState):
+            bench.txs.anywhere(command)
+        assert bench.found == []
+        with planted("busy-is-prepared"):
+            bench.txs.anywhere(command)
+        assert DECIDES in bench.checks()
 
 
 def test_a_prepared_branch_that_goes_by_itself_is_found() -> None:

@@ -314,3 +314,17 @@ def test_a_decision_that_is_no_longer_kept() -> None:
         log.anywhere(CommitBranch(xid, one_phase=True))
     assert decision_of(log.view(), first) is None
     assert decision_of(log.view(), second) is not None
+
+
+def test_a_decision_about_a_name_that_was_used_again_is_not_the_first_ones() -> None:
+    log = TxLog()
+    numbers = []
+    for _ in range(2):
+        xid = branch(log, b"1", publish_to("q", "a"))
+        numbers.append(log.view().table("branches")[xid.key])
+        log.anywhere(CommitBranch(xid, one_phase=True))
+    first, second = numbers
+    decided = decision_of(log.view(), xid, second)
+    assert decided is not None
+    assert decided == decision_of(log.view(), xid)
+    assert decision_of(log.view(), xid, first) is None
