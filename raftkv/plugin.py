@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -35,6 +35,7 @@ from .plugin_door import (
     query_word,
     value_of,
 )
+from .plugin_proposing import AGAIN, RETRY_FIRST_S, RETRY_MAX_S, Lost, Proposer
 from .state import (
     ABSENT,
     Absent,
@@ -57,18 +58,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABSENT",
+    "AGAIN",
+    "RETRY_FIRST_S",
+    "RETRY_MAX_S",
     "Absent",
     "BadRequest",
     "Change",
     "Consistency",
     "Context",
+    "Counters",
     "Handler",
     "Host",
+    "Lost",
     "Member",
     "MemberChange",
     "Metric",
     "Outcome",
     "Plugin",
+    "Proposer",
     "Request",
     "Response",
     "Route",
@@ -139,6 +146,31 @@ class Metric(msgspec.Struct, frozen=True):
     value: int | float
     doc: str
     labels: Mapping[str, str] = {}
+
+
+class Counters:
+    """Named counters of one node's half, from 0; `docs`: name -> what it counts.
+
+    Every name must be known, so that a typing error cannot hide a metric.
+    """
+
+    def __init__(self, docs: Mapping[str, str]) -> None:
+        self._docs = docs
+        self._values = dict.fromkeys(docs, 0)
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Count. KeyError: an unknown name."""
+        self._values[name] += count
+
+    def __getitem__(self, name: str) -> int:
+        return self._values[name]
+
+    def metrics(self) -> Iterator[Metric]:
+        for name, value in self._values.items():
+            yield Metric(f"{name}_total", "counter", value, self._docs[name])
+
+    def as_dict(self) -> dict[str, int]:
+        return dict(self._values)
 
 
 class Host(Protocol):

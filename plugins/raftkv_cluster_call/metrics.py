@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
+from raftkv.plugin import Counters as PluginCounters
 from raftkv.plugin import Metric, View
 
 from .views import cursor_of, decided_id, last_id, oldest_id, trim_due
@@ -39,25 +39,11 @@ _DOC: Final = {
 }
 
 
-class Counters:
-    """Named counters; every name must be known, so that a typing error cannot hide a metric."""
+class Counters(PluginCounters):
+    """What this node has done (`_DOC`)."""
 
     def __init__(self) -> None:
-        self._values = dict.fromkeys(_DOC, 0)
-
-    def add(self, name: str, count: int = 1) -> None:
-        """Count. KeyError: an unknown name."""
-        self._values[name] += count
-
-    def __getitem__(self, name: str) -> int:
-        return self._values[name]
-
-    def metrics(self) -> Iterator[Metric]:
-        for name, value in self._values.items():
-            yield Metric(f"{name}_total", "counter", value, _DOC[name])
-
-    def as_dict(self) -> dict[str, int]:
-        return dict(self._values)
+        super().__init__(_DOC)
 
 
 def gauges(view: View, node: str) -> tuple[Metric, ...]:

@@ -21,14 +21,13 @@ from collections.abc import Awaitable
 from typing import Final
 
 from raftkv.errors import RaftkvError, Stopped
-from raftkv.plugin import Host, View
+from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Host, View
 
 from . import commands
 from .checking import writable
 from .commands import Ack, Declare
 from .metrics import Counters
 from .quorum import counts
-from .settling import RETRY_FIRST_S, RETRY_MAX_S
 from .validators import Proposal, ValidatorCancelled, Validators, Veto, place_of
 from .views import fate, is_fast, newest_sync, participant_of, state_of, waiting_entries
 

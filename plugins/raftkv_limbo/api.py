@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, overload
 
 from raftkv.errors import ReadTimeout
-from raftkv.plugin import Host
+from raftkv.plugin import Host, Proposer
 
 from .acking import Acking
 from .checking import Order
@@ -49,7 +49,6 @@ from .promoting import Promoting, Rest
 from .quorum_change import QuorumChange, set_quorum
 from .reading import Reading, Sight
 from .refusals import BadSpaceName, UnknownSpace
-from .settling import Proposer
 from .status import LimboStatus, status_of
 from .submission import Receipt, Submission, Wait
 from .submitting import Submitting

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
-from raftkv.errors import OutcomeUnknown, ReadTimeout
-from raftkv.plugin import Host, View
+from raftkv.errors import ReadTimeout
+from raftkv.plugin import Host, Proposer, View
 
 from .checking import writable
 from .commands import (
@@ -37,7 +37,6 @@ from .commands import (
 from .errors import InAnotherPromote, PromoteTimedOut
 from .metrics import Counters
 from .refusals import InterferingPromote, NotOwner, NotSettled
-from .settling import Lost, Proposer
 from .status import owns
 from .submitting import Submitting
 from .views import state_of
@@ -78,7 +77,9 @@ class Promoting:
             while True:
                 await self._settled(state.term, upto, deadline)
                 try:
-                    done: Promoted = await self._propose(Promote(state.term, upto), deadline)
+                    done: Promoted = await self._proposer.until_verdict(
+                        Promote(state.term, upto), deadline
+                    )
                 except NotSettled:
                     continue
                 self._counters.add("promotes")
@@ -95,7 +96,9 @@ class Promoting:
             while True:
                 await self._settled(state.term, upto, deadline)
                 try:
-                    done: Demoted = await self._propose(Demote(state.term, upto), deadline)
+                    done: Demoted = await self._proposer.until_verdict(
+                        Demote(state.term, upto), deadline
+                    )
                 except NotSettled:
                     continue
                 self._counters.add("demotes")
@@ -110,7 +113,7 @@ class Promoting:
             state = await self._look(deadline)
             why = writable(reason[:REASON_CHARS_MAX])
             command = RollBack(position, state.term if term is None else term, why)
-            done: RolledBackTo = await self._propose(command, deadline)
+            done: RolledBackTo = await self._proposer.until_verdict(command, deadline)
             self._counters.add("rollback_requests")
             return done
 
@@ -151,12 +154,3 @@ class Promoting:
             raise PromoteTimedOut(term, state_of(self._host.view()).head)
         if state.term != term:
             raise InterferingPromote(state.owner, state.term)
-
-    async def _propose(self, command: Promote | Demote | RollBack, deadline: float) -> Any:
-        try:
-            return await self._proposer.until_verdict(command, deadline)
-        except Lost:
-            raise OutcomeUnknown(
-                "this node was declared dead while its request was under way, and nobody "
-                "remembers whether it was applied: look at the status"
-            ) from None

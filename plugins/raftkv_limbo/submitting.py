@@ -38,7 +38,7 @@ from raftkv.errors import (
     TooLarge,
     UnknownCommand,
 )
-from raftkv.plugin import Host
+from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Host, Lost, Proposer
 
 from .checking import Order, checked
 from .commands import (
@@ -54,7 +54,6 @@ from .metrics import Counters
 from .options import LimboOptions
 from .refusals import BatchTooLarge, QueueFull
 from .room import Load, Room
-from .settling import RETRY_FIRST_S, RETRY_MAX_S, Lost, Proposer
 from .status import owns
 from .submission import CONFIRMED, GATHERED, SENT, Receipt, Submission, Wait
 from .views import state_of

@@ -22,7 +22,7 @@ from typing import get_args
 
 import msgspec
 
-from raftkv.plugin import Consistency, Host
+from raftkv.plugin import Consistency, Host, Proposer
 
 from .commands import (
     Declared,
@@ -43,7 +43,6 @@ from .observers import ObserverFactory
 from .observing import Observing
 from .opening import Opening, Sessions
 from .options import options_of
-from .proposing import Proposer
 from .queues import check_messages
 from .reading import Reading, require_possible
 from .refusals import BadQueueName

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, Refused, Stopped, TooLarge
+from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Lost
 
 from .commands import (
     REASON_CHARS_MAX,
@@ -36,7 +37,6 @@ from .consuming import Delivery
 from .errors import TransactionAborted, TransactionUnknown
 from .life import Life
 from .metrics import Counters
-from .proposing import RETRY_FIRST_S, RETRY_MAX_S, Lost
 from .refusals import OutcomeForgotten, SessionEnded, UnknownTransaction
 from .transaction import Committed, Transaction
 from .views import outcome_of, session_live

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from raftkv.errors import NotApplied, OutcomeUnknown, Stopped
-from raftkv.plugin import View
+from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, View
 
 from .commands import ROWS_MAX, Acquired, Queue
-from .proposing import RETRY_FIRST_S, RETRY_MAX_S
 from .refusals import SessionEnded
 from .views import message_of
 

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from raftkv.errors import OutcomeUnknown, Stopped
-from raftkv.plugin import Host, View
+from raftkv.plugin import Host, Proposer, View
 
 from . import views
 from .commands import (
@@ -44,7 +44,6 @@ from .commands import (
 )
 from .errors import TransactionUnknown
 from .metrics import Counters
-from .proposing import Proposer
 from .refusals import UnknownXid
 from .waiting import Waiting
 from .xa import XaStatus, Xid, millis_of

@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from raftkv.errors import NotApplied, OutcomeUnknown, Refused, Stopped, TooLarge
-from raftkv.plugin import Host
+from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Host, Lost, Proposer
 
 from .commands import CloseSession, Kind, SessionRow
-from .proposing import RETRY_FIRST_S, RETRY_MAX_S, Lost, Proposer
 from .refusals import SessionEnded
 
 __all__ = ["Life"]

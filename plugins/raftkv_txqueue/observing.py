@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from raftkv.errors import RaftkvError, ReadTimeout, Stopped
-from raftkv.plugin import Change, Host, View
+from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Change, Host, View
 
 from .commands import Observe, TransactionRow
 from .happened import UNDECIDED, Happened, Verdict
@@ -37,7 +37,6 @@ from .observers import (
     staged_rows,
 )
 from .options import options_of
-from .proposing import RETRY_FIRST_S, RETRY_MAX_S
 from .voting import Voting
 
 __all__ = ["ObserverFactory", "Observing", "Opened", "PrepareFailed", "TransactionObserver"]

@@ -8,14 +8,13 @@ from types import TracebackType
 from typing import Any
 
 from raftkv.errors import Stopped
-from raftkv.plugin import Host
+from raftkv.plugin import Host, Proposer
 
 from .commands import Kind, OpenSession, SessionOpened
 from .life import Life
 from .line import Line
 from .metrics import Counters
 from .options import TxQueueOptions
-from .proposing import Proposer
 from .session import Session
 from .waiting import Waiting
 

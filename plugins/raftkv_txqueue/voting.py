@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from raftkv.errors import RaftkvError, Stopped
-from raftkv.plugin import Host, View
+from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Host, View
 
 from .commands import REASON_CHARS_MAX, TransactionRow, Vote
 from .metrics import Counters
 from .observers import Observation, PrepareFailed
-from .proposing import RETRY_FIRST_S, RETRY_MAX_S
 
 __all__ = ["Voting"]
 

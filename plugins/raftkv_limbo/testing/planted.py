@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from raftkv.errors import NotApplied
+from raftkv.plugin import Proposer
 from raftkv.testing.patching import around, replaced
 from raftkv.testing.planting import Bug, Bugs, Wrap
 from raftkv_limbo import (
@@ -29,7 +30,6 @@ from raftkv_limbo import (
     queue,
     quorum,
     reading,
-    settling,
     submitting,
     views,
     waiting,
@@ -348,7 +348,7 @@ _wrapping(
 @_wrapping(
     "sent-again",
     "a batch without an answer is written once more, without asking what became of it",
-    settling.Proposer,
+    Proposer,
     "_settled",
 )
 def _sent_again(settled: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -12,13 +12,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from raftkv.errors import NotApplied
+from raftkv.plugin import Proposer
 from raftkv.testing.patching import replaced
 from raftkv_txqueue import (
     branches,
     dtx,
     ending,
     observers,
-    proposing,
     reading,
     session,
     sweeping,
@@ -244,7 +244,7 @@ patching(
 @wrapping(
     "sent-again",
     "a command without an answer is sent once more, without asking what became of it",
-    proposing.Proposer,
+    Proposer,
     "_settled",
 )
 def _sent_again(settled: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -1,8 +1,8 @@
-"""Proposals whose answer must not get lost, and those whose answer hardly matters.
+"""Proposals whose answer must not get lost.
 
 `Host.propose` may end without a verdict: the answer was lost, the leader has changed, time was up.
 Then the number of the proposal is settled (`Host.outcome`): applied with this result, refused, or
-never to be applied. Only then may it be proposed again.
+never to be applied. Only then may it be proposed again, so that nothing is done twice.
 
 With a node's life ends its session, and its answers with it: "expired". Then too it will not be
 applied any more, but whether it was nobody remembers; the state has to tell (`Lost`).
@@ -10,11 +10,11 @@ applied any more, but whether it was nobody remembers; the state has to tell (`L
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from raftkv.errors import (
+from .errors import (
     NotApplied,
     OutcomeExpired,
     OutcomeUnknown,
@@ -25,9 +25,9 @@ from raftkv.errors import (
     Stopped,
     TooLarge,
 )
-from raftkv.plugin import Host
 
-from .metrics import Counters
+if TYPE_CHECKING:
+    from .plugin import Counters, Host
 
 __all__ = ["AGAIN", "RETRY_FIRST_S", "RETRY_MAX_S", "Lost", "Proposer"]
 
@@ -39,12 +39,14 @@ RETRY_MAX_S: Final = 1.0
 AGAIN: Final = (SessionExpired, StaleIncarnation, OutcomeExpired, SequenceTooFar)
 
 
-class Lost(Exception):
-    """The proposal was applied or will never be, and nobody remembers which."""
+class Lost(OutcomeUnknown):
+    """The proposal was applied or will never be, and nobody remembers which: look at the state."""
+
+    code = "proposal_lost"
 
 
 class Proposer:
-    """Proposes until there is a verdict. One per node."""
+    """Proposes until there is a verdict. One per node. Deadlines are of `runtime.monotonic`."""
 
     def __init__(self, host: Host, counters: Counters) -> None:
         self._host = host
@@ -53,12 +55,12 @@ class Proposer:
     async def once(self, command: msgspec.Struct, deadline: float | None = None) -> Any:
         """The command's result; an unknown outcome is settled first.
 
-        Raises `Refused` kinds, `NotApplied` kinds (nothing happened, those of an ended life are
-        `NotApplied` too), and `Lost`. With a deadline (of the monotonic clock) also OutcomeUnknown.
+        Raises `Refused` kinds, `NotApplied` kinds (nothing happened; those of an ended life are
+        `NotApplied` too), `Lost`, and with a deadline OutcomeUnknown. Without one it goes on until
+        there is a verdict.
         """
-        left_s = self._left(deadline)
         try:
-            return await self._host.propose(command, timeout_s=left_s)
+            return await self._host.propose(command, timeout_s=self._left(deadline))
         except OutcomeUnknown as error:
             self._counters.add("unknown_outcomes")
             return _typed(await self._settled(error, deadline), command)
@@ -66,13 +68,18 @@ class Proposer:
             raise NotApplied(f"this node begins a new life: {error}") from None
 
     async def until_verdict(self, command: msgspec.Struct, deadline: float) -> Any:
-        """The same, proposed again while nothing has happened, up to the deadline."""
+        """The same, proposed again while nothing has happened, up to the deadline.
+
+        What is `Lost` is an OutcomeUnknown to whoever calls this.
+        """
         delay_s = RETRY_FIRST_S
         while True:
             try:
                 return await self.once(command, deadline)
             except (TooLarge, Stopped):
                 raise
+            except Lost as lost:
+                raise OutcomeUnknown(str(lost)) from None
             except NotApplied:
                 if self._host.runtime.monotonic() + delay_s >= deadline:
                     raise
@@ -82,14 +89,15 @@ class Proposer:
     async def _settled(self, error: OutcomeUnknown, deadline: float | None) -> Any:
         delay_s = RETRY_FIRST_S
         while True:
-            left_s = self._left(deadline)
             try:
-                outcome = await self._host.outcome(error.session, error.seq, timeout_s=left_s)
+                outcome = await self._host.outcome(
+                    error.session, error.seq, timeout_s=self._left(deadline)
+                )
                 break
             except Stopped:
                 raise error from None
             except (NotApplied, OutcomeUnknown, Refused) as again:
-                self._host.log.debug("limbo: settling a proposal waits: %s", type(again).__name__)
+                self._host.log.debug("settling a proposal waits: %s", type(again).__name__)
             if deadline is not None and self._host.runtime.monotonic() + delay_s >= deadline:
                 raise error
             await self._host.runtime.sleep(delay_s)
@@ -102,7 +110,10 @@ class Proposer:
             raise outcome.result
         if outcome.verdict == "not_applied":
             raise NotApplied("the proposal was lost, and nothing happened")
-        raise Lost
+        raise Lost(
+            "this node was declared dead while the proposal was under way, and nobody remembers "
+            "whether it was applied: look at the state"
+        )
 
     def _left(self, deadline: float | None) -> float | None:
         """Seconds to the deadline; a little at least, so that what is late is still tried once."""

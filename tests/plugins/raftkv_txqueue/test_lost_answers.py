@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from raftkv.errors import NotApplied, OutcomeUnknown, StaleIncarnation, TooLarge
-from raftkv.plugin import Outcome
+from raftkv.plugin import Lost, Outcome
 from raftkv_txqueue.commands import Declared, DeclareQueue, Message, Publish, Published
-from raftkv_txqueue.proposing import Lost
 from raftkv_txqueue.refusals import SessionEnded, UnknownQueue
 from tests.plugins.raftkv_txqueue.fakes import Cluster, story, tag_of, until
 
