@@ -161,6 +161,7 @@ class Hosting:
         self.hosts: dict[str, NodeHost] = {}
         self.services: dict[str, Service] = {}
         self.leads = False
+        self._stopped = False
         self.hook_faults = 0
         self._repeats = Repeats(node.runtime.monotonic)
         self._told_faults = 0
@@ -215,6 +216,7 @@ class Hosting:
 
     async def stop(self) -> None:
         self.set_leads(False)
+        self._stopped = True
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._progress_hooks.clear()
@@ -279,7 +281,8 @@ class Hosting:
 
     def set_leads(self, leads: bool) -> None:
         """on_leader once all before its term is applied; on_follower as soon as it ended."""
-        if leads == self.leads:
+        # The engine stops after the services: what it still applies must not start them again.
+        if leads == self.leads or self._stopped:
             return
         self.leads = leads
         for service in self.services.values():

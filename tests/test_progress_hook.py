@@ -87,6 +87,42 @@ def test_a_service_need_not_hear_of_all_that_its_plugin_uses() -> None:
     assert not captured
 
 
+class Leading(Listening):
+    """Starts its work with the office, as services do."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.told: list[str] = []
+
+    def on_leader(self) -> None:
+        self.told.append("leader")
+        self.host.spawn(asyncio.Event().wait(), "for ever")  # type: ignore[arg-type]
+
+    def on_follower(self) -> None:
+        self.told.append("follower")
+
+    async def stop(self) -> None:
+        self.told.append("stop")
+
+
+def test_a_service_that_was_stopped_is_not_told_that_it_leads() -> None:
+    """The engine goes on for a moment, and an entry that it applies then may be the last before
+    this node's term: a task that is spawned then would be nobody's."""
+
+    async def main() -> None:
+        toy = Toy(Leading)
+        async with LocalCluster(cores=1, plugins=[toy], fsync="off") as cluster:
+            hosting = cluster.nodes[0].hosting
+            await hosting.stop()
+            hosting.set_leads(True)
+        assert isinstance(toy.made, Leading)
+        # Stopped by us, and by the cluster.
+        assert toy.made.told == ["leader", "follower", "stop", "stop"]
+        assert hosting._tasks == set()
+
+    asyncio.run(main())
+
+
 def test_a_hook_that_fails_stops_nothing() -> None:
     service, _, faults = asyncio.run(run(Failing))
     assert faults == len(service.indexes) >= 10
