@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import blocking
-    from .client import Client
+    from .client import Client, ClientStream, ClientTls, DoorAnswer
     from .collector import tune_gc
     from .config import Limits, NodeConfig, RaftTimes, TlsFiles, load_config
     from .errors import (
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Client",
+    "ClientStream",
+    "ClientTls",
     "ConfigError",
+    "DoorAnswer",
     "KVApi",
     "KeyValue",
     "Limits",
@@ -54,7 +57,7 @@ __all__ = [
 # this against the imports above.
 _HOMES: dict[str, tuple[str, ...]] = {
     "blocking": (),
-    "client": ("Client",),
+    "client": ("Client", "ClientStream", "ClientTls", "DoorAnswer"),
     "collector": ("tune_gc",),
     "config": ("Limits", "NodeConfig", "RaftTimes", "TlsFiles", "load_config"),
     "errors": (

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from .client import Client
 from .kv import KV
 from .leases import Leases
+from .streams import Stream
 from .watch import Watch
 
 if TYPE_CHECKING:
     from .node import Node
 
-__all__ = ["KV", "Client", "Leases", "Node", "Watch"]
+__all__ = ["KV", "Client", "Leases", "Node", "Stream", "Watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from raftkv.plugin import Outcome
 from .kv import KV
 from .leases import Leases
 from .portal import Portal
+from .streams import Stream
 
 if TYPE_CHECKING:
     from raftkv.membership import Listing
@@ -114,6 +115,26 @@ class Client:
         return self._portal.call(
             self._client.call(method, path, body, at=at, repeat=repeat, timeout_s=timeout_s)
         )
+
+    def stream(
+        self,
+        method: Literal["GET", "PUT", "POST", "DELETE"],
+        path: str,
+        body: Any = None,
+        *,
+        at: str | None = None,
+        repeat: bool = False,
+        timeout_s: float | None = None,
+    ) -> Stream:
+        """A request to a plugin's route that is answered with lines, for as long as there are any.
+
+        The arguments are those of `call`; the deadline is for the beginning. What is no stream of
+        lines (a refusal) is the stream's `answer`. Close the stream, or use it as a block.
+        """
+        made = self._portal.call(
+            self._client.stream(method, path, body, at=at, repeat=repeat, timeout_s=timeout_s)
+        )
+        return Stream(self._portal, made)
 
     def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         """What became of a write of this client that ended in `Timeout`.

@@ -3,7 +3,16 @@
 from .client import Client, DoorAnswer
 from .kv import ClientKV
 from .leases import ClientLeases
+from .streams import ClientStream
 from .tls import ClientTls
 from .watch import ClientWatch
 
-__all__ = ["Client", "ClientKV", "ClientLeases", "ClientTls", "ClientWatch", "DoorAnswer"]
+__all__ = [
+    "Client",
+    "ClientKV",
+    "ClientLeases",
+    "ClientStream",
+    "ClientTls",
+    "ClientWatch",
+    "DoorAnswer",
+]

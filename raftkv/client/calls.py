@@ -314,6 +314,44 @@ class Caller:
             if url or not (repeat or isinstance(last, NotApplied)):
                 raise last
 
+    async def ask_stream(
+        self,
+        method: bytes,
+        path: bytes,
+        body: bytes,
+        *,
+        url: str | None,
+        repeat: bool,
+        deadline: float,
+    ) -> tuple[Place, Answer, LineStream]:
+        """As `ask`, for an answer of lines; without any if its status is not 200.
+
+        It holds a connection for as long as it lasts, and none of the places of calls.
+        """
+        last: RaftkvError | None = None
+        while True:
+            place = self._place(url) if url else await self._next_place(deadline, last)
+            if place is None:
+                raise last or NoLeader("the deadline passed before the request could be sent")
+            limit = deadline if url or not repeat else self._try_until(deadline)
+            try:
+                answer, lines = await place.http.open_stream(
+                    path, body, deadline=limit, method=method
+                )
+            except Unsent as error:
+                last = PeerUnreachable(str(error))
+            except Broken as error:
+                last = Timeout(f"{place.http.url}: {error}")
+            else:
+                failed = _no_answer(place.http.url, answer)
+                if failed is None:
+                    self._worked(place)
+                    return place, answer, lines
+                last = failed
+            self.failed(place)
+            if url or not (repeat or isinstance(last, NotApplied)):
+                raise last
+
     def _place(self, url: str) -> Place:
         for place in self._places:
             if place.http.url == url.rstrip("/"):

@@ -28,6 +28,7 @@ from .http import ANSWER_BYTES_MAX
 from .kv import ClientKV
 from .leases import ClientLeases
 from .sessions import Session
+from .streams import ClientStream
 from .tls import ClientTls, context_of
 
 if TYPE_CHECKING:
@@ -159,6 +160,38 @@ class Client:
             return DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
         except msgspec.DecodeError:
             raise Timeout(f"the answer to {method} {path} is not JSON: a proxy's?") from None
+
+    async def stream(
+        self,
+        method: Literal["GET", "PUT", "POST", "DELETE"],
+        path: str,
+        body: Any = None,
+        *,
+        at: str | None = None,
+        repeat: bool = False,
+        timeout_s: float | None = None,
+    ) -> ClientStream:
+        """A request to a plugin's route that is answered with lines, for as long as there are any.
+
+        The arguments are those of `call`; the deadline is for the beginning. What is no stream of
+        lines (a refusal) is the stream's `answer`. Close the stream, or use it as a block. Raises
+        as `call` does. No line may exceed `answer_bytes_max`.
+        """
+        place, answer, lines = await self._caller.ask_stream(
+            method.encode("ascii"),
+            path.encode("ascii"),
+            b"" if body is None else msgspec.json.encode(body),
+            url=at,
+            repeat=repeat,
+            deadline=self._caller.deadline(timeout_s),
+        )
+        if answer.status == 200:
+            return ClientStream(place.http.url, lines, None)
+        try:
+            said = DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
+        except msgspec.DecodeError:
+            raise Timeout(f"the answer to {method} {path} is not JSON: a proxy's?") from None
+        return ClientStream(place.http.url, lines, said)
 
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         """What became of a write of this client that ended in `Timeout`.

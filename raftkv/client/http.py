@@ -31,6 +31,7 @@ __all__ = [
     "ANSWER_BYTES_MAX",
     "Answer",
     "Broken",
+    "Ended",
     "Excess",
     "HttpEndpoint",
     "LineStream",
@@ -54,6 +55,10 @@ class Unsent(Exception):
 
 class Broken(Exception):
     """The connection ended before the answer did; the request may have been carried out."""
+
+
+class Ended(Broken):
+    """The other side has ended a stream as it should be."""
 
 
 class Excess(Broken):
@@ -130,7 +135,7 @@ class _Connection(asyncio.Protocol):
         waiter, self.waiter = self.waiter, None
         self.reusable = bool(self._parser.should_keep_alive())
         if self.stream is not None and self.stream.flowing:
-            self.stream.end("the stream was ended by the node")
+            self.stream.end("the stream was ended by the node", Ended)
             self.close()
         elif waiter is not None and not waiter.done():
             waiter.set_result(Answer(self._parser.get_status_code(), b"".join(self._parts)))
@@ -172,6 +177,7 @@ class LineStream:
         self._rest_size = 0
         self._arrived = asyncio.Event()
         self._ended: str | None = None
+        self._kind: type[Broken] = Broken
         self._paused = False
         self.flowing = False
 
@@ -197,17 +203,17 @@ class LineStream:
             assert self._connection.transport is not None
             self._connection.transport.pause_reading()
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, kind: type[Broken] = Broken) -> None:
         """No more will come; what has arrived is still given."""
         if self._ended is None:
-            self._ended = reason
+            self._ended, self._kind = reason, kind
             self._arrived.set()
 
     async def next(self) -> bytes:
         """The next line. Raises Broken once there are no more."""
         while not self._lines:
             if self._ended is not None:
-                raise Broken(self._ended)
+                raise self._kind(self._ended)
             self._arrived.clear()
             await self._arrived.wait()
         line = self._lines.popleft()
@@ -275,10 +281,16 @@ class HttpEndpoint:
         return answer
 
     async def open_stream(
-        self, target: bytes, body: bytes, headers: bytes = b"", *, deadline: float
+        self,
+        target: bytes,
+        body: bytes,
+        headers: bytes = b"",
+        *,
+        deadline: float,
+        method: bytes = b"POST",
     ) -> tuple[Answer, LineStream]:
-        """POST, and the lines that are answered. Status other than 200: an ordinary answer, and a
-        stream without lines. The deadline is for its beginning. Raises Unsent or Broken."""
+        """One request, and the lines that are answered. Status other than 200: an ordinary answer,
+        and a stream without lines. The deadline is for its beginning. Raises Unsent or Broken."""
         connection = await self._take(deadline)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Answer] = loop.create_future()
@@ -286,7 +298,7 @@ class HttpEndpoint:
         stream = connection.stream = LineStream(connection, self._bytes_max)
         self._busy.add(connection)
         try:
-            connection.send(self._head(b"POST", target, body, headers), body, waiter)
+            connection.send(self._head(method, target, body, headers), body, waiter)
             answer = await waiter
         except BaseException:
             stream.close()

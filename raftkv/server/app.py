@@ -327,7 +327,12 @@ class App:
             finally:
                 self.requests -= 1
             if response.stream is not None:
-                await stream_out(response, response.stream, receive, send)
+                # Those of plugins are few and bounded by them: counted here, not limited.
+                self.streams += 1
+                try:
+                    await stream_out(response, response.stream, receive, send, self._stopping)
+                finally:
+                    self.streams -= 1
             else:
                 await self._send(send, response.status, encoded(response))
 

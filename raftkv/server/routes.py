@@ -20,6 +20,7 @@ from raftkv.errors import ConfigError, NotApplied, OutcomeUnknown, Refused, TooL
 from raftkv.plugin import Request, Response, Route
 
 from .answers import INTERNAL, JSON_TYPE, failure_body, failure_of
+from .streams import STOP_TIMEOUT_S
 
 __all__ = ["PluginRoutes", "RouteTable", "answer_to", "stream_out"]
 
@@ -131,22 +132,34 @@ async def stream_out(
     stream: AsyncIterator[bytes],
     receive: Callable[[], Awaitable[Message]],
     send: Callable[[Message], Awaitable[None]],
+    stopping: asyncio.Event,
 ) -> None:
-    """Send a stream until it ends or the client goes; the stream is closed in either case."""
-    await send({"type": "http.response.start", "status": response.status, "headers": [JSON_TYPE]})
+    """Send a stream until it ends, the client goes, or the door is `stopping`.
+
+    The stream is closed in either case.
+    """
     loop = asyncio.get_running_loop()
-    pump = loop.create_task(_pump(stream, send))
+    pump = loop.create_task(_pump(response.status, stream, send))
     # The body has been read, so the next message says that the client has gone.
     gone = loop.create_task(_receive(receive))
+    stopped = loop.create_task(_wait(stopping))
+    tasks = (pump, gone, stopped)
     try:
-        await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if pump.done():
             pump.result()
             await send({"type": "http.response.body", "body": b""})
+        elif not gone.done():
+            # A proper end, if the client takes it: it need not think that something broke.
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await send({"type": "http.response.body", "body": b""})
     finally:
-        for task in (pump, gone):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(pump, gone, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         close = getattr(stream, "aclose", None)
         if close is not None:
             with contextlib.suppress(RuntimeError):  # it is closed already
@@ -157,6 +170,13 @@ async def _receive(receive: Callable[[], Awaitable[Message]]) -> None:
     await receive()
 
 
-async def _pump(stream: AsyncIterator[bytes], send: Callable[[Message], Awaitable[None]]) -> None:
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _pump(
+    status: int, stream: AsyncIterator[bytes], send: Callable[[Message], Awaitable[None]]
+) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [JSON_TYPE]})
     async for part in stream:
         await send({"type": "http.response.body", "body": part, "more_body": True})
