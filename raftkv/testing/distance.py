@@ -125,7 +125,7 @@ class Distance:
             # A side that has said all it wants to say may still be answered.
             await asyncio.gather(there, back)
         except OSError:
-            pass
+            pass  # one side is gone, and so is the other, below
         finally:
             there.cancel()
             back.cancel()

@@ -25,7 +25,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
             writer.write(chunk)
             await writer.drain()
     except OSError:
-        pass
+        pass  # cut
     finally:
         writer.close()
 
@@ -158,7 +158,7 @@ def test_a_target_that_does_not_read_stops_the_sender() -> None:
                     sent += 1_000_000
                     await asyncio.wait_for(writer.drain(), 1)
             except TimeoutError:
-                pass
+                pass  # the sender was stopped
             assert sent < 4 * BUFFER_BYTES
             release.set()
             writer.transport.abort()
