@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import sys
-import time
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 import typer
 
-from raftkv.errors import RaftkvError
-
 from .options import Directory, Format, examples, formatted, group
 
-if TYPE_CHECKING:
-    from .devcluster import DevCluster
-
 __all__ = ["app"]
-
-# How often the status table is drawn anew.
-WATCH_INTERVAL_S: Final = 0.5
 
 app = group("A development cluster on this machine, in one directory.")
 
@@ -56,68 +45,23 @@ def up(
     Show it until Ctrl-C ends it, or return with --detach, once writes succeed.
     """
     from .devcluster import DevCluster
-    from .output import print_status
+    from .foreground import bring_up
 
     dev = DevCluster(directory)
-    with _stop_on_sigterm() if not detach else contextlib.nullcontext():
-        try:
-            shape = dev.up(
-                cores=cores,
-                replicants=replicants,
-                fsync=fsync,
-                tls=True if tls else None,
-                timeout_s=timeout_s,
-                progress=lambda line: typer.echo(line, err=True),
-            )
-            size = f"{shape.cores} cores and {shape.replicants} replicants"
-            typer.echo(f"{size} take writes; directory {dev.directory}", err=True)
-            if not detach:
-                _watch(dev)
-        except KeyboardInterrupt:
-            typer.echo("stopping", err=True)
-            dev.down()
-        except RaftkvError:
-            # In the foreground nothing outlives the command; detached nodes stay to be looked at.
-            if not detach and dev.exists:
-                dev.down()
-            raise
-    if detach:
-        print_status(dev.status())
 
+    def start(progress: Callable[[str], None]) -> list[str]:
+        shape = dev.up(
+            cores=cores,
+            replicants=replicants,
+            fsync=fsync,
+            tls=True if tls else None,
+            timeout_s=timeout_s,
+            progress=progress,
+        )
+        size = f"{shape.cores} cores and {shape.replicants} replicants"
+        return [f"{size} take writes; directory {dev.directory}"]
 
-@contextlib.contextmanager
-def _stop_on_sigterm() -> Any:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _watch(dev: DevCluster) -> None:
-    """Show the status until Ctrl-C, or until the last node has ended."""
-    from .output import console, print_status, status_table
-
-    found = dev.status()
-    shown: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if sys.stdout.isatty():
-        from rich.live import Live
-
-        shown = Live(status_table(found), console=console(), auto_refresh=False)
-    else:
-        # Into a file or a pipe the table goes once: it cannot be drawn over there.
-        print_status(found)
-        sys.stdout.flush()
-    with shown as live:
-        while any(node.running for node in found.nodes):
-            time.sleep(WATCH_INTERVAL_S)
-            found = dev.status()
-            if live is not None:
-                live.update(status_table(found), refresh=True)
-    typer.echo("no node is running any more", err=True)
+    bring_up(dev, start, detach=detach)
 
 
 @app.command(epilog=examples("raftkv cluster status --dir demo --json"))

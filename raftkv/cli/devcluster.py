@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
@@ -32,7 +32,7 @@ from raftkv.errors import ConfigError, NodeFault, NotApplied, RaftkvError
 
 from . import processes
 from .door_client import DoorClient, request
-from .layout import ClusterShape, Fsync, lay_out, read_shape, shape_path
+from .layout import ClusterShape, Fsync, lay_out, read_shape, set_options, shape_path
 
 __all__ = ["ClusterShape", "ClusterStatus", "DevCluster", "NodeStatus"]
 
@@ -150,6 +150,12 @@ class DevCluster:
         shape = msgspec.convert({"cores": 3, "replicants": 3, **given}, ClusterShape)
         lay_out(self.directory, shape, plugins)
         return shape
+
+    def set_options(self, options: Mapping[str, Mapping[str, Any]]) -> None:
+        """What the plugins shall know locally (plugin -> its options), at all nodes from their next
+        start on; what was set before is replaced. Raises `ConfigError` if a node cannot read it."""
+        for name in self.names:
+            set_options(self.config_path(name), options)
 
     # ---- starting and stopping ------------------------------------------------------------------
 
@@ -297,6 +303,10 @@ class DevCluster:
             nodes = list(pool.map(lambda name: self._node_status(name, timeout_s), names))
         named = [(node.term or 0, node.leader) for node in nodes if node.leader is not None]
         return ClusterStatus(nodes=nodes, leader=max(named)[1] if named else None)
+
+    def statuses(self) -> list[tuple[str, ClusterStatus]]:
+        """The status of the one cluster that this is (foreground.py)."""
+        return [("", self.status())]
 
     def _node_status(self, name: str, timeout_s: float) -> NodeStatus:
         config = self.config(name)

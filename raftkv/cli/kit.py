@@ -27,28 +27,35 @@ import typer
 
 from raftkv.errors import ConfigError, RaftkvError
 
-from .options import At, connected, examples, group
+from .options import At, Directory, Format, connected, examples, formatted, group
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable, Sequence
 
+    from .localclusters import LocalClusters
     from .output import Row
 
 __all__ = [
     "Ask",
     "At",
+    "Directory",
+    "Format",
     "Stage",
+    "bring_up",
     "cell",
     "connected",
     "examples",
+    "formatted",
     "group",
+    "local_clusters",
     "note",
     "path_part",
     "print_json",
     "print_table",
     "say",
     "shown",
+    "wait_for",
     "while_waiting",
 ]
 
@@ -56,6 +63,8 @@ T = TypeVar("T")
 
 # How often the progress is asked for.
 LOOK_S: Final = 0.3
+# How often a condition is looked at.
+POLL_S: Final = 0.1
 
 
 class Ask:
@@ -161,6 +170,41 @@ def _reporting() -> Iterator[Callable[[Stage], None]]:
             note(stage.text)
 
     yield line
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Look until the condition holds, or the time is up: whether it did."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+# --- clusters on this machine ---------------------------------------------------------------------
+
+
+def local_clusters(directory: str) -> LocalClusters:
+    """Several development clusters in one directory, for plugins whose clusters speak to each
+    other: `up` gives each of them options that name the others' endpoints."""
+    from .localclusters import LocalClusters
+
+    return LocalClusters(directory)
+
+
+def bring_up(
+    clusters: LocalClusters,
+    start: Callable[[Callable[[str], None]], Sequence[str]],
+    *,
+    detach: bool,
+) -> None:
+    """Run `start` and show the clusters until Ctrl-C stops them, as `raftkv cluster up` does; with
+    `detach` they go on. `start` gets what shows its progress, and gives lines that are said once
+    it is done."""
+    from .foreground import bring_up
+
+    bring_up(clusters, start, detach=detach)
 
 
 # What is drawn, quoted and sent is imported late: `--help` needs none of it.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from typing import Final, Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -14,7 +15,15 @@ from raftkv.errors import ConfigError
 
 from . import processes
 
-__all__ = ["ClusterShape", "Fsync", "lay_out", "read_shape", "shape_path"]
+__all__ = [
+    "ClusterShape",
+    "Fsync",
+    "lay_out",
+    "read_shape",
+    "set_options",
+    "several_path",
+    "shape_path",
+]
 
 Fsync = Literal["on", "off"]
 
@@ -24,6 +33,8 @@ CLUSTER: Final = "dev"
 CERTIFICATES: Final = "certs"
 # All nodes share one machine; more of them show nothing that fewer do not.
 NODES_MAX: Final = 31
+# What stands below it in a node.toml is written anew by each `set_options`.
+OPTIONS_MARK: Final = "# What plugins know locally."
 
 
 class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +57,11 @@ def shape_path(directory: str) -> str:
     return os.path.join(directory, "cluster.json")
 
 
+def several_path(directory: str) -> str:
+    """The file whose presence says that there are several clusters (localclusters.py)."""
+    return os.path.join(directory, "clusters.json")
+
+
 def read_shape(directory: str) -> ClusterShape:
     """The shape of the cluster in `directory`; `ConfigError` if there is none."""
     path = shape_path(directory)
@@ -53,6 +69,10 @@ def read_shape(directory: str) -> ClusterShape:
         with open(path, "rb") as file:
             return msgspec.json.decode(file.read(), type=ClusterShape)
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.exists(several_path(directory)):
+            raise ConfigError(
+                f"there are several clusters in {directory}: name the directory of one, below it"
+            ) from None
         raise ConfigError(
             f"there is no cluster in {directory}: start one with "
             f"raftkv cluster up --dir {directory}"
@@ -121,3 +141,44 @@ def _toml(
         lines.append(f'certificate = "../{CERTIFICATES}/{name}.pem"')
         lines.append(f'key = "../{CERTIFICATES}/{name}.key"')
     return "\n".join(lines) + "\n"
+
+
+def set_options(path: str, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the options of plugins into a node's file; what was written before is replaced.
+
+    Values are texts, numbers, truth values, arrays of them, and mappings. Raises `ConfigError` if
+    the node could not read the result; the file is as it was then.
+    """
+    with open(path, encoding="utf-8") as file:
+        text, _, _ = file.read().partition(f"\n{OPTIONS_MARK}\n")
+    lines = [line for name, given in options.items() for line in _table(("options", name), given)]
+    temporary = f"{path}.new"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write("\n".join([text, OPTIONS_MARK, *lines, ""]) if lines else text)
+    try:
+        load_config(temporary)
+    except ConfigError:
+        os.unlink(temporary)
+        raise
+    os.rename(temporary, path)
+
+
+def _table(path: tuple[str, ...], given: Mapping[str, Any]) -> Iterator[str]:
+    """A table of TOML with its sub-tables, which come last there."""
+    yield f"[{'.'.join(map(_key, path))}]"
+    for key, value in given.items():
+        if not isinstance(value, Mapping):
+            yield f"{_key(key)} = {_quoted(value)}"
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield ""
+            yield from _table((*path, key), value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(value: Any) -> str:
+    """JSON's values are TOML's, but for letters beyond 16 bits written in two escapes."""
+    return json.dumps(value, ensure_ascii=False)

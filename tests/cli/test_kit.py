@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.cli.kit import Ask, At, Stage, path_part, shown, while_waiting
+from raftkv.cli.kit import Ask, At, Stage, path_part, shown, wait_for, while_waiting
 from raftkv.errors import ConfigError, NotApplied, RaftkvError, Refused, Timeout
 
 
@@ -156,3 +156,10 @@ def test_what_the_act_raises_is_raised() -> None:
 
     with pytest.raises(Refused, match="no"):
         while_waiting(act, lambda: Stage("waiting"))
+
+
+def test_a_condition_is_looked_at_until_it_holds_or_the_time_is_up() -> None:
+    looks = iter((False, False, True))
+    assert wait_for(lambda: next(looks), 30.0)
+    assert list(looks) == []
+    assert not wait_for(lambda: False, 0.05)
