@@ -180,7 +180,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # between nodes without [tls], for the HTTP door without the clients' certificates.
     insecure: bool = False
     # Those of this package. A plugin is active once all cores have it.
-    plugins: tuple[str, ...] = ("lcr", "calls", "conf", "limbo", "txqueue")
+    plugins: tuple[str, ...] = ("lcr", "calls", "conf", "limbo", "txqueue", "subscriptions")
     # What a plugin needs to know locally, by plugin name; the plugin checks it at start.
     options: dict[str, dict[str, Any]] = {}
     # The default deadline of a call that states none.

@@ -188,6 +188,11 @@ COMMANDS = "raftkv.cli.kit"
 TESTING = "raftkv.testing"
 
 
+def is_command(name: str) -> bool:
+    """`cli`, and the modules that it is divided into, `cli_...`."""
+    return name.rpartition(".")[2].partition("_")[0] == "cli"
+
+
 def private_of(package: str, found: Import) -> list[str]:
     """`from raftkv import kv` would bind a module that is not a public name."""
     return [n for n in found.names if n.startswith("_") or f"{package}.{n}" in MODULES]
@@ -201,7 +206,7 @@ def test_kv_and_plugins_import_public_names_only() -> None:
             if not within(each.module, "raftkv") or within(each.module, own):
                 continue
             private = private_of("raftkv", each)
-            if each.module == COMMANDS and name.rpartition(".")[2] == "cli":
+            if each.module == COMMANDS and is_command(name):
                 continue
             if within(each.module, TESTING) and within(name, *KITS):
                 continue

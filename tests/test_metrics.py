@@ -74,7 +74,9 @@ def kinds(text: str) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (raftkv_\S+) (\S+)$", text, re.M))
 
 
-OF_PLUGINS = ("raftkv_lcr", "raftkv_calls", "raftkv_conf", "raftkv_limbo", "raftkv_txqueue")
+OF_PLUGINS = tuple(
+    f"raftkv_{plugin}" for plugin in ("lcr", "calls", "conf", "limbo", "subscriptions", "txqueue")
+)
 
 
 def documented() -> dict[str, str]:

@@ -111,7 +111,7 @@ def test_the_wheel_installs_imports_and_loads_its_entry_points(wheel: Path, tmp_
     )
     assert probe.returncode == 0, probe.stderr
     assert "console_scripts raftkv" in probe.stdout
-    for plugin in ("calls", "conf", "lcr", "limbo", "txqueue"):
+    for plugin in ("calls", "conf", "lcr", "limbo", "subscriptions", "txqueue"):
         assert f"raftkv.plugins {plugin}" in probe.stdout
     command = str(Path(python).parent / "raftkv")
     shown = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)

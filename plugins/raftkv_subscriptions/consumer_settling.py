@@ -1,0 +1,130 @@
+"""What a consumer says of messages: acknowledged, or to be delivered again.
+
+While one command is under way, what is said meanwhile gathers, and goes into the log together: a
+program that acknowledges a thousand messages one by one, in as many tasks, takes a few commands.
+Acknowledgements are true whoever says them and may be repeated, so one whose outcome is lost is
+settled, and one that never happened is sent again, for as long as the consumer goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raftkv.errors import Refused
+
+from .commands import Ack, Acked, AckTo, Release, Released
+from .consumer_life import ConsumerLife
+from .counting import Counters
+from .line import Job, Line
+from .rows import ROWS_MAX
+
+__all__ = ["Settling"]
+
+
+class Settling:
+    """What one consumer says, in the order in which it does."""
+
+    def __init__(self, life: ConsumerLife, counters: Counters) -> None:
+        self._life = life
+        self._counters = counters
+        works = {
+            "ack": self._ack,
+            "ack_to": self._ack_to,
+            "release": self._release,
+            "detach": self._detach,
+        }
+        self._line = Line(life.host, counters, "consumer", works)
+
+    async def ack(self, positions: Sequence[int], timeout_s: float | None) -> int:
+        """The mark, as of the last of these."""
+        return max(await self._in_parts("ack", positions, timeout_s), default=0)
+
+    async def ack_to(self, position: int, timeout_s: float | None) -> int:
+        """The mark then."""
+        mark: int = await self._line.do("ack_to", position, timeout_s)
+        return mark
+
+    async def release(self, positions: Sequence[int], timeout_s: float | None) -> int:
+        """How many of these it held."""
+        return sum(await self._in_parts("release", positions, timeout_s))
+
+    async def detach(self, timeout_s: float | None) -> None:
+        """End it, after what was said before."""
+        await self._line.do("detach", None, timeout_s, must=True)
+
+    def end(self, error: Exception) -> None:
+        """The consumer has ended."""
+        self._line.fail_waiting(error)
+
+    def stop(self) -> None:
+        """The node stops."""
+        self._line.stop()
+
+    async def _in_parts(
+        self, kind: str, positions: Sequence[int], timeout_s: float | None
+    ) -> list[int]:
+        runtime = self._life.host.runtime
+        deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
+        said: list[int] = []
+        for start in range(0, len(positions), ROWS_MAX):
+            part = tuple(positions[start : start + ROWS_MAX])
+            left_s = None if deadline is None else deadline - runtime.monotonic()
+            said.append(await self._line.do(kind, part, left_s, rows=len(part)))
+        return said
+
+    # --- the work ---
+
+    async def _ack(self, jobs: Sequence[Job]) -> None:
+        positions = tuple(sorted({position for job in jobs for position in job.part}))
+        command = Ack(self._life.topic, self._life.sub, positions, self._life.id)
+        acked = await self._together(jobs, command, self._ack)
+        if acked is not None:
+            self._counters.add("acked", len(positions))
+            for job in jobs:
+                job.succeed(acked.mark)
+
+    async def _ack_to(self, jobs: Sequence[Job]) -> None:
+        position = max(job.part for job in jobs)
+        command = AckTo(self._life.topic, self._life.sub, position, self._life.id)
+        acked = await self._together(jobs, command, self._ack_to)
+        if acked is not None:
+            for job in jobs:
+                job.succeed(acked.mark)
+
+    async def _together(self, jobs: Sequence[Job], command: Ack | AckTo, work: Any) -> Acked | None:
+        """For all of them, or, if that is refused, for each by itself."""
+        try:
+            acked: Acked = await self._life.ask(command, again=lambda: True)
+        except Refused as error:
+            if len(jobs) == 1 or self._life.ended:
+                for job in jobs:
+                    job.fail(error)
+                return None
+            for job in jobs:
+                await work([job])
+            return None
+        self._counters.add("ack_commands")
+        return acked
+
+    async def _release(self, jobs: Sequence[Job]) -> None:
+        locks = self._life.host.view().table("locks")
+        held: set[int] = set()
+        shares: list[int] = []
+        for job in jobs:
+            mine = {p for p in job.part if (self._life.id, p) in locks} - held
+            held |= mine
+            shares.append(len(mine))
+        positions = tuple(sorted({position for job in jobs for position in job.part}))
+        released: Released = await self._life.ask(
+            Release(self._life.id, positions), again=lambda: True
+        )
+        self._counters.add("nacked", released.done)
+        for job, share in zip(jobs, shares, strict=True):
+            job.succeed(released.done if len(jobs) == 1 else share)
+
+    async def _detach(self, jobs: Sequence[Job]) -> None:
+        await self._life.detach()
+        self._life.end()
+        for job in jobs:
+            job.succeed(None)

@@ -1,0 +1,1 @@
+"""What tests and storms of replicated subscriptions are made of."""

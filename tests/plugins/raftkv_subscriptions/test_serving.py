@@ -1,0 +1,259 @@
+"""The source's side of links: who is served, who is not, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import pytest
+
+from raftkv.errors import NotApplied, Stopped
+from raftkv.plugin import Request
+from raftkv_subscriptions.commands import PutRegion
+from raftkv_subscriptions.links import serving as serving_module
+from raftkv_subscriptions.links.door import link_routes
+from raftkv_subscriptions.links.errors import LinkRefused
+from raftkv_subscriptions.links.frames import (
+    PROTOCOL,
+    Alive,
+    Bye,
+    Frame,
+    Hello,
+    LinkReport,
+    LinkRequest,
+    MessagesFrame,
+    TopicFrame,
+    decode,
+)
+from raftkv_subscriptions.links.serving import Serving
+from tests.plugins.raftkv_subscriptions.link_worlds import World, links
+
+ALONE: dict[str, dict[str, str]] = {"a": {}}
+
+
+def serving_of(world: World, node: str = "core1") -> Serving:
+    found: Serving = world["a"].nodes[node].service.serving  # type: ignore[attr-defined]
+    return found
+
+
+async def frames_of(lines: AsyncGenerator[bytes, None], count: int) -> list[Frame]:
+    return [decode(await anext(lines)) for _ in range(count)]
+
+
+def is_at_rest(serving: Serving) -> bool:
+    return len(serving) == 0 and serving._unlisten is None and serving._beating is None
+
+
+@links(shape=ALONE, connected=False)
+async def test_who_is_not_served_hears_why(world: World) -> None:
+    serving = serving_of(world)
+    for region, reason in (("b", "unknown_region"), ("a", "own_region")):
+        with pytest.raises(LinkRefused) as caught:
+            await serving.open(LinkRequest(region=region))
+        assert caught.value.reason == reason
+        with pytest.raises(LinkRefused):
+            await serving.report(LinkReport(region, {}))
+    await world.propose("a", PutRegion("b", "excluded"))
+    with pytest.raises(LinkRefused, match="is excluded in a") as caught:
+        await serving.open(LinkRequest(region="b"))
+    assert caught.value.reason == "region_excluded"
+    await world.propose("a", PutRegion("b", "active"))
+    with pytest.raises(LinkRefused) as caught:
+        await serving.open(LinkRequest(region="b", protocol=PROTOCOL + 1))
+    assert caught.value.reason == "protocol"
+    assert is_at_rest(serving)
+
+
+@links(shape=ALONE, connected=False)
+async def test_a_stream_tells_what_is_there_and_then_what_comes(world: World) -> None:
+    await world.propose("a", PutRegion("b"))
+    await world.declare("a", "t")
+    await world.declare("a", "private", replicated=False)
+    await world.publish("a", "t", "x", "y", "z")
+    serving = serving_of(world)
+    lines = await serving.open(LinkRequest(region="b", topics={"t": (("a", 1),)}))
+    hello, topic, messages, alive = await frames_of(lines, 4)
+    assert hello == Hello("a", "core1")
+    assert isinstance(topic, TopicFrame)
+    assert (topic.topic, topic.head) == ("t", (("a", 3),))
+    assert isinstance(messages, MessagesFrame)
+    assert [part.seq for part in messages.parts] == [2, 3]  # type: ignore[union-attr]
+    assert isinstance(alive, Alive)
+    assert (alive.mode, dict(alive.heads)) == ("vector", {"t": (("a", 3),)})
+    loop = asyncio.get_running_loop()
+    coming = asyncio.ensure_future(anext(lines))
+    await asyncio.sleep(0.5)
+    await world.publish("a", "t", "w")
+    began = loop.time()
+    assert isinstance(decode(await coming), MessagesFrame)
+    assert loop.time() - began < 0.002
+    # A topic that is replicated later, and one that is made.
+    await world.declare("a", "private", replicated=True)
+    (frame,) = await frames_of(lines, 1)
+    assert isinstance(frame, TopicFrame)
+    assert frame.topic == "private"
+    await lines.aclose()
+    assert is_at_rest(serving)
+
+
+@links(shape=ALONE, connected=False)
+async def test_a_paused_topic_is_announced_and_no_more(world: World) -> None:
+    await world.propose("a", PutRegion("b"))
+    await world.declare("a", "t")
+    await world.publish("a", "t", "x")
+    lines = await serving_of(world).open(LinkRequest(region="b", paused=("t",)))
+    kinds = [type(frame) for frame in await frames_of(lines, 5)]
+    assert kinds == [Hello, TopicFrame, Alive, Alive, Alive]
+    await lines.aclose()
+
+
+@links(shape=ALONE, connected=False)
+async def test_nothing_is_left_of_streams_that_were_given_up(world: World) -> None:
+    """Never read, cancelled while it waits, closed in the midst."""
+    await world.propose("a", PutRegion("b"))
+    serving = serving_of(world)
+    unread = await serving.open(LinkRequest(region="b"))
+    await unread.aclose()
+    assert is_at_rest(serving)
+    lines = await serving.open(LinkRequest(region="b"))
+    await frames_of(lines, 2)
+    waiting = asyncio.ensure_future(anext(lines))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert is_at_rest(serving)
+    with pytest.raises(StopAsyncIteration):
+        await anext(lines)
+    await asyncio.sleep(5)
+    assert not any("alive" in task.get_name() for task in asyncio.all_tasks())
+
+
+@links(shape=ALONE, connected=False)
+async def test_the_third_stream_of_a_region_ends_the_first(world: World) -> None:
+    for region in "bc":
+        await world.propose("a", PutRegion(region))
+    serving = serving_of(world)
+    streams = []
+    for region in "bcbb":
+        lines = await serving.open(LinkRequest(region=region))
+        await frames_of(lines, 2)
+        streams.append(lines)
+    (bye,) = await frames_of(streams[0], 1)
+    assert isinstance(bye, Bye)
+    assert bye.reason == "replaced"
+    for lines in streams[1:]:
+        (frame,) = await frames_of(lines, 1)
+        assert isinstance(frame, Alive)
+    assert len(serving) == 3
+    with pytest.raises(StopAsyncIteration):
+        await anext(streams[0])
+    assert len(serving) == 3
+    for lines in streams:
+        await lines.aclose()
+
+
+def test_there_are_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_module, "STREAMS_MAX", 1)
+
+    @links(shape=ALONE, connected=False)
+    async def story(world: World) -> None:
+        for region in "bc":
+            await world.propose("a", PutRegion(region))
+        lines = await serving_of(world).open(LinkRequest(region="b"))
+        await frames_of(lines, 1)
+        with pytest.raises(LinkRefused) as caught:
+            await serving_of(world).open(LinkRequest(region="c"))
+        assert caught.value.reason == "overloaded"
+        await lines.aclose()
+        await (await serving_of(world).open(LinkRequest(region="c"))).aclose()
+
+    story()
+
+
+@links(shape=ALONE, cores=3, connected=False)
+async def test_a_node_that_is_cut_off_ends_its_streams_and_begins_none(world: World) -> None:
+    await world.propose("a", PutRegion("b"))
+    serving = serving_of(world, "core2")
+    lines = await serving.open(LinkRequest(region="b"))
+    await frames_of(lines, 2)
+    world["a"].isolate("core2")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    (bye,) = await frames_of(lines, 1)
+    assert isinstance(bye, Bye)
+    assert bye.reason == "cut_off"
+    assert loop.time() - began < 8
+    with pytest.raises(NotApplied):
+        await serving.open(LinkRequest(region="b"))
+    world["a"].heal("core2")
+    await lines.aclose()
+    await (await serving.open(LinkRequest(region="b"))).aclose()
+
+
+@links(shape=ALONE, connected=False)
+async def test_an_excluded_region_is_hung_up_on_and_so_are_all_when_the_node_stops(
+    world: World,
+) -> None:
+    for region in "bc":
+        await world.propose("a", PutRegion(region))
+    serving = serving_of(world)
+    streams = [await serving.open(LinkRequest(region=region)) for region in "bc"]
+    for lines in streams:
+        await frames_of(lines, 2)
+    await world.propose("a", PutRegion("b", "excluded"))
+    (bye,) = await frames_of(streams[0], 1)
+    assert isinstance(bye, Bye)
+    assert bye.reason == "excluded"
+    serving.stop()
+    (bye,) = await frames_of(streams[1], 1)
+    assert isinstance(bye, Bye)
+    assert bye.reason == "stopping"
+    for lines in streams:
+        await lines.aclose()
+    with pytest.raises(Stopped):
+        await serving.open(LinkRequest(region="c"))
+
+
+@links(shape=ALONE, connected=False)
+async def test_a_report_costs_an_entry_only_if_it_says_something(world: World) -> None:
+    await world.propose("a", PutRegion("b"))
+    await world.declare("a", "t")
+    await world.publish("a", "t", "x", "y")
+    serving = serving_of(world)
+    topics = {"t": (("a", 2),), "unknown": (("a", 9),)}
+    await serving.report(LinkReport("b", topics))
+    entries = len(world["a"].log)
+    await serving.report(LinkReport("b", topics))
+    await serving.report(LinkReport("b", {"t": (("a", 1),)}))
+    assert len(world["a"].log) == entries
+    topic = world.topic("a", "t")
+    assert topic is not None
+    assert world["a"].table("fetched") == {("b", topic.id): (("a", 2),)}
+
+
+@links(shape=ALONE, connected=False)
+async def test_the_routes_say_what_serving_says(world: World) -> None:
+    node = world["a"].nodes["core1"]
+    routes = {route.path: route for route in link_routes(node, serving_of(world))}
+    assert {(route.method, path) for path, route in routes.items()} == {
+        ("POST", "link"),
+        ("POST", "report"),
+    }
+
+    async def ask(path: str, body: Any) -> Any:
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        return await routes[path].handler(Request({}, {}, raw, "127.0.0.1:1"))
+
+    refused = await ask("link", LinkRequest(region="b"))
+    assert (refused.status, refused.body["reason"]) == (409, "unknown_region")
+    assert "add it there" in refused.body["error"]
+    bad = await ask("link", b'{"region": 1}')
+    assert (bad.status, bad.body["reason"]) == (400, "bad_request")
+    assert (await ask("report", b"[]")).status == 400
+    await world.propose("a", PutRegion("b"))
+    answer = await ask("link", LinkRequest(region="b"))
+    assert (answer.status, type(decode(await anext(answer.stream)))) == (200, Hello)
+    await answer.stream.aclose()
+    assert (await ask("report", LinkReport("b", {}))).body == {}
