@@ -7,7 +7,8 @@
 Every fault ends by itself after a while. At most `down_max` of its hosts are down, paused or
 isolated at one time (a minority by default), so that a cluster may be expected to go on; a test
 that wants more says so. `can_spare` asks somebody who knows better, such as whoever knows the
-configuration in force. `hosts` is looked at anew for every fault: hosts may come and go.
+configuration in force. `hosts` is looked at anew for every fault: hosts may come and go. `salt`
+tells apart several of them in one world.
 
 `counts` tells which faults really happened: a run without faults proves nothing.
 """
@@ -88,6 +89,7 @@ class Nemesis:
         duration_s: tuple[float, float] = (0.2, 3.0),
         down_max: int | None = None,
         can_spare: Callable[[Sequence[str]], bool] | None = None,
+        salt: str = "",
     ) -> None:
         unknown = [name for name in faults if name not in ALL_FAULTS]
         if unknown or not faults:
@@ -103,7 +105,7 @@ class Nemesis:
         self._down_max = (len(hosts) - 1) // 2 if down_max is None else down_max
         self._can_spare = can_spare or self._few_enough
         self._storming = True
-        self._rng = random.Random(f"{world.seed}/nemesis")
+        self._rng = random.Random(f"{world.seed}/nemesis{salt}")
         # Hosts that cannot take part at the moment, and until when.
         self._away: dict[str, float] = {}
         # host -> (file, offset, bit) that is flipped now.

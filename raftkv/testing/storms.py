@@ -25,7 +25,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .arguments import positive
 from .replay import Replay
 from .scenario import Result
-from .simulated import SimulatedCluster
 
 __all__ = ["Bug", "Storm", "Totals", "command", "main"]
 
@@ -56,6 +55,8 @@ class Storm:
     seeds_max: int
     #: Simulated seconds of faults, if the command is not told.
     seconds: float = SECONDS
+    #: Made of what `run` gives to its `prepare`, and `print`: shows the run while it is entered.
+    show: Callable[[Any, Callable[[str], object]], Any] = Replay
 
 
 @dataclass
@@ -164,10 +165,10 @@ def _replay(storm: Storm, options: argparse.Namespace) -> int:
     """One seed, shown. Plain text on standard output, for grep."""
     _quiet()
     print(f"seed {options.replay}: {storm.draw(options.replay, options.seconds)}")
-    shows: list[Replay] = []
+    shows: list[Any] = []
 
-    def prepare(cluster: SimulatedCluster) -> None:
-        shows.append(Replay(cluster, print).__enter__())
+    def prepare(prepared: Any) -> None:
+        shows.append(storm.show(prepared, print).__enter__())
 
     try:
         result = storm.run(

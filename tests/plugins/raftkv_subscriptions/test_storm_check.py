@@ -1,0 +1,514 @@
+"""The checks of storms of regions, on histories made by hand: each rule is broken once, and found.
+
+Tables are plain dictionaries here, so that they can say what the plugin never would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from raftkv_subscriptions.commands import (
+    Ack,
+    Acked,
+    AckTo,
+    Answered,
+    Attach,
+    Attached,
+    Declared,
+    DeclareTopic,
+    Deliver,
+    Delivered,
+    Detach,
+    Merge,
+    Merged,
+    Publish,
+    Published,
+    Seek,
+    SnapshotAnswered,
+    Sought,
+    Subscribe,
+    Subscribed,
+    Sweep,
+    Swept,
+    Take,
+    Taken,
+    Update,
+)
+from raftkv_subscriptions.rows import (
+    Copy,
+    Floor,
+    Hole,
+    Message,
+    Meta,
+    Region,
+    Snapshot,
+    Stored,
+    Sub,
+    Topic,
+)
+from raftkv_subscriptions.testing.storm_check import check_step
+from raftkv_subscriptions.testing.storm_ledger import Ledger, Step
+from raftkv_subscriptions.testing.storm_rules import (
+    BEGIN,
+    HANDS,
+    HOLES,
+    KEPT,
+    MARKS,
+    ONCE,
+    ONLY,
+    RETENTION,
+    SNAPSHOTS,
+)
+
+NODE = SimpleNamespace(up=True, incarnation=1)
+
+
+class FakeTable(dict[Any, Any]):
+    """As a table of the plugin is read."""
+
+    def scan(
+        self, start: Any = None, end: Any = None, *, reverse: bool = False, limit: int = 0
+    ) -> Iterator[tuple[Any, Any]]:
+        keys = sorted(key for key in self if start is None or start <= key < end)
+        if reverse:
+            keys.reverse()
+        yield from ((key, self[key]) for key in (keys[:limit] if limit else keys))
+
+
+class FakeRegion:
+    """A region whose tables and answers a test makes up."""
+
+    def __init__(self, name: str, ledger: Ledger) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.index = 0
+        self.tables: dict[str, FakeTable] = {}
+        self.table("meta")["state"] = Meta(region=name)
+        self.members = {"n1": NODE}
+
+    def table(self, name: str) -> FakeTable:
+        return self.tables.setdefault(name, FakeTable())
+
+    def did(self, command: Any, result: Any) -> list[str]:
+        """The names of the rules that the step breaks."""
+        self.index += 1
+        step = Step(
+            region=self.name,
+            index=self.index,
+            now=0,
+            command=command,
+            origin=("n1", 1),
+            members=self.members,
+            settings={},
+            tables=self,
+            result=result,
+        )
+        return sorted({check for check, _ in check_step(step, self.ledger)})
+
+    def topic(self, **changed: Any) -> None:
+        row = self.table("topics").get("t", Topic(1))
+        values = {name: getattr(row, name) for name in row.__struct_fields__}
+        self.table("topics")["t"] = Topic(**{**values, **changed})
+
+    @property
+    def next(self) -> int:
+        return int(self.table("topics")["t"].next)
+
+    def declared(self) -> list[str]:
+        self.topic()
+        return self.did(DeclareTopic("t"), Declared(1, True, False))
+
+    def put(self, origin: str, seq: int, message: Message) -> None:
+        self.table("messages")[1, self.next] = Stored(origin, seq, message, 0, 0)
+        self.table("vectors")[1, origin] = seq
+        self.topic(next=self.next + 1)
+
+    def published(self, seq: int, body: bytes = b"m", said: bytes | None = None) -> list[str]:
+        at = self.next
+        self.put(self.name, seq, Message(body))
+        command = Publish("t", (Message(body if said is None else said),))
+        return self.did(command, Published(at, at, self.name, seq))
+
+    def delivered(self, origin: str, seq: int, body: bytes = b"m", source: str = "") -> list[str]:
+        self.put(origin, seq, Message(body))
+        copy = Copy(origin, seq, Message(body), 0)
+        return self.did(Deliver("t", source or origin, (copy,)), Delivered(1, 0, self.next - 1))
+
+    def sub(self, **changed: Any) -> None:
+        row = self.table("subs").get((1, "s"), Sub(1))
+        values = {name: getattr(row, name) for name in row.__struct_fields__}
+        self.table("subs")[1, "s"] = Sub(**{**values, **changed, "changed": self.index + 1})
+
+    def subscribed(self, **changed: Any) -> list[str]:
+        """From the first message on."""
+        self.sub(replicate=True, **changed)
+        mark = self.table("subs")[1, "s"].mark
+        return self.did(Subscribe("t", "s", initial="earliest"), Subscribed(1, True, mark))
+
+    def floor(self, origin: str, floor: int, base: int = 0, mask: int = 0) -> None:
+        self.table("floors")[1, origin] = Floor(base, floor, mask)
+
+    def acked(self, *positions: int, ask: bool = True) -> list[str]:
+        if ask:
+            self.ledger.ask(self.name, "t", "s", *positions)
+        return self.did(Ack("t", "s", positions), Acked(len(positions), 0))
+
+
+def two() -> tuple[FakeRegion, FakeRegion]:
+    """Two regions; "a" has published three messages, of which "b" has two, and then its own."""
+    ledger = Ledger()
+    a, b = FakeRegion("a", ledger), FakeRegion("b", ledger)
+    for region in (a, b):
+        assert region.declared() == []
+    for seq in (1, 2, 3):
+        assert a.published(seq, b"a%d" % seq) == []
+    for seq in (1, 2):
+        assert b.delivered("a", seq, b"a%d" % seq) == []
+    assert b.published(1, b"b1") == []
+    return a, b
+
+
+def one_sub() -> tuple[FakeRegion, FakeRegion]:
+    """And a subscription in "a" from the first message on."""
+    a, b = two()
+    assert a.subscribed() == []
+    return a, b
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_messages_that_arrive_in_order_are_right() -> None:
+    _, b = two()
+    assert b.delivered("a", 3, b"a3") == []
+
+
+def test_a_message_that_comes_twice_is_found() -> None:
+    _, b = two()
+    assert ONCE in b.delivered("a", 2, b"a2")
+
+
+def test_a_message_with_other_content_is_found() -> None:
+    a, b = two()
+    assert ONCE in b.delivered("a", 3, b"other")
+    assert ONCE in a.published(4, b"kept", said=b"said")
+
+
+def test_a_message_that_nobody_published_is_found() -> None:
+    _, b = two()
+    assert ONCE in b.delivered("a", 4, b"a4")
+
+
+def test_a_gap_without_a_hole_is_found() -> None:
+    a, b = two()
+    assert a.published(4, b"a4") == []
+    a.topic(first=4)
+    assert a.did(Sweep(("t",)), Swept(1, False)) == []
+    assert ONCE in b.delivered("a", 4, b"a4")
+
+
+def test_a_hole_that_was_told_is_right() -> None:
+    a, b = two()
+    assert a.published(4, b"a4") == []
+    a.topic(first=4)
+    assert a.did(Sweep(("t",)), Swept(1, False)) == []
+    b.table("holes")[1, "a", 3] = 3
+    b.topic(gapped=True)
+    b.put("a", 4, Message(b"a4"))
+    parts = (Hole("a", 3, 3), Copy("a", 4, Message(b"a4"), 0))
+    assert b.did(Deliver("t", "a", parts), Delivered(1, 0, 4)) == []
+
+
+def test_a_hole_that_the_source_could_fill_is_found() -> None:
+    _, b = two()
+    b.table("holes")[1, "a", 3] = 3
+    b.table("vectors")[1, "a"] = 3
+    b.topic(gapped=True)
+    assert b.did(Deliver("t", "a", (Hole("a", 3, 3),)), Delivered(0, 0, 3)) == [HOLES]
+
+
+def test_retention_that_does_not_wait_for_a_mark_is_found() -> None:
+    a, _ = one_sub()
+    a.topic(first=2)
+    assert a.did(Sweep(("t",)), Swept(1, False)) == [RETENTION]
+
+
+def test_retention_that_does_not_wait_for_a_region_is_found() -> None:
+    a, _ = two()
+    a.table("regions")["b"] = Region()
+    a.topic(first=3)
+    assert a.did(Sweep(("t",)), Swept(1, False)) == []
+    a.topic(first=4)
+    assert a.did(Sweep(("t",)), Swept(1, False)) == [RETENTION]
+
+
+# --- acknowledgements -----------------------------------------------------------------------------
+
+
+def test_an_acknowledgement_is_right() -> None:
+    a, _ = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    a.table("acks")[1, "a", 3] = 3
+    a.sub(ranges=1)
+    assert a.acked(3) == []
+
+
+def test_an_acknowledgement_that_nobody_asked_for_is_found() -> None:
+    a, _ = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1, ask=False) == [ONLY]
+
+
+def test_more_than_what_was_acknowledged_is_found() -> None:
+    a, _ = one_sub()
+    a.floor("a", 2)
+    a.sub(mark=2)
+    assert a.acked(1) == [ONLY]
+
+
+def test_an_acknowledgement_that_gets_lost_is_found() -> None:
+    a, _ = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1, 2) == [KEPT]
+
+
+def test_a_cumulative_acknowledgement_takes_all_up_to_there() -> None:
+    a, _ = one_sub()
+    a.ledger.ask_to("a", "t", "s", 2)
+    a.floor("a", 2)
+    a.sub(mark=2)
+    assert a.did(AckTo("t", "s", 2), Acked(2, 2)) == []
+    assert a.did(AckTo("t", "s", 3), Acked(0, 2)) == [KEPT, ONLY]
+
+
+def test_a_set_that_shrinks_is_found() -> None:
+    a, _ = one_sub()
+    a.floor("a", 2)
+    a.sub(mark=2)
+    assert a.acked(1, 2) == []
+    a.floor("a", 1)
+    a.sub(mark=2)
+    assert KEPT in a.acked(1)
+
+
+def test_a_mark_over_a_wanted_message_is_found() -> None:
+    a, _ = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=2)
+    assert a.acked(1) == [MARKS]
+
+
+def test_a_mark_that_goes_back_is_found() -> None:
+    a, _ = one_sub()
+    a.floor("a", 2)
+    a.sub(mark=2)
+    assert a.acked(1, 2) == []
+    a.sub(mark=1)
+    assert a.acked(1) == [MARKS]
+
+
+# --- beginnings -----------------------------------------------------------------------------------
+
+
+def test_a_wrong_beginning_is_found() -> None:
+    a, _ = two()
+    a.floor("a", 1, base=1)
+    assert BEGIN in a.subscribed(mark=1)
+
+
+def test_latest_begins_behind_what_is_there() -> None:
+    a, _ = two()
+    a.floor("a", 3, base=3)
+    a.sub(mark=3)
+    assert a.did(Subscribe("t", "s", initial="latest"), Subscribed(1, True, 3)) == []
+
+
+def test_a_seek_begins_at_its_position_and_masks_what_was() -> None:
+    a, _ = one_sub()
+    a.floor("a", 2)
+    a.sub(mark=2)
+    assert a.acked(1, 2) == []
+    a.floor("a", 1, base=1, mask=2)
+    a.sub(mark=1, epoch=1)
+    assert a.did(Seek("t", "s", 1), Sought(1, 1)) == []
+
+
+def test_a_seek_that_forgets_the_mask_is_found() -> None:
+    a, _ = one_sub()
+    a.floor("a", 2)
+    a.sub(mark=2)
+    assert a.acked(1, 2) == []
+    a.floor("a", 1, base=1)
+    a.sub(mark=1, epoch=1)
+    assert a.did(Seek("t", "s", 1), Sought(1, 1)) == [BEGIN]
+
+
+# --- what others say ------------------------------------------------------------------------------
+
+
+def merged(b: FakeRegion, ranges: tuple[Any, ...], **more: Any) -> list[str]:
+    command = Merge("t", "a", "s", "exclusive", more.get("base", ()), ranges)
+    created = (1, "s") not in b.tables.get("seen", {})
+    return b.did(command, Merged(created, 1, b.table("subs")[1, "s"].mark, more.get("why", "")))
+
+
+def test_a_merge_takes_what_the_source_has() -> None:
+    a, b = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    b.floor("a", 1)
+    b.sub(replicate=True, mark=1)
+    assert merged(b, (("a", 1, 1),)) == []
+
+
+def test_a_merge_of_what_the_source_never_had_is_found() -> None:
+    _, b = one_sub()
+    b.floor("a", 1)
+    b.sub(replicate=True, mark=1)
+    assert merged(b, (("a", 1, 1),)) == [ONLY]
+
+
+def test_a_merge_with_a_base_that_nobody_had_is_found() -> None:
+    a, b = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    b.floor("a", 2, base=2)
+    b.sub(replicate=True, mark=2)
+    assert merged(b, (("a", 1, 1),), base=(("a", 2),)) == [BEGIN]
+
+
+def test_a_merge_that_is_not_taken_is_found() -> None:
+    a, b = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    b.sub(replicate=True)
+    assert merged(b, (("a", 1, 1),)) == [KEPT]
+
+
+def test_what_is_not_replicated_takes_nothing() -> None:
+    a, b = one_sub()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    b.sub(replicate=False)
+    assert b.did(Subscribe("t", "s", initial="earliest"), Subscribed(1, True, 0)) == []
+    b.floor("a", 1)
+    b.sub(mark=1)
+    assert merged(b, (("a", 1, 1),)) == [ONLY]
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+def completed(a: FakeRegion, local: int, there: int) -> list[str]:
+    a.table("snapshots")[1, local] = Snapshot(7, (("b", there),), 0)
+    command = SnapshotAnswered("t", "b", 7, 1, there, ())
+    return a.did(command, Answered(True, True))
+
+
+def test_a_snapshot_behind_everything_is_consistent() -> None:
+    a, _ = one_sub()
+    assert a.delivered("b", 1, b"b1") == []
+    assert completed(a, 4, 3) == []
+
+
+def test_a_snapshot_that_is_used_too_early_is_found() -> None:
+    a, _ = one_sub()
+    assert completed(a, 3, 3) == [SNAPSHOTS]
+
+
+def test_a_position_of_ours_that_is_too_early_is_found() -> None:
+    a, _ = one_sub()
+    assert a.delivered("b", 1, b"b1") == []
+    assert completed(a, 3, 3) == [SNAPSHOTS]
+
+
+def test_an_update_that_passes_the_exact_position_is_found() -> None:
+    a, b = one_sub()
+    assert completed(a, 3, 2) == []
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    b.floor("a", 2)
+    b.sub(replicate=True, mark=2)
+    found = b.did(Update("t", "a", "s", "exclusive", 7, 2, ()), Merged(True, 2, 2))
+    assert SNAPSHOTS in found
+    assert ONLY in found
+
+
+def test_an_update_of_a_snapshot_that_never_was_is_found() -> None:
+    _, b = one_sub()
+    b.sub(replicate=True)
+    found = b.did(Update("t", "a", "s", "exclusive", 9, 0, ()), Merged(True, 0, 0))
+    assert found == [SNAPSHOTS]
+
+
+# --- consumers ------------------------------------------------------------------------------------
+
+
+def shared() -> FakeRegion:
+    a, _ = two()
+    assert a.subscribed(kind="shared") == []
+    for id in (1, 2):
+        assert a.did(Attach("t", "s"), Attached(id, True)) == []
+    return a
+
+
+def taken(a: FakeRegion, consumer: int, position: int, deliveries: int = 1) -> list[str]:
+    return a.did(Take(consumer, 1), Taken((position,), (deliveries,), False, 0))
+
+
+def test_two_that_have_different_messages_are_right() -> None:
+    a = shared()
+    assert taken(a, 1, 1) == []
+    assert taken(a, 2, 2) == []
+
+
+def test_a_message_in_two_hands_is_found() -> None:
+    a = shared()
+    assert taken(a, 1, 1) == []
+    assert HANDS in taken(a, 2, 1, 2)
+
+
+def test_what_an_ended_consumer_had_is_given_to_another_one() -> None:
+    a = shared()
+    assert taken(a, 1, 1) == []
+    assert a.did(Detach(1), None) == []
+    assert taken(a, 2, 1, 2) == []
+
+
+def test_what_a_consumer_of_a_dead_node_had_is_given_to_another_one() -> None:
+    a = shared()
+    assert taken(a, 1, 1) == []
+    a.members = {"n1": SimpleNamespace(up=True, incarnation=2)}
+    assert taken(a, 2, 1, 2) == []
+
+
+def test_deliveries_that_are_not_counted_are_found() -> None:
+    a = shared()
+    assert taken(a, 1, 1) == []
+    assert a.did(Detach(1), None) == []
+    assert taken(a, 2, 1, 1) == [HANDS]
+
+
+def test_an_acknowledged_message_that_is_handed_out_is_found() -> None:
+    a = shared()
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    assert HANDS in taken(a, 1, 1)
+
+
+def test_two_consumers_of_an_exclusive_subscription_are_found() -> None:
+    a, _ = one_sub()
+    assert a.did(Attach("t", "s"), Attached(1, True)) == []
+    assert a.did(Attach("t", "s"), Attached(2, True)) == [HANDS]
