@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from bench.cluster_calls import ClusterCallLoad
 from bench.limbo import Confirmation, LimboLoad
 from bench.scenarios import Collected, Load
 from bench.schema import SessionMode
+from bench.subscriptions import Followed, Moves, SubscriptionsLoad, Took
 from bench.truth import Expectation
 from bench.txqueue import Commitment, TxqueueLoad
 from raftkv.config import NodeConfig
@@ -29,8 +30,10 @@ __all__ = [
     "LINE_BYTES_MAX",
     "AskCommitted",
     "AskConfirmed",
+    "AskCursor",
     "Audit",
     "AwaitCallers",
+    "AwaitTakeover",
     "CallLoad",
     "Channel",
     "CheckQueues",
@@ -38,9 +41,11 @@ __all__ = [
     "Collect",
     "Committed",
     "Confirmed",
+    "Cursor",
     "Done",
     "DropQueues",
     "DropRows",
+    "DropTopic",
     "Effects",
     "Failed",
     "Flush",
@@ -48,6 +53,7 @@ __all__ = [
     "HangUp",
     "Lag",
     "MakeQueues",
+    "MakeTopic",
     "OwnLimbo",
     "Play",
     "ProfileStart",
@@ -60,8 +66,12 @@ __all__ = [
     "State",
     "Status",
     "Stop",
+    "StopConsumer",
+    "StopPublisher",
     "SwitchMode",
+    "TakeOver",
     "TakePart",
+    "WatchCursor",
     "open_control",
 ]
 
@@ -75,7 +85,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     `drivers` maps the names of all drivers to the Unix sockets of their mesh. `sessions`: a broker
     holds sessions on the node, and its messages are counted. `cluster_calls`: the node has the
     plugin `calls` instead of the registry, and its messages are counted too; `limbo`: the plugin
-    `limbo`, `txqueue`: the plugin `txqueue`, likewise.
+    `limbo`, `txqueue`: the plugin `txqueue`, `subscriptions`: that one, likewise.
     """
 
     name: str
@@ -88,6 +98,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     cluster_calls: bool = False
     limbo: bool = False
     txqueue: bool = False
+    subscriptions: bool = False
 
 
 class Play(msgspec.Struct, frozen=True, tag="play"):
@@ -207,6 +218,57 @@ class DropQueues(msgspec.Struct, frozen=True, tag="drop_queues"):
     number: int
 
 
+class MakeTopic(msgspec.Struct, frozen=True, tag="make_topic"):
+    """Set the mode, and in the `first` region make the load's topic and its subscription."""
+
+    number: int
+    mode: str
+    first: bool
+
+
+class StopConsumer(msgspec.Struct, frozen=True, tag="stop_consumer"):
+    """Stop the consumer of the load, and ask for `Followed`; messages still come."""
+
+
+class StopPublisher(msgspec.Struct, frozen=True, tag="stop_publisher"):
+    """Stop the publisher of the load, and ask for `Followed`."""
+
+
+class WatchCursor(msgspec.Struct, frozen=True, tag="watch_cursor"):
+    """Note from now on how far the load's subscription is here with the messages of `origin`."""
+
+    number: int
+    origin: str
+
+
+class AskCursor(msgspec.Struct, frozen=True, tag="ask_cursor"):
+    """Ask for `Cursor`: how far the load's subscription is here with the messages of `origin`."""
+
+    number: int
+    origin: str
+
+
+class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):
+    """Open a consumer here; ask for `Moves`, what was noted of the cursor up to now."""
+
+    number: int
+
+
+class AwaitTakeover(msgspec.Struct, frozen=True, tag="await_takeover"):
+    """Wait until the consumer got `upto` (0: any), or nothing for so long; ask for `Took`."""
+
+    upto: int
+    idle_s: float
+    timeout_s: float
+
+
+class DropTopic(msgspec.Struct, frozen=True, tag="drop_topic"):
+    """Take the topic of the load of this number out of the links, or delete it, in this region."""
+
+    number: int
+    step: Literal["withdraw", "delete"]
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Ask for `State`."""
 
@@ -234,6 +296,8 @@ Request = (
     | ProfileStart | ProfileStop | Stop | ClusterCallLoad | AwaitCallers | TakePart | Effects
     | LimboLoad | OwnLimbo | AskConfirmed | CheckRows | DropRows
     | TxqueueLoad | MakeQueues | AskCommitted | CheckQueues | DropQueues
+    | SubscriptionsLoad | MakeTopic | StopConsumer | StopPublisher | WatchCursor | AskCursor
+    | TakeOver | AwaitTakeover | DropTopic
 )  # fmt: skip
 
 
@@ -257,7 +321,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     those of the nodes that take part and follow. With the limbo `acks` are those that this node
     wrote, `pending` the transactions that wait for their quorum, `rows_dropped` how many spaces
     still have rows to be swept; with the queues they are the transactions that have rows of their
-    own, and the deleted queues.
+    own, and the deleted queues. With subscriptions `cpu_s` is the processor time of the process.
     """
 
     role: str
@@ -278,6 +342,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     acks: int = 0
     pending: int = 0
     rows_dropped: int = 0
+    cpu_s: float = 0.0
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
@@ -322,7 +387,16 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     transactions: tuple[Commitment, ...]
 
 
-Reply = Done | Failed | Collected | State | Ran | Profiled | Confirmed | Committed
+class Cursor(msgspec.Struct, frozen=True, tag="cursor"):
+    """Everything up to this seq is acknowledged; 0: nothing, or there is no subscription."""
+
+    seq: int
+
+
+Reply = (
+    Done | Failed | Collected | State | Ran | Profiled | Confirmed | Committed
+    | Followed | Moves | Took | Cursor
+)  # fmt: skip
 
 
 class Channel:

@@ -2,7 +2,7 @@
 
 Loads of cluster calls (`bench.cluster_calls`) have theirs below `DIR/call-loads`, and those of the
 limbo (`bench.limbo`) below `DIR/limbo-loads`, of the queues (`bench.txqueue`) below
-`DIR/txqueue-loads`.
+`DIR/txqueue-loads`, of subscriptions (`bench.subscriptions`) below `DIR/subscription-loads`.
 
 Rows say what each operation was told. How many entries and messages all of them cost together, when
 the leader was killed and how long a switch of the mode took belong to no operation, so they stand
@@ -26,15 +26,18 @@ __all__ = [
     "FACT_COLUMNS",
     "LIMBO_FACT_COLUMNS",
     "PURPOSES",
+    "SUBSCRIPTION_FACT_COLUMNS",
     "TXQUEUE_FACT_COLUMNS",
     "AnyFacts",
     "CallFacts",
     "Facts",
     "LimboFacts",
+    "SubscriptionFacts",
     "TxqueueFacts",
     "write_call_facts",
     "write_facts",
     "write_limbo_facts",
+    "write_subscription_facts",
     "write_txqueue_facts",
 ]
 
@@ -142,13 +145,40 @@ class TxqueueFacts(msgspec.Struct, frozen=True, kw_only=True):
     idle_messages_per_s: Annotated[float | None, "double", "of all nodes, without a load"] = None
 
 
-AnyFacts = Facts | CallFacts | LimboFacts | TxqueueFacts
+class SubscriptionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of subscriptions in two regions. Counts are from the first message until the first
+    region's consumer left; `far` ones are those of the other region."""
+
+    run: Annotated[str, "string", "names the run, as in the log"]
+    layout: Annotated[str, "string", "processes of each region: one of LAYOUTS"]
+    load: Annotated[str, "string", "names the load in its rows, once in a run and layout"]
+    scenario: Annotated[str, "string", "SUBSCRIPTION_SCENARIO"]
+    mode: Annotated[str, "string", "how state is replicated: one of SUBSCRIPTION_MODES"]
+    rate_per_s: Annotated[float, "double", "messages per second that were asked for"]
+    delay_ms: Annotated[float, "double", "injected on the way, in each direction"]
+    period_ms: Annotated[int, "int64", "between two snapshots, in snapshot mode"]
+    began_us: Annotated[int, "int64", "when the load began, microseconds since 1970"]
+    elapsed_s: Annotated[float, "double", "what the counts cover"]
+    published: Annotated[int, "int64", "messages published in the first region by then"]
+    acked: Annotated[int, "int64", "messages acknowledged there by its consumer"]
+    entries: Annotated[int, "int64", "entries committed to the log of the first region"]
+    far_entries: Annotated[int, "int64", "entries committed to the log of the other region"]
+    commands: Annotated[int, "int64", "commands applied in the first region"]
+    far_commands: Annotated[int, "int64", "commands applied in the other region"]
+    link_bytes: Annotated[int, "int64", "between the regions, in both directions, HTTP included"]
+    cpu_s: Annotated[float, "double", "processor time of all nodes of both regions"]
+    far_cpu_s: Annotated[float, "double", "of it, that of the other region"]
+    errors: Annotated[int, "int64", "calls in the first region that failed"] = 0
+
+
+AnyFacts = Facts | CallFacts | LimboFacts | TxqueueFacts | SubscriptionFacts
 
 
 FACT_COLUMNS: tuple[Column, ...] = columns_of(Facts)
 CALL_FACT_COLUMNS: tuple[Column, ...] = columns_of(CallFacts)
 LIMBO_FACT_COLUMNS: tuple[Column, ...] = columns_of(LimboFacts)
 TXQUEUE_FACT_COLUMNS: tuple[Column, ...] = columns_of(TxqueueFacts)
+SUBSCRIPTION_FACT_COLUMNS: tuple[Column, ...] = columns_of(SubscriptionFacts)
 
 
 def write_facts(directory: Path, facts: Facts) -> Path:
@@ -169,6 +199,11 @@ def write_limbo_facts(directory: Path, facts: LimboFacts) -> Path:
 def write_txqueue_facts(directory: Path, facts: TxqueueFacts) -> Path:
     """Writes the file of one load of the queues below `directory`. Raises OSError."""
     return _write(directory / "txqueue-loads", facts)
+
+
+def write_subscription_facts(directory: Path, facts: SubscriptionFacts) -> Path:
+    """Writes the file of one load of subscriptions below `directory`. Raises OSError."""
+    return _write(directory / "subscription-loads", facts)
 
 
 def _write(folder: Path, facts: AnyFacts) -> Path:

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ import msgspec
 
 from bench.control import LINE_BYTES_MAX, Failed, Reply, Request, Setup, State, Status, Stop
 from bench.schema import LAYOUTS
-from raftkv.config import NodeConfig, RaftTimes
+from raftkv.config import NodeConfig, RaftTimes, parse_address
 
 __all__ = ["HTTP_CALLER", "Cluster", "Layout", "WorkerFailed", "node_configs"]
 
@@ -163,11 +163,13 @@ class Cluster:
         cluster_calls: bool = False,
         limbo: bool = False,
         txqueue: bool = False,
+        region: str = "",
     ) -> None:
         """`sessions`: a broker on every node, as `bench.sessions` has it.
 
         `cluster_calls`: the plugin `calls` instead, as `bench.cluster_calls` has it. `limbo`: the
         plugin `limbo`, as `bench.limbo` has it; `txqueue`: the plugin `txqueue`, likewise.
+        `region`: one of several clusters with the plugin `subscriptions`; see `link_to`.
         """
         self.layout = layout
         self._out = out
@@ -176,8 +178,10 @@ class Cluster:
         self._cluster_calls = cluster_calls
         self._limbo = limbo
         self._txqueue = txqueue
+        self.region = region
         kinds = {
-            "-sessions": sessions, "-calls": cluster_calls, "-limbo": limbo, "-txqueue": txqueue
+            "-sessions": sessions, "-calls": cluster_calls, "-limbo": limbo, "-txqueue": txqueue,
+            f"-region-{region}": bool(region),
         }  # fmt: skip
         kind = next((name for name, is_it in kinds.items() if is_it), "")
         self._data = out / "nodes" / f"{layout.name}{kind}"
@@ -230,6 +234,7 @@ class Cluster:
             cluster_calls=self._cluster_calls,
             limbo=self._limbo,
             txqueue=self._txqueue,
+            subscriptions=bool(self.region),
         )
         file = self._data / f"{name}.json"
         file.write_bytes(msgspec.json.format(msgspec.json.encode(setup)))
@@ -247,6 +252,21 @@ class Cluster:
     def data(self) -> Path:
         """Where the nodes have their directories, and the workers what is not for the log."""
         return self._data
+
+    def link_to(self, region: str, endpoints: Sequence[str]) -> None:
+        """Let this region fetch from another one. To be called before the processes are started."""
+        links = {region: {"endpoints": list(endpoints)}}
+        options = {"subscriptions": {"region": self.region, "links": links}}
+        self._configs = {
+            name: msgspec.structs.replace(config, options=options).validated()
+            for name, config in self._configs.items()
+        }
+
+    @property
+    def doors(self) -> list[tuple[str, int]]:
+        """Host and port of every node's door, known before they are open."""
+        addresses = [config.http_address for config in self._configs.values()]
+        return [parse_address(address) for address in addresses if address is not None]
 
     async def ask(
         self, name: str, request: Request, kind: type[R], timeout_s: float = ANSWER_TIMEOUT_S

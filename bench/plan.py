@@ -15,19 +15,25 @@ from bench.schema import (
     CLUSTER_CALL_PLACES,
     CLUSTER_CALL_SCENARIOS,
     LIMBO_QUORUMS,
+    SUBSCRIPTION_MODES,
     TXQUEUE_WAYS,
 )
+from bench.subscriptions_play import SubscriptionsRun
 from bench.txqueue_play import TxqueueRun
 from raftkv.plugin import Consistency
 
 __all__ = [
     "BATCHES",
     "CALLERS_AT_ONCE",
+    "DELAYS_MS",
     "DTX_BATCH",
     "IN_FLIGHT",
+    "MESSAGE_RATES",
     "PRODUCERS_AT_ONCE",
     "PUT_EVERY",
     "QUICK_CALLERS_AT_ONCE",
+    "QUICK_DELAYS_MS",
+    "QUICK_MESSAGE_RATES",
     "QUICK_WRITERS_AT_ONCE",
     "REGISTRY_SCENARIOS",
     "SESSION_SCENARIOS",
@@ -64,6 +70,17 @@ BATCHES = (1, 10, 100)
 
 DTX_BATCH = 10
 """Messages of each branch."""
+
+MESSAGE_RATES = (1.0, 100.0, 5000.0)
+QUICK_MESSAGE_RATES = (100.0,)
+"""Messages per second into a replicated topic."""
+
+DELAYS_MS = (0.0, 50.0, 150.0)
+QUICK_DELAYS_MS = (0.0, 50.0)
+"""Between two regions, in each direction."""
+
+FEW_MESSAGES = 10
+"""A load with subscriptions lasts until there are so many, at least."""
 
 LAGGING_CALLERS = 6
 """One on each node of 3+3: every call of the one that lags takes a second of everybody's time."""
@@ -114,6 +131,9 @@ class Plan:
     txqueue: bool = False
     producers_at_once: tuple[int, ...] = PRODUCERS_AT_ONCE
     batches: tuple[int, ...] = BATCHES
+    subscriptions: bool = False
+    message_rates: tuple[float, ...] = MESSAGE_RATES
+    delays_ms: tuple[float, ...] = DELAYS_MS
 
     def loads(self) -> list[Load]:
         """Every scenario with bare calls of every registry."""
@@ -219,6 +239,19 @@ class Plan:
             TxqueueRun(way, batch, producers, self.limbo_seconds, self.value_bytes)
             for way, batch in kinds
             for producers in self.producers_at_once
+        ]
+
+    def subscription_loads(self) -> list[SubscriptionsRun]:
+        """Every mode, rate and distance. What is not replicated is measured without a distance."""
+        if not self.subscriptions:
+            return []
+        return [
+            SubscriptionsRun(
+                mode, rate, delay_ms, max(self.limbo_seconds, FEW_MESSAGES / rate), self.value_bytes
+            )
+            for mode in SUBSCRIPTION_MODES
+            for delay_ms in (self.delays_ms if mode != "off" else (0.0,))
+            for rate in self.message_rates
         ]
 
     def _undisturbed(self, layout: Layout, participants: str) -> list[ClusterCallRun]:

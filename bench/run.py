@@ -7,18 +7,21 @@ test, on processes of its own: sessions that brokers open with the registry on, 
 while a replicant lags and while the leader is killed (`bench.performance`).
 
 All rows go to `DIR/log`, what is known of a load beside them to `DIR/loads`, `DIR/call-loads`,
-`DIR/limbo-loads` and `DIR/txqueue-loads`, the conditions to `DIR/conditions.json`. What this prints
-is a rough look for whoever waits; the figures come from `python -m bench analyse DIR`.
+`DIR/limbo-loads`, `DIR/txqueue-loads` and `DIR/subscription-loads`, the conditions to
+`DIR/conditions.json`. What this prints is a rough look for whoever waits; the figures come from
+`python -m bench analyse DIR`.
 
     python -m bench run --layout 3+3 --scenario sessions --out DIR    # the performance test alone
     python -m bench run --layout 3 --layout 3+3 --scenario calls --out DIR
     python -m bench run --layout 3 --layout 3+3 --scenario limbo --out DIR
     python -m bench run --layout 3 --layout 3+3 --scenario txqueue --out DIR
+    python -m bench run --layout 1 --layout 3 --scenario subscriptions --out DIR
 
-The last three are cluster calls, on processes of their own (`bench.cluster_calls`), once with the
+The last four are cluster calls, on processes of their own (`bench.cluster_calls`), once with the
 cores and once, where there are replicants, with all nodes executing them; transactions of the
-limbo, on processes of their own, too (`bench.limbo`), with every quorum that the layout has; and
-transactions of the queues (`bench.txqueue`). They are not part of a run of everything.
+limbo, on processes of their own, too (`bench.limbo`), with every quorum that the layout has;
+transactions of the queues (`bench.txqueue`); and subscriptions in two regions, each a cluster of
+that layout (`bench.subscriptions`). They are not part of a run of everything.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ from bench.live import quantile_us
 from bench.performance import SessionTest, play_sessions
 from bench.plan import Plan
 from bench.run_options import parser, plan_of
-from bench.schema import CLUSTER_CALL_PARTICIPANTS, LAYOUT_WORDS
+from bench.schema import CLUSTER_CALL_PARTICIPANTS, LAYOUT_WORDS, RowWriter
+from bench.subscriptions_play import Regions, SubscriptionsTest, play_subscriptions, warm_up
 from bench.txqueue_play import TxqueueTest, play_txqueue
 
 __all__ = ["main"]
@@ -147,6 +151,8 @@ async def _run_layout(
         await _run_limbo(layout, plan, out, run, show, done)
     if plan.txqueue_loads():
         await _run_txqueue(layout, plan, out, run, show, done)
+    if plan.subscription_loads():
+        await _run_subscriptions(layout, plan, out, run, show, done)
     return results
 
 
@@ -154,7 +160,7 @@ def _parts(plan: Plan, layout: Layout) -> int:
     """Loads on this layout."""
     called = sum(len(plan.cluster_calls(layout, each)) for each in CLUSTER_CALL_PARTICIPANTS)
     own = len(plan.session_loads(layout)) + len(plan.limbo_loads(layout))
-    own += len(plan.txqueue_loads())
+    own += len(plan.txqueue_loads()) + len(plan.subscription_loads())
     return len(plan.loads()) + len(plan.calls(layout)) + own + called
 
 
@@ -231,6 +237,19 @@ async def _run_txqueue(
     async with Cluster(layout, out, run, fsync=plan.fsync, tls=plan.tls, txqueue=True) as cluster:
         for each in plan.txqueue_loads():
             done(await play_txqueue(cluster, each, test))
+
+
+async def _run_subscriptions(
+    layout: Layout, plan: Plan, out: Path, run: str, show: Show, done: Take
+) -> None:
+    """Two regions, each of this layout; each load has a topic of its own."""
+    test = SubscriptionsTest(out, show)
+    show("subscriptions: starting")
+    with RowWriter(out, run, f"regions-{layout.name}") as writer:
+        async with Regions(layout, out, run, plan.fsync) as regions:
+            await warm_up(regions, plan.value_bytes, test)
+            for each in plan.subscription_loads():
+                done(await play_subscriptions(regions, each, test, writer))
 
 
 def _show(results: Sequence[Result], out: Path) -> None:

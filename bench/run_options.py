@@ -11,10 +11,14 @@ from bench.coordinator import CALLERS
 from bench.plan import (
     BATCHES,
     CALLERS_AT_ONCE,
+    DELAYS_MS,
     IN_FLIGHT,
+    MESSAGE_RATES,
     PRODUCERS_AT_ONCE,
     PUT_EVERY,
     QUICK_CALLERS_AT_ONCE,
+    QUICK_DELAYS_MS,
+    QUICK_MESSAGE_RATES,
     QUICK_WRITERS_AT_ONCE,
     REGISTRY_SCENARIOS,
     SESSION_SCENARIOS,
@@ -27,6 +31,7 @@ from bench.schema import (
     LAYOUTS,
     LIMBO_SCENARIO,
     SESSION_MODES,
+    SUBSCRIPTION_SCENARIO,
     TXQUEUE_SCENARIO,
 )
 from raftkv.plugin import Consistency
@@ -53,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     _add_plan(made.add_argument)
     _add_calls(made.add_argument)
     _add_registry(made.add_argument)
+    _add_subscriptions(made.add_argument)
     return made
 
 
@@ -76,11 +82,13 @@ def _add_plan(add: Callable[..., object]) -> None:
             *CLUSTER_CALL_SCENARIOS,
             LIMBO_SCENARIO,
             TXQUEUE_SCENARIO,
+            SUBSCRIPTION_SCENARIO,
         ),
         dest="scenarios",
         help="may be repeated; registry: the three of the registry; sessions: the five of the "
         "performance test; all: these, puts and gets; calls: the three of cluster calls; limbo: "
-        "transactions that wait for a quorum; txqueue: transactions of queues (default: all)",
+        "transactions that wait for a quorum; txqueue: transactions of queues; subscriptions: two "
+        "regions, each of this layout (default: all)",
     )
     add(
         "--registry",
@@ -94,9 +102,9 @@ def _add_plan(add: Callable[..., object]) -> None:
     add(
         "--seconds",
         type=positive,
-        help="of each scenario (default: 20, with sessions 12, of cluster calls, the limbo and the "
-        "queues 3; quick: 3, of the latter 1; cluster calls three times that while a "
-        "replicant lags, and long enough for the leader to be declared down)",
+        help="of each scenario (default: 20, with sessions 12, of cluster calls, the limbo, the "
+        "queues and subscriptions 3; quick: 3, of the latter 1; cluster calls three times that "
+        "while a replicant lags, and long enough for the leader to be declared down)",
     )
     add("--fsync", choices=("on", "off"), default="on")
     add("--tls", action="store_true", help="mutual TLS between the nodes (default: plain streams)")
@@ -159,6 +167,28 @@ def _add_calls(add: Callable[..., object]) -> None:
         type=positive_int,
         default=64,
         help="of a put or a transaction (default: 64)",
+    )
+
+
+def _add_subscriptions(add: Callable[..., object]) -> None:
+    """The scenario of two regions."""
+    add(
+        "--message-rate",
+        action="append",
+        type=positive,
+        dest="message_rates",
+        metavar="PER_S",
+        help="messages per second into a topic that is replicated; may be repeated (default: 1 100 "
+        "5000; quick: 100)",
+    )
+    add(
+        "--delay-ms",
+        action="append",
+        type=not_negative,
+        dest="delays_ms",
+        metavar="MS",
+        help="injected between two regions, in each direction; may be repeated (default: 0 50 150; "
+        "quick: 0 50)",
     )
 
 
@@ -251,6 +281,11 @@ def plan_of(given: argparse.Namespace) -> Plan:
             sorted(set(given.in_flight or (QUICK_WRITERS_AT_ONCE if quick else PRODUCERS_AT_ONCE)))
         ),
         batches=tuple(sorted(set(given.batches or BATCHES))),
+        subscriptions=SUBSCRIPTION_SCENARIO in names,
+        message_rates=tuple(
+            sorted(set(given.message_rates or (QUICK_MESSAGE_RATES if quick else MESSAGE_RATES)))
+        ),
+        delays_ms=tuple(sorted(set(given.delays_ms or (QUICK_DELAYS_MS if quick else DELAYS_MS)))),
     )
 
 

@@ -60,6 +60,10 @@ __all__ = [
     "SCENARIOS",
     "SCENARIO_WORDS",
     "SESSION_MODES",
+    "SUBSCRIPTION_MODES",
+    "SUBSCRIPTION_OPS",
+    "SUBSCRIPTION_RESULTS",
+    "SUBSCRIPTION_SCENARIO",
     "TXQUEUE_OPS",
     "TXQUEUE_RESULTS",
     "TXQUEUE_SCENARIO",
@@ -93,6 +97,7 @@ SCENARIO_WORDS: Mapping[str, str] = types.MappingProxyType(
         "cluster_calls_leader_dies": "cluster calls while the leader is killed",
         "limbo": "transactions of the limbo",
         "txqueue": "transactions of the queues",
+        "subscriptions": "subscriptions replicated between regions",
     }
 )
 SCENARIOS: tuple[str, ...] = tuple(SCENARIO_WORDS)
@@ -178,9 +183,28 @@ TXQUEUE_OPS = ("commit", "messages", "surplus", "torn", "displaced")
 of the load: messages of committed transactions that are there once; other messages; transactions of
 which a part is there; messages out of their order."""
 
+SUBSCRIPTION_SCENARIO = "subscriptions"
+"""Topics and subscriptions of the plugin `subscriptions` in two regions, with a distance between
+them. Each load has a file of facts."""
+
+SUBSCRIPTION_MODES: Mapping[str, str] = types.MappingProxyType(
+    {"off": "not replicated", "vector": "vector mode", "snapshot": "snapshot mode"}
+)
+"""How a subscription's state goes to the other region, if it does."""
+
+SUBSCRIPTION_OPS = ("moved", "received", "again", "again_quiesced", "skipped")
+"""`moved`: from a consumer's acknowledgement in one region until the cursor in the other one
+covered the message. The others count (`index`) messages after a load: those that a consumer in the
+other region got, or, in `again`, had been acknowledged in the first one before it took over; in
+`again_quiesced`, the same for one that went back after everything had come to rest; in `skipped`,
+that nobody got although nobody had acknowledged them."""
+
+SUBSCRIPTION_RESULTS = ("never_moved",)
+"""The cursor in the other region did not get there while it was waited for."""
+
 OPS = (
     *("connect", "disconnect", "lookup", "put", "get", "audit"),
-    *(*CLUSTER_CALL_OPS, *LIMBO_OPS, *TXQUEUE_OPS),
+    *(*CLUSTER_CALL_OPS, *LIMBO_OPS, *TXQUEUE_OPS, *SUBSCRIPTION_OPS),
 )
 
 CONSISTENCIES = ("linearizable", "lease", "local")
@@ -233,8 +257,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     outcome: Annotated[
         str,
         "string",
-        "ok, one of REFUSALS, CALL_RESULTS, LIMBO_RESULTS, TXQUEUE_RESULTS, ERRORS, "
-        "AUDIT_ANOMALIES, error:<code>",
+        "ok, one of REFUSALS, CALL_RESULTS, LIMBO_RESULTS, TXQUEUE_RESULTS, "
+        "SUBSCRIPTION_RESULTS, ERRORS, AUDIT_ANOMALIES, error:<code>",
     ]
     session_present: Annotated[bool | None, "bool", "connect: the flag the client got"] = None
     expected_present: Annotated[bool | None, "bool", "connect: the flag it had to get"] = None

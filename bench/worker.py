@@ -53,7 +53,7 @@ from bench.sessions import SessionRegistry, attached_broker, switch_mode
 from raftkv import Node
 from raftkv.config import parse_address
 from raftkv.errors import RaftkvError
-from raftkv.server import App, Door
+from raftkv.server import App, Door, door_of
 from raftkv_lcr import LCR
 
 __all__ = ["main"]
@@ -273,7 +273,8 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
     async with Node(setup.node, plugins=[plugin]) as node:
         # First, so that the functions of cluster calls are known when the node executes one.
         worker = make(setup, node, writer)
-        door = Door(App(node), host, port)
+        # Other regions fetch at the plugin's routes; other loads need none of their plugins'.
+        door = door_of(node) if setup.subscriptions else Door(App(node), host, port)
         await door.start()
         serving = asyncio.ensure_future(_start_and_serve(worker, channel))
         try:
@@ -302,6 +303,11 @@ def _kind_of(setup: Setup) -> tuple[Callable[[Setup, Node, RowWriter], InNode], 
         from raftkv_txqueue import TxQueue
 
         return TxqueueWorker, TxQueue
+    if setup.subscriptions:
+        from bench.subscriptions_worker import SubscriptionsWorker
+        from raftkv_subscriptions import Subscriptions
+
+        return SubscriptionsWorker, Subscriptions
     if not setup.cluster_calls:
         return NodeWorker, LCR
     from bench.cluster_call_worker import ClusterCallWorker

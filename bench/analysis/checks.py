@@ -58,6 +58,7 @@ def _rules() -> list[tuple[str, Column]]:
         ("a cluster call without load", _of_cluster_call() & F.col("load").isNull()),
         ("a transaction of the limbo without load", _of_limbo() & F.col("load").isNull()),
         ("a transaction of the queues without load", _of_txqueue() & F.col("load").isNull()),
+        ("a row of subscriptions without load", _of_subscriptions() & F.col("load").isNull()),
         ("a confirmed transaction without position", _is_confirmed() & _is_null("index")),
         ("a run without id or life", _of_run() & (_is_null("index") | _is_null("life"))),
         ("unknown outcome", _unknown_outcome()),
@@ -87,10 +88,12 @@ def _unknown_outcome() -> Column:
     commits = _not_one_of(
         "outcome", ("ok", *schema.TXQUEUE_RESULTS, *schema.ERRORS), schema.ERROR_CODE
     )
+    moves = _not_one_of("outcome", ("ok", *schema.SUBSCRIPTION_RESULTS))
     return (
         F.when(F.col("op") == "audit", findings)
         .when(_of_limbo(), verdicts)
         .when(_of_txqueue(), commits)
+        .when(_of_subscriptions(), moves)
         .when(_of_cluster_call(), results)
         .otherwise(answers)
     )
@@ -106,6 +109,10 @@ def _of_limbo() -> Column:
 
 def _of_txqueue() -> Column:
     return F.col("op").isin(list(schema.TXQUEUE_OPS))
+
+
+def _of_subscriptions() -> Column:
+    return F.col("op").isin(list(schema.SUBSCRIPTION_OPS))
 
 
 def _is_confirmed() -> Column:

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from bench.analysis import AnalysisError
-from bench.facts import CallFacts, Facts, LimboFacts, TxqueueFacts
+from bench.facts import CallFacts, Facts, LimboFacts, SubscriptionFacts, TxqueueFacts
 from bench.schema import arrow_schema
 
 __all__ = ["DamagedFile", "Inputs", "find_inputs", "path_to_read", "path_to_write"]
 
-F = TypeVar("F", Facts, CallFacts, LimboFacts, TxqueueFacts)
+F = TypeVar("F", Facts, CallFacts, LimboFacts, TxqueueFacts, SubscriptionFacts)
 
 REASON_CHARS_MAX = 200
 """Enough of a library's message to recognise the fault; the file itself is still there."""
@@ -49,6 +49,7 @@ class Inputs:
     call_loads: tuple[CallFacts, ...] = ()
     limbo_loads: tuple[LimboFacts, ...] = ()
     txqueue_loads: tuple[TxqueueFacts, ...] = ()
+    subscription_loads: tuple[SubscriptionFacts, ...] = ()
 
 
 def path_to_write(path: Path) -> str:
@@ -84,16 +85,21 @@ def find_inputs(directory: Path) -> Inputs:
     call_loads, unread_calls = _loads(directory / "call-loads", CallFacts)
     limbo_loads, unread_limbo = _loads(directory / "limbo-loads", LimboFacts)
     txqueue_loads, unread_txqueue = _loads(directory / "txqueue-loads", TxqueueFacts)
+    subscription_loads, unread_subscriptions = _loads(
+        directory / "subscription-loads", SubscriptionFacts
+    )
+    unread_plugins = (*unread_calls, *unread_limbo, *unread_txqueue, *unread_subscriptions)
     return Inputs(
         directory=directory,
         logs=tuple(path for path in paths if not objections[path]),
         benchmarks=tuple(sorted((directory / "benchmark").glob("*.json"))),
-        damaged=(*damaged, *trouble, *unread, *unread_calls, *unread_limbo, *unread_txqueue),
+        damaged=(*damaged, *trouble, *unread, *unread_plugins),
         conditions=conditions,
         loads=loads,
         call_loads=call_loads,
         limbo_loads=limbo_loads,
         txqueue_loads=txqueue_loads,
+        subscription_loads=subscription_loads,
     )
 
 

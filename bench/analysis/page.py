@@ -12,7 +12,15 @@ from html import escape
 from pathlib import Path
 
 from bench import schema
-from bench.analysis import formats, plots, words, words_cluster_calls, words_limbo, words_txqueue
+from bench.analysis import (
+    formats,
+    plots,
+    words,
+    words_cluster_calls,
+    words_limbo,
+    words_subscriptions,
+    words_txqueue,
+)
 from bench.analysis.conditions import UNKNOWN, condition_line, flattened, is_quick, when
 from bench.analysis.figures import CONNECTS, Figures
 from bench.analysis.markup import (
@@ -30,6 +38,7 @@ from bench.analysis.page_cluster_calls import cluster_call_sections
 from bench.analysis.page_limbo import limbo_sections
 from bench.analysis.page_sessions import session_sections
 from bench.analysis.page_style import STYLE_SHEET
+from bench.analysis.page_subscriptions import subscription_sections
 from bench.analysis.page_txqueue import txqueue_sections
 
 __all__ = ["render", "write_report"]
@@ -38,6 +47,7 @@ TITLE = "A channel registry on raftkv: what it answers, and how fast"
 TITLE_OF_CLUSTER_CALLS = "Cluster calls on raftkv: what they execute, and how fast"
 TITLE_OF_LIMBO = "The limbo on raftkv: what it confirms, and how fast"
 TITLE_OF_TXQUEUE = "Transactional queues on raftkv: what they commit, and how fast"
+TITLE_OF_SUBSCRIPTIONS = "Replicated subscriptions on raftkv: how close the other region follows"
 """Where nothing else was measured."""
 
 QUICK = (
@@ -103,6 +113,7 @@ def render(figures: Figures) -> str:
         *cluster_call_sections(figures),
         *limbo_sections(figures),
         *txqueue_sections(figures),
+        *subscription_sections(figures),
         _layouts(figures),
         _benchmarks(figures),
         _set_aside(figures),
@@ -128,12 +139,15 @@ def _title(figures: Figures) -> str:
         return TITLE
     if figures.rows("cluster_calls"):
         return TITLE_OF_CLUSTER_CALLS
-    return TITLE_OF_LIMBO if figures.rows("limbo") else TITLE_OF_TXQUEUE
+    if figures.rows("limbo"):
+        return TITLE_OF_LIMBO
+    return TITLE_OF_TXQUEUE if figures.rows("txqueue") else TITLE_OF_SUBSCRIPTIONS
 
 
 def _results(figures: Figures) -> str:
     leads = []
-    verdicts = (each.verdict(figures) for each in (words_cluster_calls, words_limbo, words_txqueue))
+    plugins = (words_cluster_calls, words_limbo, words_txqueue, words_subscriptions)
+    verdicts = (each.verdict(figures) for each in plugins)
     of_plugins = [finding for finding in verdicts if finding is not None]
     for finding in [*words.lead(figures), *of_plugins]:
         kind = "lead" if finding.tone == "plain" else f"lead {finding.tone}"

@@ -10,13 +10,13 @@ Keys of `summary.json` (format 1; keys are only ever added):
     layout_ratios, puts, gets, mixed, costs, outages, around_death, sessions, cluster_calls,
     cluster_call_roles, cluster_call_outcomes, cluster_call_verdicts, cluster_call_outages,
     cluster_call_death, limbo, limbo_outcomes, limbo_verdicts, txqueue, txqueue_outcomes,
-    txqueue_verdicts, benchmarks
+    txqueue_verdicts, subscriptions, subscription_verdicts, benchmarks
                      the rows of the tables with these names, as lists of objects
     tables           every table's directory, relative to the summary; `over_time` and `rejected`
                      are only there
 
 What the columns mean is written in `bench.analysis.tables`, and in `tables_sessions`,
-`tables_cluster_calls`, `tables_limbo` and `tables_txqueue` beside it.
+`tables_cluster_calls`, `tables_limbo`, `tables_txqueue` and `tables_subscriptions` beside it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from bench.analysis import (
     tables_cluster_calls,
     tables_limbo,
     tables_sessions,
+    tables_subscriptions,
     tables_txqueue,
 )
 from bench.analysis.benchmarks import read_benchmarks
@@ -49,10 +50,12 @@ from bench.facts import (
     CALL_FACT_COLUMNS,
     FACT_COLUMNS,
     LIMBO_FACT_COLUMNS,
+    SUBSCRIPTION_FACT_COLUMNS,
     TXQUEUE_FACT_COLUMNS,
     AnyFacts,
     CallFacts,
     LimboFacts,
+    SubscriptionFacts,
     TxqueueFacts,
 )
 from bench.schema import Column, spark_schema
@@ -92,6 +95,8 @@ TABLES = (
     "txqueue",
     "txqueue_outcomes",
     "txqueue_verdicts",
+    "subscriptions",
+    "subscription_verdicts",
     "benchmarks",
 )
 """The tables in the order in which they are computed; `rejected` is written besides."""
@@ -143,6 +148,7 @@ def analyse(spark: SparkSession, inputs: Inputs, say: Say) -> Figures:
         **_cluster_calls(spark, accepted, inputs.call_loads),
         **_limbo(spark, accepted, inputs.limbo_loads),
         **_txqueue(spark, accepted, inputs.txqueue_loads),
+        **_subscriptions(spark, accepted, inputs.subscription_loads),
         "benchmarks": benchmark_table,
     }
     rows: dict[str, Rows] = {}
@@ -257,6 +263,24 @@ def _txqueue(
     }
 
 
+def _subscriptions(
+    spark: SparkSession, accepted: DataFrame, loads: Sequence[SubscriptionFacts]
+) -> dict[str, DataFrame]:
+    """The tables of subscriptions by name."""
+    facts = _facts(spark, loads, SUBSCRIPTION_FACT_COLUMNS)
+    if loads:
+        facts = facts.cache()
+        rows = tables_subscriptions.prepared_subscriptions(accepted, facts).cache()
+    else:
+        # As with cluster calls: Spark makes nothing of a limit of nothing.
+        facts = facts.limit(0)
+        rows = tables_subscriptions.prepared_subscriptions(accepted.limit(0), facts)
+    return {
+        "subscriptions": tables_subscriptions.subscriptions(rows, facts),
+        "subscription_verdicts": tables_subscriptions.subscription_verdicts(rows),
+    }
+
+
 def _rejected(
     spark: SparkSession, checked: DataFrame, damaged: tuple[DamagedFile, ...]
 ) -> DataFrame:
@@ -282,6 +306,7 @@ def _input_counts(inputs: Inputs, checked: DataFrame, rejected: DataFrame) -> di
         + len(inputs.call_loads)
         + len(inputs.limbo_loads)
         + len(inputs.txqueue_loads)
+        + len(inputs.subscription_loads)
         + len(inputs.benchmarks)
         + len(inputs.damaged),
         "files_damaged": damaged,

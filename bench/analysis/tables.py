@@ -74,14 +74,15 @@ _ORDER: dict[str, tuple[str, ...]] = {
     "place": tuple(schema.CLUSTER_CALL_PLACES),
     "quorum": tuple(schema.LIMBO_QUORUMS),
     "way": tuple(schema.TXQUEUE_WAYS),
+    "mode": tuple(schema.SUBSCRIPTION_MODES),
 }
 
 
 def prepared(rows: DataFrame) -> DataFrame:
     """Accepted rows with `class` and `end_us`, each once for its role and once for `all`.
 
-    Without those of cluster calls, the limbo and the queues: `tables_cluster_calls`, `tables_limbo`
-    and `tables_txqueue` have them.
+    Without those of cluster calls, the limbo, the queues and subscriptions: `tables_cluster_calls`,
+    `tables_limbo`, `tables_txqueue` and `tables_subscriptions` have them.
     """
     outcome = F.col("outcome")
     kind = (
@@ -92,7 +93,10 @@ def prepared(rows: DataFrame) -> DataFrame:
     )
     alone = F.col("op").isin("put", "get")
     roles = F.when(alone, F.array("role")).otherwise(F.array("role", F.lit(ALL)))
-    apart = [*schema.CLUSTER_CALL_OPS, *schema.LIMBO_OPS, *schema.TXQUEUE_OPS]
+    apart = [
+        *(*schema.CLUSTER_CALL_OPS, *schema.LIMBO_OPS),
+        *(*schema.TXQUEUE_OPS, *schema.SUBSCRIPTION_OPS),
+    ]
     others = rows.where(~F.col("op").isin(apart))
     return others.select(
         "run",

@@ -96,6 +96,7 @@ def compared(figures: Figures) -> list[str]:
         *figures.values("cluster_calls", "layout"),
         *figures.values("limbo", "layout"),
         *figures.values("txqueue", "layout"),
+        *figures.values("subscriptions", "layout"),
     }
     layouts = [schema.LAYOUT_WORDS[name] for name in schema.LAYOUTS if name in measured]
     scenarios = figures.values("operations", "scenario", op="connect")
@@ -134,6 +135,11 @@ def compared(figures: Figures) -> list[str]:
         sentences.append(
             "On processes of their own, producers inside the leader committed transactions of "
             "queues (see below)."
+        )
+    if figures.rows("subscriptions"):
+        sentences.append(
+            "In two regions, each a cluster of its own with a distance between them, a consumer "
+            "acknowledged messages in one and moved to the other (see below)."
         )
     sentences.append(_where_callers_sat(figures))
     sentences.append(_what_lag_does(figures))
@@ -302,7 +308,12 @@ def _error_findings(figures: Figures) -> list[Finding]:
     if not figures.rows("operations"):
         return []  # other plugins alone: their errors stand in their own tables
     rows = figures.rows("error_totals")
-    names = {"cluster_calls": "cluster calls", "limbo": "the limbo", "txqueue": "queues"}
+    names = {
+        "cluster_calls": "cluster calls",
+        "limbo": "the limbo",
+        "txqueue": "queues",
+        "subscriptions": "subscriptions",
+    }
     apart = [words for name, words in names.items() if figures.rows(name)]
     besides = f" besides {listed(apart)}" if apart else ""
     if not rows:

@@ -19,10 +19,12 @@ from bench.facts import (
     CallFacts,
     Facts,
     LimboFacts,
+    SubscriptionFacts,
     TxqueueFacts,
     write_call_facts,
     write_facts,
     write_limbo_facts,
+    write_subscription_facts,
     write_txqueue_facts,
 )
 from bench.schema import Row, RowWriter
@@ -333,6 +335,57 @@ def _txqueue(chance: random.Random, load: TxqueueFacts, scale: Scale) -> Iterato
             )  # fmt: skip
 
 
+def _subscription_loads() -> Iterator[SubscriptionFacts]:
+    number = 0
+    for layout in ("1", "3"):
+        for mode in ("off", "vector", "snapshot"):
+            for delay_ms in (0.0, 50.0, 150.0) if mode != "off" else (0.0,):
+                for rate in (1.0, 100.0, 5_000.0):
+                    number += 1
+                    published = round(rate * 8)
+                    yield SubscriptionFacts(
+                        run="demo", layout=layout, load=f"subscriptions-{number}",
+                        scenario="subscriptions", mode=mode, rate_per_s=rate, delay_ms=delay_ms,
+                        period_ms=1_000, began_us=BEGAN_US, elapsed_s=8.0, published=published,
+                        acked=published, entries=min(published, 800) * 2,
+                        far_entries=min(published, 400) * (1 if mode == "off" else 2),
+                        commands=min(published, 800) * 2, far_commands=min(published, 800) * 2,
+                        link_bytes=published * (180 if mode == "off" else 200),
+                        cpu_s=published * 80e-6, far_cpu_s=published * 30e-6,
+                    )  # fmt: skip
+
+
+def _subscription_rows(
+    chance: random.Random, load: SubscriptionFacts, scale: Scale
+) -> Iterator[Row]:
+    """A move takes one delay in vector mode, and on the average half a period besides."""
+    if load.mode == "off":
+        return
+    values = {
+        "run": "demo", "layout": load.layout, "scenario": "subscriptions", "registry": "none",
+        "attempt": 1, "load": load.load, "role": "leader", "node": "c1", "client": "b",
+    }  # fmt: skip
+    waits_ms = 1_000.0 if load.mode == "snapshot" else 8.0
+    for number in range(min(load.acked, scale.seconds * 50)):
+        duration_ms = load.delay_ms + 5 + waits_ms * chance.random()
+        yield Row(
+            **values, phase="load", op="moved", outcome="ok", index=number + 1,
+            start_us=BEGAN_US + number * 20_000, duration_us=round(duration_ms * 1_000),
+        )  # fmt: skip
+    late_s = (load.delay_ms + (500 if load.mode == "snapshot" else 5)) / 1_000
+    counts = {
+        "received": round(load.rate_per_s * (0.5 + late_s)),
+        "again": round(load.rate_per_s * late_s),
+        "again_quiesced": 12 if load.mode == "snapshot" else 0,
+        "skipped": 0,
+    }
+    for op, index in counts.items():
+        yield Row(
+            **values, phase="audit", op=op, outcome="ok", index=index,
+            start_us=BEGAN_US + 9_000_000, duration_us=0,
+        )  # fmt: skip
+
+
 def write(directory: Path, scale: Scale = Scale()) -> None:
     """Writes log, conditions and a benchmark file below `directory`."""
     chance = random.Random(7)
@@ -362,6 +415,10 @@ def write(directory: Path, scale: Scale = Scale()) -> None:
         for txqueue_load in _txqueue_loads():
             write_txqueue_facts(directory, txqueue_load)
             for row in _txqueue(chance, txqueue_load, scale):
+                writer.add(row)
+        for subscription_load in _subscription_loads():
+            write_subscription_facts(directory, subscription_load)
+            for row in _subscription_rows(chance, subscription_load, scale):
                 writer.add(row)
         for layout in NODES:
             for row in (*_puts(chance, layout, scale), *_gets(chance, layout, scale)):

@@ -484,7 +484,8 @@ class TestSummary:
             "costs", "outages", "around_death", "sessions", "cluster_calls", "cluster_call_roles",
             "cluster_call_outcomes", "cluster_call_verdicts", "cluster_call_outages",
             "cluster_call_death", "limbo", "limbo_outcomes", "limbo_verdicts", "txqueue",
-            "txqueue_outcomes", "txqueue_verdicts", "benchmarks", "tables",
+            "txqueue_outcomes", "txqueue_verdicts", "subscriptions", "subscription_verdicts",
+            "benchmarks", "tables",
         ]  # fmt: skip
         assert summary["format"] == 1
         assert summary["conditions"]["cores"] == 2
