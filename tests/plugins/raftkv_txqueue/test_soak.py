@@ -230,7 +230,8 @@ def test_9_soak_with_killed_leaders(tmp_path: Path) -> None:
             until_sent = sender.allowed - rng.randrange(SENT // KILLS)
             while sender.sent < until_sent:
                 assert sender.is_alive()
-                assert receiver.is_alive()
+                # The last few stay in the queue: the receiver may be through before the sender.
+                assert receiver.is_alive() or len(receiver.received) == SENT - LEFT
                 assert time.monotonic() < began + 4 * DEADLINE_S, "the soak stands still"
                 time.sleep(0.0005)
             leader = dev.leader()
