@@ -43,7 +43,7 @@ from bench.txqueue_asked import (
     TxqueueTold,
     txqueue_answer,
 )
-from raftkv import Node, NodeConfig, tune_gc
+from raftkv import Node, NodeConfig, tune_gc, use_huge_pages
 from raftkv.errors import RaftkvError
 from raftkv.kv.commands import Compare, PutOp, RangeOp, RangeResult
 from raftkv.plugin import Consistency
@@ -401,6 +401,7 @@ def main() -> int:
     """Run one node to the end of its standard input."""
     setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
     tune_gc()
+    use_huge_pages()
     try:
         import uvloop
 

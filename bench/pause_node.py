@@ -22,7 +22,7 @@ import msgspec
 
 from bench.control import LINE_BYTES_MAX
 from bench.loopwatch import LoopWatch, Watched
-from raftkv import Node, NodeConfig, tune_gc
+from raftkv import Node, NodeConfig, tune_gc, use_huge_pages
 from raftkv.errors import RaftkvError
 from raftkv.kv.commands import PutOp
 
@@ -48,7 +48,7 @@ KEY = b"key-%010d"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """`tuned`: call `raftkv.tune_gc()`, as `raftkv serve` does."""
+    """`tuned`: tune the collector and use huge pages, as `raftkv serve` does."""
 
     node: NodeConfig
     tuned: bool
@@ -199,6 +199,7 @@ def main() -> int:
     setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
     if setup.tuned:
         tune_gc()
+        use_huge_pages()
     try:
         import uvloop
 

@@ -97,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=5.0, help="idle and of puts (default: 5)")
     parser.add_argument("--in-flight", type=int, default=64, help="puts at once (default: 64)")
     parser.add_argument(
-        "--untuned", action="store_true", help="leave the garbage collector as Python sets it"
+        "--untuned",
+        action="store_true",
+        help="leave the garbage collector as Python sets it, and the pages as the kernel does",
     )
     parser.add_argument("--dir", help="directory for the nodes' data (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         RaftkvError,
         Refused,
     )
+    from .hugepages import use_huge_pages
     from .kv import KeyValue, KVApi
     from .node import Node
     from .status import Status
@@ -51,6 +52,7 @@ __all__ = [
     "blocking",
     "load_config",
     "tune_gc",
+    "use_huge_pages",
 ]
 
 # Which module has the name; the modules themselves are attributes, too. tests/test_imports.py holds
@@ -68,6 +70,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "RaftkvError",
         "Refused",
     ),
+    "hugepages": ("use_huge_pages",),
     "kv": ("KVApi", "KeyValue"),
     "node": ("Node",),
     "status": ("Status",),

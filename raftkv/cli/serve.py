@@ -21,6 +21,7 @@ from typing import Any
 from raftkv.collector import tune_gc
 from raftkv.config import NodeConfig
 from raftkv.errors import RaftkvError
+from raftkv.hugepages import use_huge_pages
 from raftkv.node import Node
 from raftkv.server import Door, door_of
 
@@ -36,10 +37,11 @@ _reloads: set[asyncio.Task[None]] = set()
 def run(config: NodeConfig, place: Place | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end.
 
-    The process is the node's alone, so its garbage collector is tuned for it. `place` is told of
-    the node, for the log.
+    The process is the node's alone, so its garbage collector and its pages of memory are arranged
+    for a large state. `place` is told of the node, for the log.
     """
     tune_gc()
+    use_huge_pages()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_until_signal(config, place))
 
