@@ -354,8 +354,7 @@ class Reader:
         table = self._rows.get(key)
         if table is None:
             table = self._rows[key] = RunRows() if key in self._runs else SmallRows()
-        for row, value in rows:
-            table[row] = value
+        table.extend(rows)
         if isinstance(table, SmallRows):
             self._rows[key] = grown(table)
         return len(rows)

@@ -53,6 +53,60 @@ def test_sharded_rows_are_a_sorted_dict(
     assert list(rows) == sorted(model)[: len(model) - len(model) // 2]
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sets(st.integers(0, 400), max_size=60),
+    st.lists(st.integers(1, 20), max_size=12),
+    st.sets(st.integers(0, 400), max_size=40),
+    st.sampled_from([SmallRows, ShardedRows]),
+    st.integers(4, 9),
+)
+def test_rows_that_are_extended_are_a_sorted_dict(
+    before: set[int], chunks: list[int], after: set[int], kind: Any, load: int
+) -> None:
+    """Snapshots are read so: chunk by chunk, each behind the last; then commands come."""
+    rows: Any = small(dict.fromkeys(before, "before"))
+    if kind is ShardedRows:
+        rows = ShardedRows.of(rows)
+        rows._keys._reset(load)
+    model = dict.fromkeys(sorted(before), "before")
+    for size in chunks:
+        first = max(model, default=-1) + 1
+        chunk = [(number, "chunk") for number in range(first, first + 2 * size, 2)]
+        rows.extend(chunk)
+        model.update(chunk)
+    assert list(rows) == list(model)
+    for number in after:
+        rows[number] = model[number] = "after"
+    for number in sorted(after)[::2]:
+        del rows[number], model[number]
+    ordered = sorted(model)
+    assert list(rows) == ordered
+    assert len(rows) == len(model)
+    assert rows.pick(ordered, None) == [(number, model[number]) for number in ordered]
+    assert [rows.bisect_left(number) for number in ordered] == list(range(len(ordered)))
+    if isinstance(rows, ShardedRows):
+        rows._keys._check()  # what a SortedList demands of its own lists
+
+
+@pytest.mark.parametrize("make", [SmallRows, ShardedRows, RunRows])
+@pytest.mark.parametrize("keys", [(5,), (4, 6), (8, 7), (6, 6)])
+def test_rows_are_extended_behind_the_last_only(make: Any, keys: tuple[int, ...]) -> None:
+    rows = make()
+    rows.extend([(4, "a"), (5, "b")])
+    with pytest.raises(ValueError, match=r"behind|next to"):
+        rows.extend([(key, "c") for key in keys])
+
+
+def test_a_snapshot_whose_rows_are_out_of_order_is_damaged() -> None:
+    """The digest is of what was written; the order is what the tables stand on."""
+    rows = ShardedRows()
+    rows.extend([])
+    assert list(rows) == []
+    with pytest.raises(ValueError, match="behind"):
+        rows.extend([(2, "a"), (1, "b")])
+
+
 def test_a_missing_key_is_a_key_error() -> None:
     rows = ShardedRows()
     with pytest.raises(KeyError):
