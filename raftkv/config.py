@@ -99,6 +99,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     snapshot_send_bytes_per_s: int = 64 * MIB
     # The rate to the own disk: a third of what a plain SSD writes, so that the log has the rest.
     snapshot_write_bytes_per_s: int = 64 * MIB
+    # What the walk for a snapshot takes of the loop, at least, while entries are applied. It takes
+    # more where nobody waits for the node, and when the log behind it grows (raft/pacing.py).
+    snapshot_loop_percent: int = 5
     # A snapshot file is synced this often while it grows. What is written and not synced would
     # delay the next fsync of the log: 8 MiB by some tens of milliseconds.
     snapshot_sync_bytes: int = 8 * MIB

@@ -515,6 +515,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         else:
             # An alarm that went off meanwhile was swallowed.
             self.arm()
+        if not self._inbox and (self.leading is None or not self.leading.waiting[0]):
+            self.snapshotting.gap(self.runtime.monotonic())
 
     def _synced(self, pending: Pending, term: int) -> None:
         self.wal.written(pending)

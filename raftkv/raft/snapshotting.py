@@ -1,7 +1,8 @@
 """When snapshots are written, and what the log forgets afterwards.
 
 A snapshot is a copy-on-write view of the state, walked in short slices on the loop and written by
-a thread of its own, so that neither the loop nor the log's disk thread waits for it. It is written
+a thread of its own, so that neither the loop nor the log's disk thread waits for it. The walk takes
+a share of the loop while the node works (pacing.py). It is written
 at a bounded rate and synced often (the writer does that): a burst of hundreds of megabytes would
 make the next fsync of the log wait for all of them. The log keeps
 a tail behind the snapshot: a follower that is only a little late needs no snapshot. The base of
@@ -16,17 +17,20 @@ from typing import TYPE_CHECKING
 from raftkv.errors import DiskFailed, NodeFault
 
 from .membership import encode
+from .pacing import Pace
 from .snapshot import Snapshot, SnapshotMeta, SnapshotStore, SnapshotWriter
 
 if TYPE_CHECKING:
+    import asyncio
+
     from .engine import Engine, Frozen
 
 __all__ = ["Snapshotting"]
 
 log = logging.getLogger("raftkv.raft")
 
-# Rows per slice: a slice of this many small rows is encoded in about a millisecond.
-SLICE_ROWS = 500
+# Rows per slice: a slice of this many small rows is encoded in less than half a millisecond.
+SLICE_ROWS = 300
 # Chunks go to the disk thread together up to this size: handing them over costs as much as encoding
 # some hundred rows.
 WRITE_BYTES = 256 * 1024
@@ -46,6 +50,9 @@ class Snapshotting:
         self._bytes_at_last = 0
         self._running = False
         self._damaged_in_a_row = 0
+        # A walk that waits for a gap, and from when on it takes one.
+        self._waiting: asyncio.Future[None] | None = None
+        self._gap_from = 0.0
         self._engine: Engine
 
     def attach(self, engine: Engine) -> None:
@@ -61,14 +68,17 @@ class Snapshotting:
 
     def tick(self) -> None:
         """Start a snapshot if the log behind the last one has grown over a limit."""
-        engine = self._engine
-        limits = engine.limits
-        entries = engine.applied - self.last_index
-        if self._running or entries <= 0:
-            return
-        grown = engine.wal.bytes_total - self._bytes_at_last
-        if entries > limits.snapshot_log_entries or grown > limits.snapshot_log_bytes:
+        if not self._running and self._log_filled(self.last_index) > 1:
             self.begin()
+
+    def _log_filled(self, index: int) -> float:
+        """The log behind `index`, where the last snapshot was begun; 1: the next one is due."""
+        engine, limits = self._engine, self._engine.limits
+        entries = engine.applied - index
+        if entries <= 0:
+            return 0.0
+        grown = engine.wal.bytes_total - self._bytes_at_last
+        return max(entries / limits.snapshot_log_entries, grown / limits.snapshot_log_bytes)
 
     def begin(self) -> None:
         """Write a snapshot of the applied state now, unless one is being written."""
@@ -94,7 +104,7 @@ class Snapshotting:
         try:
             writer = await runtime.offload_bulk(self.store.writer, meta)
             try:
-                await self._write_slices(writer, frozen)
+                await self._write_slices(writer, frozen, meta.index)
             except BaseException:
                 await runtime.offload_bulk(writer.abort)
                 raise
@@ -119,28 +129,54 @@ class Snapshotting:
         if not engine.stopped and snapshot.meta.index > self.last_index:
             self.installed(snapshot)
 
-    async def _write_slices(self, writer: SnapshotWriter, frozen: Frozen) -> None:
-        """One slice a turn of the loop; not faster than the limit on average."""
-        runtime = self._engine.runtime
-        bytes_per_s = self._engine.limits.snapshot_write_bytes_per_s
+    async def _write_slices(self, writer: SnapshotWriter, frozen: Frozen, index: int) -> None:
+        """One slice a turn of the loop at most; not faster than the limits on average."""
+        engine, runtime = self._engine, self._engine.runtime
+        bytes_per_s = engine.limits.snapshot_write_bytes_per_s
+        pace = Pace(engine.limits.snapshot_loop_percent / 100)
         began, total, some, size, turn = runtime.monotonic(), 0, [], 0, 0
+        resumed = began
         for chunk in frozen.slices(SLICE_ROWS):
+            slice_s = runtime.monotonic() - resumed
             some.append(chunk)
             size += len(chunk)
             turn += len(chunk)
-            if size < WRITE_BYTES:
-                if turn >= TURN_BYTES:
-                    turn = 0
-                    await runtime.sleep(0)
-                continue
-            await runtime.offload_bulk(writer.write, *some)
-            total += size
-            some, size, turn = [], 0, 0
-            ahead_s = total / bytes_per_s - (runtime.monotonic() - began)
-            if ahead_s > AHEAD_S_MAX:
-                await runtime.sleep(ahead_s)
+            if size >= WRITE_BYTES:
+                await runtime.offload_bulk(writer.write, *some)
+                total += size
+                some, size, turn = [], 0, 0
+                ahead_s = total / bytes_per_s - (runtime.monotonic() - began)
+                if ahead_s > AHEAD_S_MAX:
+                    await runtime.sleep(ahead_s)
+            elif turn >= TURN_BYTES:
+                turn = 0
+                await runtime.sleep(0)
+            now = runtime.monotonic()
+            times = pace.after(slice_s, now, engine.applied, self._log_filled(index))
+            if times is not None:
+                await self._gap(*times)
+            resumed = runtime.monotonic()
         if some:
             await runtime.offload_bulk(writer.write, *some)
+
+    async def _gap(self, earliest: float, latest: float) -> None:
+        """Return at the first gap from `earliest` on, or at `latest`."""
+        runtime = self._engine.runtime
+        self._gap_from, self._waiting = earliest, runtime.future()
+        alarm = runtime.call_later(latest - runtime.monotonic(), self._resume)
+        try:
+            await self._waiting
+        finally:
+            alarm.cancel()
+
+    def _resume(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def gap(self, now: float) -> None:
+        """The engine has nothing to do until somebody else has done something."""
+        if now >= self._gap_from:
+            self._resume()
 
     # -- the newest snapshot turns out to be damaged when it is to be sent
 
