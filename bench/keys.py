@@ -1,11 +1,11 @@
 """`python -m bench keys --keys 1000000`: what a large keyspace costs.
 
-Two clusters of three cores: one with a thousand keys, one with all of them. Puts and gets, 64 at
-once inside the leader, are measured on both in turns, so that the ratio of the two does not depend
-on what else the machine does. On the large one are also measured: how long loading took (32 puts
-a transaction), the leader's resident memory for each key and for each watcher (the memory of the
-whole process, history and log included, divided), a snapshot, and how long a core takes from its
-start until it is ready again: one of three, and all three at once.
+Two clusters of three cores: one with a thousand keys, one with all of them. Puts and gets,
+`--in-flight` at once inside the leader, are measured on both in turns, so that the ratio of the two
+does not depend on what else the machine does. On the large one are also measured: how long loading
+took (32 puts a transaction), the leader's resident memory for each key and for each watcher (the
+memory of the whole process, history and log included, divided), a snapshot, and how long a core
+takes from its start until it is ready again: one of three, and all three at once.
 
 Exit codes: 0 measured; 1 an aim was missed and `--fail` given; 2 a node failed; 130 after Ctrl-C.
 """
@@ -37,7 +37,6 @@ from raftkv.errors import RaftkvError
 __all__ = ["Report", "main", "measure"]
 
 FEW_KEYS = 1000
-IN_FLIGHT = 64
 RATIO_MIN = 0.9
 RESTART_MAX_S = 10.0
 
@@ -192,9 +191,9 @@ class _Run:
                     leader, before = await cores.leader()
                     began_cpu_s = await cores.cpu_s()
                     ask = (
-                        Puts(keys, given.value_bytes, given.seconds, IN_FLIGHT)
+                        Puts(keys, given.value_bytes, given.seconds, given.in_flight)
                         if name == "puts"
-                        else Gets(keys, given.seconds, IN_FLIGHT)
+                        else Gets(keys, given.seconds, given.in_flight)
                     )
                     answers[cores is self._few] = answer = await leader.ask(ask)
                     if cores is self._many:
@@ -315,13 +314,14 @@ def _show(console: Console, report: Report) -> None:
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
+    in_flight = report.conditions["arguments"]["in_flight"]
     rows = [
         ("loading", f"{report.load_s:.1f} s", f"{report.loaded_per_s:,.0f} keys/s"),
         ("memory of the leader", f"{report.rss_bytes / 2**20:,.0f} MiB",
          f"{report.bytes_per_key:,.0f} bytes a key, history and log included"),
         ("memory of a watcher", f"{report.bytes_per_watcher:,.0f} bytes",
          f"{report.watchers:,} watchers inside the leader"),
-        ("puts, 64 at once", _rate(report.puts_per_s), _p99(report.put_p99_ms)),
+        (f"puts, {in_flight} at once", _rate(report.puts_per_s), _p99(report.put_p99_ms)),
         (f"the same with {FEW_KEYS:,} keys", _rate(report.puts_few_per_s),
          _p99(report.put_few_p99_ms)),
         ("ratio, median of the rounds", f"{report.puts_ratio.median:.2f}",
@@ -329,7 +329,8 @@ def _show(console: Console, report: Report) -> None:
         ("ratio of all puts", f"{report.puts_ratio_in_all:.2f}", _snapshots(report)),
         ("processor time a put", f"{report.put_cpu_us:.1f} us",
          f"all cores, snapshots included; with {FEW_KEYS:,} keys {report.put_few_cpu_us:.1f} us"),
-        ("linearizable gets, 64 at once", _rate(report.gets_per_s), _p99(report.get_p99_ms)),
+        (f"linearizable gets, {in_flight} at once", _rate(report.gets_per_s),
+         _p99(report.get_p99_ms)),
         (f"the same with {FEW_KEYS:,} keys", _rate(report.gets_few_per_s),
          _ratio(report.gets_ratio)),
         ("snapshot", f"{report.snapshot_s:.2f} s", f"{report.snapshot_bytes / 2**20:,.1f} MiB"),
@@ -380,6 +381,9 @@ def _parser() -> argparse.ArgumentParser:
         "--watchers", type=positive_int, default=10_000, help="in the leader (default: 10,000)"
     )
     parser.add_argument("--layout", choices=("1", "3", "5"), default="3", help="cores (default: 3)")
+    parser.add_argument(
+        "--in-flight", type=positive_int, default=64, help="puts or gets at once (default: 64)"
+    )
     parser.add_argument("--seconds", type=positive, default=4.0, help="of each load (default: 4)")
     parser.add_argument(
         "--settle-s", type=not_negative, default=2.0,

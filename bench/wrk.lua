@@ -20,32 +20,40 @@ local function base64(text)
 end
 
 local paths = { put = '/v3/kv/put', limbo = '/v1/limbo/submit' }
-local requests, at, step = {}, 0, 7919
+local headers = { ['Content-Type'] = 'application/json' }
+local word, keys, value
+local kept, at, step = {}, 0, 7919
+
+-- What is kept would not fit beside the servers if there are very many keys.
+local kept_max = 10000
+
+local function built(number)
+   local body = '{"key":"' .. base64(string.format('key-%010d', number)) .. '"'
+   if word == 'put' or word == 'limbo' then
+      body = body .. ',"value":"' .. value .. '"'
+   elseif word == 'get-serializable' then
+      body = body .. ',"serializable":true'
+   end
+   body = body .. '}'
+   if word == 'limbo' then
+      body = '{"writes":[' .. body:gsub('^{', '{"space":"bench",') .. ']}'
+   end
+   return wrk.format('POST', paths[word] or '/v3/kv/range', headers, body)
+end
 
 function init(arguments)
-   local word, keys, size = arguments[1], tonumber(arguments[2]), tonumber(arguments[3])
-   local headers = { ['Content-Type'] = 'application/json' }
-   local value = base64(string.rep('v', size))
-   for number = 0, keys - 1 do
-      local body = '{"key":"' .. base64(string.format('key-%010d', number)) .. '"'
-      if word == 'put' or word == 'limbo' then
-         body = body .. ',"value":"' .. value .. '"'
-      elseif word == 'get-serializable' then
-         body = body .. ',"serializable":true'
-      end
-      body = body .. '}'
-      if word == 'limbo' then
-         body = '{"writes":[' .. body:gsub('^{', '{"space":"bench",') .. ']}'
-      end
-      requests[number] = wrk.format('POST', paths[word] or '/v3/kv/range', headers, body)
+   word, keys = arguments[1], tonumber(arguments[2])
+   value = base64(string.rep('v', tonumber(arguments[3])))
+   for number = 0, keys <= kept_max and keys - 1 or -1 do
+      kept[number] = built(number)
    end
    at = math.random(0, keys - 1)
 end
 
 -- A prime step visits every key before it comes back to the first.
 function request()
-   at = (at + step) % (#requests + 1)
-   return requests[at]
+   at = (at + step) % keys
+   return kept[at] or built(at)
 end
 
 function done(summary, latency, _)
