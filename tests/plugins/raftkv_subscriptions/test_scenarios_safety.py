@@ -159,6 +159,22 @@ def test_13_an_excluded_region_is_not_waited_for() -> None:
 TRIES = 20
 
 
+async def snapped_at_rest(world: Regions) -> None:
+    """Publish until a snapshot of a knows b and c with all that there is.
+
+    One that was begun while they still lacked something names older positions there, rightly,
+    and an idle topic gets no other.
+    """
+    for _ in range(TRIES):
+        position = await world.snapped("a", "t")
+        there = dict(world.snapshots("a", "t")[position].positions)
+        if there == dict.fromkeys("bc", position):
+            return
+        await world.publish("a", "t", 1)
+        await world.same("t")
+    raise AssertionError(f"no snapshot in {TRIES} knows everything: {there}")
+
+
 @BOTH
 def test_13_whatever_is_cut(mode: str) -> None:
     """Scenario 13 by chance: ways are cut, slow and healed while all publish and some consume.
@@ -181,21 +197,6 @@ def test_13_whatever_is_cut(mode: str) -> None:
             if chosen:
                 await world.ack(consumer, "s", *chosen)
             received.extend(texts_of(chosen))
-
-    async def snapped_at_rest(world: Regions) -> None:
-        """Publish until a snapshot of a knows b and c with all that there is.
-
-        One that was begun while they still lacked something names older positions there, rightly,
-        and an idle topic gets no other.
-        """
-        for _ in range(TRIES):
-            position = await world.snapped("a", "t")
-            there = dict(world.snapshots("a", "t")[position].positions)
-            if there == dict.fromkeys("bc", position):
-                return
-            await world.publish("a", "t", 1)
-            await world.same("t")
-        raise AssertionError(f"no snapshot in {TRIES} knows everything: {there}")
 
     async def body(world: Regions) -> None:
         await world.topic("t")
