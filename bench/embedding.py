@@ -77,11 +77,15 @@ class Cores:
     def pids(self) -> Sequence[int]:
         return [member.pid for member in self.members if member.pid is not None]
 
+    async def snapshotting(self) -> bool:
+        """Whether a member writes a snapshot now."""
+        running = [each for each in self.members if each.pid is not None]
+        return any([(await each.ask(Where())).snapshotting for each in running])
+
     async def settled(self) -> None:
         """Wait until no member writes a snapshot: that is the work of the load that came before."""
         until_s = time.monotonic() + SETTLE_TIMEOUT_S
-        running = [each for each in self.members if each.pid is not None]
-        while any([(await each.ask(Where())).snapshotting for each in running]):
+        while await self.snapshotting():
             if time.monotonic() > until_s:
                 raise WorkerFailed(f"a core writes a snapshot for over {SETTLE_TIMEOUT_S:.0f} s")
             await asyncio.sleep(_POLL_S)

@@ -1,11 +1,16 @@
 """`python -m bench keys --keys 1000000`: what a large keyspace costs.
 
-Two clusters of three cores: one with a thousand keys, one with all of them. Puts and gets,
-`--in-flight` at once inside the leader, are measured on both in turns, so that the ratio of the two
-does not depend on what else the machine does. On the large one are also measured: how long loading
-took (32 puts a transaction), the leader's resident memory for each key and for each watcher (the
-memory of the whole process, history and log included, divided), a snapshot, and how long a core
-takes from its start until it is ready again: one of three, and all three at once.
+Two clusters of three cores: one with a thousand keys, one with all of them. Puts and gets inside
+the leader, so many at once as `--in-flight` says (one number or several), are measured on both in
+turns, for a second each, so that the ratio of the two does not depend on what else the machine
+does. On the large one are also measured: how long loading took (32 puts a transaction), the
+leader's resident memory for each key and for each watcher (the memory of the whole process, history
+and log included, divided), a snapshot, and how long a core takes from its start until it is ready
+again: one of three, and all three at once.
+
+A snapshot takes longer than a second under load. So the turn of a cluster goes on until none of its
+cores writes one: each pays for its own, in its own time. Before the first turn both get puts until
+their histories are full, which is how a cluster is found for the rest of its life.
 
 Exit codes: 0 measured; 1 an aim was missed and `--fail` given; 2 a node failed; 130 after Ctrl-C.
 """
@@ -17,7 +22,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +39,46 @@ from bench.layouts import WorkerFailed
 from bench.peers.figures import Spread
 from raftkv.errors import RaftkvError
 
-__all__ = ["Report", "main", "measure"]
+__all__ = ["Level", "Report", "level_of", "main", "measure", "median_between"]
 
 FEW_KEYS = 1000
 RATIO_MIN = 0.9
 RESTART_MAX_S = 10.0
+# Puts before the first turn.
+WARM_IN_FLIGHT = 64
+# A turn ends by then, though a core may still write a snapshot; it is waited for without load.
+TURN_MAX_S = 60.0
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """Puts and gets, `in_flight` at once. Rates and latencies are those of callers in the leader.
+
+    `puts_ratio_between` is where the true median lies, 95 times in 100. `puts_ratio_in_all` is of
+    all puts of all rounds, so that what snapshots take counts for as long as they take it;
+    `puts_ratio_quiet` is of the rounds without one, if any. Processor time is that of all cores
+    for one put, snapshots included.
+    """
+
+    in_flight: int
+    rounds_with_snapshot: int
+    puts_few_per_s: Spread
+    puts_per_s: Spread
+    puts_ratio: Spread
+    puts_ratio_between: tuple[float, float]
+    puts_ratio_in_all: float
+    puts_ratio_quiet: Spread | None
+    put_few_cpu_us: float
+    put_cpu_us: float
+    put_p99_ms: Spread
+    put_few_p99_ms: Spread
+    gets_few_per_s: Spread
+    gets_per_s: Spread
+    gets_ratio: Spread
+    get_p99_ms: Spread
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints. Rates and latencies are those of callers inside the leader."""
+    """What `--json` prints."""
 
     keys: int
     value_bytes: int
@@ -52,24 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_key: float
     bytes_per_watcher: float
     rss_bytes: int
-    puts_few_per_s: Spread
-    puts_per_s: Spread
-    puts_ratio: Spread
-    # The aim is for the median of the rounds. Besides: of all puts of all rounds, so that what a
-    # snapshot takes from the puts next to it counts; and of the rounds without one, if any.
-    puts_ratio_in_all: float
-    puts_ratio_quiet: Spread | None
-    rounds_with_snapshot: int
-    # Processor time of all cores for one put, snapshots included: says what the rates say, without
-    # the noise of a shared machine.
-    put_few_cpu_us: float
-    put_cpu_us: float
-    put_p99_ms: Spread
-    put_few_p99_ms: Spread
-    gets_few_per_s: Spread
-    gets_per_s: Spread
-    gets_ratio: Spread
-    get_p99_ms: Spread
+    levels: list[Level]
     snapshot_s: float
     snapshot_bytes: int
     restart_one_s: float
@@ -79,31 +98,41 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def missed(self) -> list[str]:
         """The aims that were not reached."""
-        found = []
-        if self.puts_ratio.median < RATIO_MIN:
-            found.append(f"put rate {self.puts_ratio.median:.2f} of that with {FEW_KEYS:,} keys")
+        found = [
+            f"put rate {level.puts_ratio.median:.2f} of that with {FEW_KEYS:,} keys, "
+            f"{level.in_flight} at once"
+            for level in self.levels
+            if level.puts_ratio.median < RATIO_MIN
+        ]
         slowest_s = max(self.restart_one_s, self.restart_all_s)
         if slowest_s > RESTART_MAX_S:
             found.append(f"restart to ready in {slowest_s:.1f} s")
         return found
 
 
-class _Round(msgspec.Struct, frozen=True):
-    """The two clusters under the same load, one after the other.
+class _Turn(msgspec.Struct, frozen=True):
+    """What one cluster did in its turn. `snapshots`: how many its leader began."""
 
-    `snapshots`: how many the leader of the large one began meanwhile. `cpu_s`: what all cores of
-    the one and of the other needed, until they had settled.
-    """
-
-    few: Answer
-    many: Answer
+    done: int
+    seconds: float
+    p99_ms: float
     snapshots: int
-    few_cpu_s: float
-    many_cpu_s: float
+    cpu_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.done / self.seconds
+
+
+class _Round(msgspec.Struct, frozen=True):
+    """The two clusters under the same load, one after the other."""
+
+    few: _Turn
+    many: _Turn
 
     @property
     def ratio(self) -> float:
-        return _per_s(self.many) / _per_s(self.few)
+        return self.many.per_s / self.few.per_s
 
 
 async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], None]) -> Report:
@@ -117,31 +146,18 @@ async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], 
     ):
         run = _Run(given, few, many, step)
         memory = await run.load()
-        rounds = await run.rounds()
         watchers = await run.watchers()
+        await run.warm()
+        levels = [await run.level(in_flight) for in_flight in given.in_flight]
         snapshot = await run.snapshot()
         one_s = await run.restart_one()
         all_s = await run.restart_all()
-    puts, gets = rounds
     return Report(
         keys=given.keys,
         value_bytes=given.value_bytes,
         watchers=given.watchers,
         bytes_per_watcher=watchers,
-        puts_few_per_s=Spread.of(_per_s(each.few) for each in puts),
-        puts_per_s=Spread.of(_per_s(each.many) for each in puts),
-        puts_ratio=Spread.of(each.ratio for each in puts),
-        puts_ratio_in_all=sum(map(_done, puts)) / sum(each.few.done for each in puts),
-        puts_ratio_quiet=_quiet(puts),
-        rounds_with_snapshot=sum(each.snapshots > 0 for each in puts),
-        put_few_cpu_us=_cpu_us(puts, few=True),
-        put_cpu_us=_cpu_us(puts, few=False),
-        put_p99_ms=Spread.of(each.many.p99_ms for each in puts),
-        put_few_p99_ms=Spread.of(each.few.p99_ms for each in puts),
-        gets_few_per_s=Spread.of(_per_s(each.few) for each in gets),
-        gets_per_s=Spread.of(_per_s(each.many) for each in gets),
-        gets_ratio=Spread.of(each.ratio for each in gets),
-        get_p99_ms=Spread.of(each.many.p99_ms for each in gets),
+        levels=levels,
         snapshot_s=snapshot.seconds,
         snapshot_bytes=snapshot.file_bytes,
         restart_one_s=one_s,
@@ -149,6 +165,43 @@ async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], 
         conditions=found,
         **memory,
     )
+
+
+def level_of(in_flight: int, puts: Sequence[_Round], gets: Sequence[_Round]) -> Level:
+    """What the rounds say together."""
+    ratios = [each.ratio for each in puts]
+    quiet = [each.ratio for each in puts if not each.many.snapshots]
+    # What the small cluster would have done in the time that the large one had.
+    beside = sum(each.few.per_s * each.many.seconds for each in puts)
+    return Level(
+        in_flight=in_flight,
+        rounds_with_snapshot=len(puts) - len(quiet),
+        puts_few_per_s=Spread.of(each.few.per_s for each in puts),
+        puts_per_s=Spread.of(each.many.per_s for each in puts),
+        puts_ratio=Spread.of(ratios),
+        puts_ratio_between=median_between(ratios),
+        puts_ratio_in_all=sum(each.many.done for each in puts) / beside,
+        puts_ratio_quiet=Spread.of(quiet) if quiet else None,
+        put_few_cpu_us=_cpu_us(each.few for each in puts),
+        put_cpu_us=_cpu_us(each.many for each in puts),
+        put_p99_ms=Spread.of(each.many.p99_ms for each in puts),
+        put_few_p99_ms=Spread.of(each.few.p99_ms for each in puts),
+        gets_few_per_s=Spread.of(each.few.per_s for each in gets),
+        gets_per_s=Spread.of(each.many.per_s for each in gets),
+        gets_ratio=Spread.of(each.ratio for each in gets),
+        get_p99_ms=Spread.of(each.many.p99_ms for each in gets),
+    )
+
+
+def median_between(values: Sequence[float]) -> tuple[float, float]:
+    """Two of the values, between which the true median lies 95 times in 100, however they spread.
+
+    That is a matter of counting heads and tails: of n values, all but about 1.96 times the square
+    root of n in the middle can be left out, half of them on either side.
+    """
+    found = sorted(values)
+    out = max(0, int((len(found) - 1.96 * len(found) ** 0.5) / 2))
+    return found[out], found[-1 - out]
 
 
 class _Run:
@@ -176,38 +229,42 @@ class _Run:
             "rss_bytes": after.rss_bytes,
         }
 
-    async def rounds(self) -> tuple[list[_Round], list[_Round]]:
+    async def warm(self) -> None:
+        """Fill the histories."""
+        given = self._given
+        both = ((self._few, FEW_KEYS), (self._many, given.keys)) if given.warm_s else ()
+        for cores, keys in both:
+            self._step(f"filling the history of {keys:,} keys")
+            leader, _ = await cores.leader()
+            await leader.ask(Puts(keys, given.value_bytes, given.warm_s, WARM_IN_FLIGHT))
+            await cores.settled()
+
+    async def level(self, in_flight: int) -> Level:
         """Puts and gets on both, in turns; the order is turned round in every second round."""
         given = self._given
         puts: list[_Round] = []
         gets: list[_Round] = []
         for number in range(given.rounds):
             for name, rounds in (("puts", puts), ("gets", gets)):
-                answers, cpu_s, snapshots = {}, {}, 0
+                turns: dict[bool, _Turn] = {}
                 order = (self._few, self._many) if number % 2 == 0 else (self._many, self._few)
                 for cores in order:
                     keys = FEW_KEYS if cores is self._few else given.keys
-                    self._step(f"{name} on {keys:,} keys, round {number + 1} of {given.rounds}")
-                    leader, before = await cores.leader()
-                    began_cpu_s = await cores.cpu_s()
-                    ask = (
-                        Puts(keys, given.value_bytes, given.seconds, given.in_flight)
-                        if name == "puts"
-                        else Gets(keys, given.seconds, given.in_flight)
+                    self._step(
+                        f"{name} on {keys:,} keys, {in_flight} at once, "
+                        f"round {number + 1} of {given.rounds}"
                     )
-                    answers[cores is self._few] = answer = await leader.ask(ask)
-                    if cores is self._many:
-                        snapshots = answer.snapshots - before.snapshots
-                    # Each pays for its own snapshots, within its own time or not at all.
-                    await cores.settled()
-                    cpu_s[cores is self._few] = await cores.cpu_s() - began_cpu_s
-                rounds.append(
-                    _Round(answers[True], answers[False], snapshots, cpu_s[True], cpu_s[False])
-                )
-        return puts, gets
+                    ask = (
+                        Puts(keys, given.value_bytes, given.seconds, in_flight)
+                        if name == "puts"
+                        else Gets(keys, given.seconds, in_flight)
+                    )
+                    turns[cores is self._few] = await _turn(cores, ask)
+                rounds.append(_Round(turns[True], turns[False]))
+        return level_of(in_flight, puts, gets)
 
     async def watchers(self) -> float:
-        """Bytes for each."""
+        """Bytes for each. Before the heap has holes that they would fill."""
         given = self._given
         self._step(f"{given.watchers:,} watchers")
         leader, before = await self._many.leader()
@@ -253,22 +310,27 @@ class _Run:
             raise WorkerFailed(f"a restarted core has {answer.keys:,} keys: some are missing")
 
 
-def _quiet(rounds: Sequence[_Round]) -> Spread | None:
-    ratios = [each.ratio for each in rounds if not each.snapshots]
-    return Spread.of(ratios) if ratios else None
+async def _turn(cores: Cores, ask: Puts | Gets) -> _Turn:
+    """`ask`, and again as long as a core writes a snapshot."""
+    leader, before = await cores.leader()
+    began_cpu_s = await cores.cpu_s()
+    answers: list[Answer] = []
+    until_s = time.monotonic() + TURN_MAX_S
+    while not answers or (await cores.snapshotting() and time.monotonic() < until_s):
+        answers.append(await leader.ask(ask))
+    await cores.settled()
+    return _Turn(
+        done=sum(each.done for each in answers),
+        seconds=sum(each.seconds for each in answers),
+        p99_ms=max(each.p99_ms for each in answers),
+        snapshots=answers[-1].snapshots - before.snapshots,
+        cpu_s=await cores.cpu_s() - began_cpu_s,
+    )
 
 
-def _done(each: _Round) -> int:
-    return each.many.done
-
-
-def _cpu_us(rounds: Sequence[_Round], *, few: bool) -> float:
-    spent_s = sum(each.few_cpu_s if few else each.many_cpu_s for each in rounds)
-    return spent_s / sum((each.few if few else each.many).done for each in rounds) * 1e6
-
-
-def _per_s(answer: Answer) -> float:
-    return answer.done / answer.seconds
+def _cpu_us(turns: Iterable[_Turn]) -> float:
+    found = list(turns)
+    return sum(each.cpu_s for each in found) / sum(each.done for each in found) * 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -314,25 +376,12 @@ def _show(console: Console, report: Report) -> None:
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
-    in_flight = report.conditions["arguments"]["in_flight"]
     rows = [
         ("loading", f"{report.load_s:.1f} s", f"{report.loaded_per_s:,.0f} keys/s"),
         ("memory of the leader", f"{report.rss_bytes / 2**20:,.0f} MiB",
          f"{report.bytes_per_key:,.0f} bytes a key, history and log included"),
         ("memory of a watcher", f"{report.bytes_per_watcher:,.0f} bytes",
          f"{report.watchers:,} watchers inside the leader"),
-        (f"puts, {in_flight} at once", _rate(report.puts_per_s), _p99(report.put_p99_ms)),
-        (f"the same with {FEW_KEYS:,} keys", _rate(report.puts_few_per_s),
-         _p99(report.put_few_p99_ms)),
-        ("ratio, median of the rounds", f"{report.puts_ratio.median:.2f}",
-         f"{report.puts_ratio.lowest:.2f} to {report.puts_ratio.highest:.2f}; aim {RATIO_MIN}"),
-        ("ratio of all puts", f"{report.puts_ratio_in_all:.2f}", _snapshots(report)),
-        ("processor time a put", f"{report.put_cpu_us:.1f} us",
-         f"all cores, snapshots included; with {FEW_KEYS:,} keys {report.put_few_cpu_us:.1f} us"),
-        (f"linearizable gets, {in_flight} at once", _rate(report.gets_per_s),
-         _p99(report.get_p99_ms)),
-        (f"the same with {FEW_KEYS:,} keys", _rate(report.gets_few_per_s),
-         _ratio(report.gets_ratio)),
         ("snapshot", f"{report.snapshot_s:.2f} s", f"{report.snapshot_bytes / 2**20:,.1f} MiB"),
         ("restart to ready, one core", f"{report.restart_one_s:.1f} s",
          f"aim {RESTART_MAX_S:.0f} s"),
@@ -341,30 +390,37 @@ def _show(console: Console, report: Report) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    console.print(_levels(report))
     for missed in report.missed:
         console.print(f"[red]missed:[/red] {missed}", highlight=False)
 
 
-def _rate(spread: Spread) -> str:
-    return f"{spread.median:,.0f}/s"
-
-
-def _snapshots(report: Report) -> str:
+def _levels(report: Report) -> Table:
     rounds = report.conditions["arguments"]["rounds"]
-    return (
-        f"{report.rounds_with_snapshot} of {rounds} rounds with a snapshot, "
-        f"the others {_ratio(report.puts_ratio_quiet)}"
+    table = Table(
+        title=f"beside {FEW_KEYS:,} keys, {rounds} rounds; ratio: the median and where it lies "
+        f"95 times in 100, aim {RATIO_MIN}",
+        title_justify="left",
     )
-
-
-def _p99(spread: Spread) -> str:
-    return f"p99 {spread.median:.2f} ms"
-
-
-def _ratio(spread: Spread | None) -> str:
-    if spread is None:
-        return "none"
-    return f"ratio {spread.median:.2f} ({spread.lowest:.2f} to {spread.highest:.2f})"
+    table.add_column("at once", justify="right")
+    for name in ("puts/s", "p99 ms", "ratio", "of all puts", "us a put", "gets/s", "ratio"):
+        table.add_column(name, justify="right")
+    for level in report.levels:
+        low, high = level.puts_ratio_between
+        all_puts = f"{level.puts_ratio_in_all:.2f}"
+        if level.rounds_with_snapshot:
+            all_puts += f" ({level.rounds_with_snapshot} snapshots)"
+        table.add_row(
+            f"{level.in_flight}",
+            f"{level.puts_per_s.median:,.0f}",
+            f"{level.put_p99_ms.median:.2f}",
+            f"{level.puts_ratio.median:.2f} ({low:.2f} to {high:.2f})",
+            all_puts,
+            f"{level.put_cpu_us:.0f}, {level.put_few_cpu_us:.0f}",
+            f"{level.gets_per_s.median:,.0f}",
+            f"{level.gets_ratio.median:.2f}",
+        )
+    return table
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -382,14 +438,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--layout", choices=("1", "3", "5"), default="3", help="cores (default: 3)")
     parser.add_argument(
-        "--in-flight", type=positive_int, default=64, help="puts or gets at once (default: 64)"
-    )
-    parser.add_argument("--seconds", type=positive, default=4.0, help="of each load (default: 4)")
+        "--in-flight", type=positive_int, nargs="+", default=[1, 16, 64, 256], metavar="N",
+        help="puts or gets at once, one or several (default: 1 16 64 256)",
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=positive, default=1.0, help="of each turn (default: 1)")
+    parser.add_argument(
+        "--warm-s", type=not_negative, default=8.0,
+        help="puts before the first turn, for the history to fill (default: 8)",
+    )  # fmt: skip
     parser.add_argument(
         "--settle-s", type=not_negative, default=2.0,
         help="between loading and looking at the memory (default: 2)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=positive_int, default=5, help="default: 5")
+    parser.add_argument("--rounds", type=positive_int, default=15, help="default: 15")
     parser.add_argument("--dir", help="directory for the nodes' data (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead")
     parser.add_argument("--fail", action="store_true", help="exit with 1 if an aim was missed")

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from bench.keys import Report, main
-from bench.peers.figures import Spread
+from bench.keys import Report, _Round, _Turn, level_of, main, median_between
 
 SMALL = ["--keys", "2000", "--watchers", "50", "--rounds", "1", "--seconds", "0.2"]
-SMALL += ["--layout", "1", "--settle-s", "0"]
+SMALL += ["--layout", "1", "--settle-s", "0", "--warm-s", "0.2", "--in-flight", "4", "16"]
 
 
 @pytest.mark.cluster
@@ -21,25 +20,47 @@ def test_it_measures_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["snapshot_bytes"] > 2000 * 100
     for name in ("load_s", "snapshot_s", "restart_one_s", "restart_all_s", "rss_bytes"):
         assert found[name] > 0, name
-    assert found["puts_per_s"]["median"] > 0
-    assert found["put_cpu_us"] > 0
-    assert found["gets_ratio"]["lowest"] == found["gets_ratio"]["highest"]
+    assert [level["in_flight"] for level in found["levels"]] == [4, 16]
+    for level in found["levels"]:
+        assert level["puts_per_s"]["median"] > 0
+        assert level["put_cpu_us"] > 0
+        assert level["gets_ratio"]["lowest"] == level["gets_ratio"]["highest"]
 
 
-def spread(value: float) -> Spread:
-    return Spread(value, value, value)
+def turn(done: int, seconds: float = 1.0, snapshots: int = 0) -> _Turn:
+    return _Turn(done=done, seconds=seconds, p99_ms=1, snapshots=snapshots, cpu_s=0.5)
+
+
+def test_what_the_rounds_say_together() -> None:
+    puts = [
+        _Round(turn(100), turn(90)),
+        _Round(turn(200), turn(160)),
+        # A snapshot took three seconds, in which the small cluster would have put 300.
+        _Round(turn(100), turn(150, seconds=3.0, snapshots=1)),
+    ]
+    level = level_of(16, puts, puts[:1])
+    assert level.puts_ratio.median == pytest.approx(0.8)
+    assert level.puts_ratio_quiet is not None
+    assert level.puts_ratio_quiet.median == pytest.approx(0.85)
+    assert level.puts_ratio_in_all == pytest.approx((90 + 160 + 150) / (100 + 200 + 300))
+    assert level.rounds_with_snapshot == 1
+    assert level.put_cpu_us == pytest.approx(1.5 / 400 * 1e6)
+    assert level.gets_ratio.median == pytest.approx(0.9)
+
+
+def test_where_the_true_median_lies() -> None:
+    assert median_between([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    # Of 25 tossed coins 8 to 17 fall on one side, but for 4 times in 100.
+    assert median_between([float(n) for n in range(25)]) == (7.0, 17.0)
+    assert median_between([1.0]) == (1.0, 1.0)
 
 
 def report(ratio: float, restart_s: float) -> Report:
+    each = _Round(turn(1000), turn(int(1000 * ratio)))
     return Report(
         keys=1, value_bytes=1, watchers=1, load_s=1, loaded_per_s=1, bytes_per_key=1,
-        bytes_per_watcher=1, rss_bytes=1, puts_few_per_s=spread(1), puts_per_s=spread(1),
-        puts_ratio=spread(ratio), puts_ratio_in_all=1, puts_ratio_quiet=None,
-        rounds_with_snapshot=0, put_few_cpu_us=1, put_cpu_us=1, put_p99_ms=spread(1),
-        put_few_p99_ms=spread(1),
-        gets_few_per_s=spread(1), gets_per_s=spread(1), gets_ratio=spread(1),
-        get_p99_ms=spread(1), snapshot_s=1, snapshot_bytes=1, restart_one_s=restart_s,
-        restart_all_s=1, conditions={},
+        bytes_per_watcher=1, rss_bytes=1, levels=[level_of(16, [each], [each])],
+        snapshot_s=1, snapshot_bytes=1, restart_one_s=restart_s, restart_all_s=1, conditions={},
     )  # fmt: skip
 
 
