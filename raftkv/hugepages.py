@@ -14,9 +14,10 @@ Rules of this file
 1. Only ranges that are nearly full are exchanged (DENSE_PAGES). So the process grows by a seventh
    at the very worst, and stacks and buffers, which are mapped large and used little, stay as they
    are.
-2. One range at a time, with a pause behind it: copying 2 MiB takes some milliseconds of a
-   processor, in which other threads run, but may have to wait for memory that is new. A hundred
-   megabytes take a second, a gigabyte ten.
+2. One range at a time, with a pause behind it. It takes some milliseconds (12 in a virtual machine
+   that gets its memory page by page), in which other threads run, but wait as soon as they need
+   memory that is new. So a process that grows fast is left alone until it does not any more, a
+   minute at most. A hundred megabytes take a second, a gigabyte ten.
 3. The operator has the last word: where the system says `never`, nothing is done.
 4. As with the collector (collector.py), nothing happens by importing raftkv or by starting a
    `Node`: a program that embeds one decides itself, and calls `raftkv.use_huge_pages()`, once.
@@ -50,6 +51,10 @@ RANGE_PAGES: Final = RANGE_BYTES // PAGE_BYTES
 DENSE_PAGES: Final = RANGE_PAGES * 7 // 8
 #: Seconds between two looks at the size of the process.
 PERIOD_S: Final = 10.0
+#: A process that has grown by more in a period is being filled: new memory all the time.
+GROWTH_BYTES: Final = 64 << 20
+#: So many periods in a row at most.
+GROWTH_PERIODS: Final = 6
 # Behind each range that was exchanged, and behind so many that were only looked at.
 PAUSE_S: Final = 0.01
 LOOKED_AT_ONCE: Final = 32
@@ -139,16 +144,25 @@ class Exchange:
         self._memory = memory
         self._pause = pause
         self._size_at_last = 0
+        self._size_before = 0
+        self._growing = 0
 
     def run(self) -> None:
         """Until `pause` says so."""
         ended = False
         while not ended:
             size = self._memory.size()
-            if abs(size - self._size_at_last) >= RANGE_BYTES:
+            if abs(size - self._size_at_last) >= RANGE_BYTES and not self._is_filled(size):
                 self._size_at_last = size
                 self.once()
             ended = self._pause(PERIOD_S)
+
+    def _is_filled(self, size: int) -> bool:
+        """Whether the process has grown so fast that it will go on (rule 2)."""
+        before, self._size_before = self._size_before, size
+        grows = 0 < before < size - GROWTH_BYTES and self._growing < GROWTH_PERIODS
+        self._growing = self._growing + 1 if grows else 0
+        return grows
 
     def once(self) -> None:
         """One round over all ranges that are nearly full, also those that are huge already."""
@@ -161,7 +175,7 @@ class Exchange:
             exchanged += error == 0
             if (error == 0 or looked % LOOKED_AT_ONCE == 0) and self._pause(PAUSE_S):
                 break
-        log.debug("%d MiB of %d are in huge pages", exchanged * 2, memory.size() >> 20)
+        log.debug("%d MiB are in huge pages", exchanged * (RANGE_BYTES >> 20))
 
     def _ranges(self) -> Iterator[int]:
         for low, high in self._memory.regions():

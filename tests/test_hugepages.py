@@ -11,7 +11,14 @@ import pytest
 
 import raftkv
 from raftkv import hugepages
-from raftkv.hugepages import DENSE_PAGES, PERIOD_S, RANGE_BYTES, Exchange, ThisProcess
+from raftkv.hugepages import (
+    DENSE_PAGES,
+    GROWTH_PERIODS,
+    PERIOD_S,
+    RANGE_BYTES,
+    Exchange,
+    ThisProcess,
+)
 
 MIB = 1 << 20
 
@@ -108,6 +115,25 @@ def test_a_process_that_keeps_its_size_is_left_alone() -> None:
     Exchange(memory, pause).run()
     assert memory.collapsed == [0, 0]
     assert pause.waited.count(PERIOD_S) == 4
+
+
+def test_a_process_that_is_being_filled_is_waited_for() -> None:
+    """Whoever needs new memory while a range is exchanged waits for it."""
+    memory = FakeMemory((0, RANGE_BYTES))
+    memory.sizes = [mib * MIB for mib in (50, 300, 600, 640)]
+    # Each exchange is one more pause.
+    Exchange(memory, Pause(ends_after=4)).run()
+    assert memory.collapsed == [0], "at the start only"
+    memory.sizes = [mib * MIB for mib in (50, 300, 600, 640)]
+    Exchange(memory, Pause(ends_after=6)).run()
+    assert memory.collapsed == [0, 0, 0], "and once it grows by a little"
+
+
+def test_a_process_that_always_grows_is_not_waited_for_for_ever() -> None:
+    memory = FakeMemory((0, RANGE_BYTES))
+    memory.sizes = [mib * MIB for mib in range(100, 3000, 100)]
+    Exchange(memory, Pause(ends_after=2 + GROWTH_PERIODS + 1)).run()
+    assert memory.collapsed == [0, 0]
 
 
 @pytest.fixture
