@@ -34,9 +34,9 @@ __all__ = ["HELLO_TIMEOUT_S", "Link", "LinkOwner"]
 # A peer that accepts a connection must greet within this time, else the connection is a ghost. The
 # TLS handshake is part of it.
 HELLO_TIMEOUT_S = 3.0
-# Behind so much the next turn of the loop comes first. uvloop hands up to 256 KiB over at once, so a
-# turn has at most the sum of both, in which the rows of a snapshot are decoded and put into tables:
-# 10 ms at 30 MB/s. Larger frames take several turns.
+# Behind so much the next turn of the loop comes first. uvloop hands up to 256 KiB over at once, so
+# a turn has at most the sum of both, in which the rows of a snapshot are decoded and put into
+# tables: 10 ms at 30 MB/s. Larger frames take several turns.
 READ_BYTES_PER_TURN = 64 * 1024
 # How a TLS client begins. As the length of a frame it would be beyond every limit.
 _TLS_BEGINNING = b"\x16\x03\x01"
