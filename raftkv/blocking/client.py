@@ -144,6 +144,10 @@ class Client:
         """
         return self._portal.call(self._client.outcome(session, seq, timeout_s=timeout_s))
 
+    def _behind(self) -> tuple[Portal, AsyncClient]:
+        """For raftkv.blocking.recipes."""
+        return self._portal, self._client
+
     def close(self) -> None:
         """Close the connections and end the thread. Calls of other threads end with `Stopped`
         or `Timeout`. Idempotent."""

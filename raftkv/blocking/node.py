@@ -122,6 +122,10 @@ class Node:
         """What this node knows of itself and of the cluster."""
         return self._portal.run(self._node.status)
 
+    def _behind(self) -> tuple[Portal, AsyncNode]:
+        """For raftkv.blocking.recipes."""
+        return self._portal, self._node
+
     def run(self, function: Callable[[AsyncNode], Any]) -> Any:
         """Call `function(node)` on the node's loop, and await what it gives if that can be awaited.
 

@@ -119,13 +119,16 @@ class Transaction:
             ]
         return compares
 
-    async def _commit(self) -> int:
-        """The revision of the commit; 0 if something that was read has changed."""
+    async def commit(self) -> int | None:
+        """For `atomically`: the revision of the commit, or of the reads (0: nothing was done).
+
+        None: something that was read has changed. It must be run again, as another transaction.
+        """
         if not self._writes:
             return self._revision
         operations: list[Operation] = list(self._writes.values())
         done = await once(self._store, self._compares(), operations)
-        return done.revision if done.succeeded else 0
+        return done.revision if done.succeeded else None
 
 
 async def atomically(store: Store, function: Callable[[Transaction], Awaitable[T]]) -> Committed[T]:
@@ -139,9 +142,9 @@ async def atomically(store: Store, function: Callable[[Transaction], Awaitable[T
         transaction = Transaction(store)
         try:
             value = await function(transaction)
-            revision = await transaction._commit()
+            revision = await transaction.commit()
         except Compacted:
-            revision = 0  # it took so long that its revision was forgotten
-        if revision or not (transaction._seen or transaction._prefixes or transaction._writes):
+            revision = None  # it took so long that its revision was forgotten
+        if revision is not None:
             return Committed(value, revision)
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import raftkv
-from raftkv import KVApi, NodeConfig, blocking
+from raftkv import KVApi, blocking
 from raftkv.blocking.leases import Keeping
 from raftkv.blocking.portal import Portal
 from raftkv.client import ClientKV, ClientLeases, ClientWatch
@@ -24,57 +24,10 @@ from raftkv.errors import ConfigError, DirectoryLocked, NoLeader, NotApplied, St
 from raftkv.kv.commands import Compare, DeleteRangeOp, EmptyKey, LeaseNotFound, PutOp, RangeOp
 from raftkv.kv.keeping import Keeping as AsyncKeeping
 from raftkv.kv.leases import LeaseApi
-from raftkv.server import App, Door
-from raftkv.server.members import member_routes
-from raftkv.server.sessions import Sessions
 from raftkv.testing.local_cluster import free_ports
+from tests.blocking.alone import config
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="for systems with fork")
-
-
-def config(directory: Path, name: str = "alone") -> NodeConfig:
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    return NodeConfig(
-        name=name,
-        dir=str(directory / name),
-        peer_address=address,
-        cores={name: address},
-        fsync="off",
-    )
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[blocking.Node]:
-    with blocking.Node(config(tmp_path_factory.mktemp("node")), plugins=()) as node:
-        yield node
-
-
-async def open_door(node: raftkv.Node) -> Door:
-    sessions = Sessions(node)
-    routes = {"members": member_routes(node), **sessions.routes()}
-    door = Door(App(node, routes=routes, sessions=sessions), "127.0.0.1", 0)
-    await door.start()
-    return door
-
-
-@pytest.fixture(scope="module")
-def endpoint(node: blocking.Node) -> Iterator[str]:
-    """A door of the node."""
-    door = node.run(open_door)
-    yield door.endpoint
-    node.run(lambda _: door.stop())
-
-
-@pytest.fixture(params=["node", "client"])
-def store(request: pytest.FixtureRequest, node: blocking.Node, endpoint: str) -> Iterator[Any]:
-    """A blocking node, and a blocking client of it."""
-    if request.param == "node":
-        node.kv.delete(prefix=b"")
-        yield node
-        return
-    with blocking.Client(endpoint) as client:
-        client.kv.delete(prefix=b"")
-        yield client
 
 
 Store = blocking.Node | blocking.Client

@@ -1,0 +1,36 @@
+"""How a recipe of asyncio is called from a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from raftkv.blocking.portal import Portal
+from raftkv.recipes import Store as AsyncStore
+
+__all__ = ["Store", "wait"]
+
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """A `raftkv.blocking.Client`, or a `raftkv.blocking.Node` that was started."""
+
+    def _behind(self) -> tuple[Portal, AsyncStore]: ...
+
+
+def wait(
+    portal: Portal, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None
+) -> T:
+    """What `work()` gives, run on the portal's loop. After `timeout_s` it is cancelled.
+
+    Raises TimeoutError then. What a recipe does when it is cancelled (leave the queue, put back
+    what was taken) is done before this raises, and takes two seconds at most.
+    """
+
+    async def limited() -> T:
+        async with asyncio.timeout(timeout_s):
+            return await work()
+
+    return portal.call(limited())
