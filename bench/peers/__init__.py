@@ -9,6 +9,7 @@
     rabbitmq.py   RabbitMQ on three Erlang nodes; amqp_client.py has its clients, door_client.py
                   those of raftkv's door
     erlang.py     what both of Erlang's need
+    stock.py      PySyncObj without anything of raftkv's; stock_node.py has its callers
 
 Each has a module `beside_*.py` that runs the same load against both in turns. Others follow in the
 same form: such a module offers a `Peer` (peer.py) to the command.

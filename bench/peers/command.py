@@ -26,6 +26,7 @@ from bench.peers import debian
 from bench.peers.beside_etcd import ETCD
 from bench.peers.beside_mnesia import MNESIA
 from bench.peers.beside_rabbitmq import RABBITMQ
+from bench.peers.beside_stock import STOCK
 from bench.peers.beside_tarantool import TARANTOOL
 from bench.peers.figures import Comparison
 from bench.peers.peer import Peer, PeerFailed, Step
@@ -33,7 +34,7 @@ from bench.peers.report import plot, show
 
 __all__ = ["PEERS", "main"]
 
-PEERS: Final = (ETCD, MNESIA, TARANTOOL, RABBITMQ)
+PEERS: Final = (ETCD, MNESIA, TARANTOOL, RABBITMQ, STOCK)
 
 _WIDTH: Final = 190
 """Columns of the table where there is no terminal."""
