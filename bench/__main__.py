@@ -22,7 +22,7 @@ COMMANDS = {
     "chaos": "break real processes, links and disks under load, and check every promise",
     "failover": "how long nobody can write after the leader was killed, stopped or cut off",
     "keys": "what a large keyspace costs: memory, rates, a snapshot, a restart",
-    "peers": "beside etcd, mnesia, tarantool, rabbitmq or stock pysyncobj, in turns, here",
+    "peers": "beside etcd, zookeeper, mnesia, tarantool, rabbitmq or stock pysyncobj",
     "differential": "random requests to real etcd and to raftkv: the answers must be equal",
     "steady": "full load for a long time: the rate, and elections that should not be",
 }

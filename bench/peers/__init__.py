@@ -8,6 +8,7 @@
     tarantool.py  three instances of Tarantool; tarantool_node.lua has its writers
     rabbitmq.py   RabbitMQ on three Erlang nodes; amqp_client.py has its clients, door_client.py
                   those of raftkv's door
+    zookeeper.py  three servers of ZooKeeper; store_client.py has clients of both sides
     erlang.py     what both of Erlang's need
     stock.py      PySyncObj without anything of raftkv's; stock_node.py has its callers
 

@@ -28,13 +28,14 @@ from bench.peers.beside_mnesia import MNESIA
 from bench.peers.beside_rabbitmq import RABBITMQ
 from bench.peers.beside_stock import STOCK
 from bench.peers.beside_tarantool import TARANTOOL
+from bench.peers.beside_zookeeper import ZOOKEEPER
 from bench.peers.figures import Comparison
 from bench.peers.peer import Peer, PeerFailed, Step
 from bench.peers.report import plot, show
 
 __all__ = ["PEERS", "main"]
 
-PEERS: Final = (ETCD, MNESIA, TARANTOOL, RABBITMQ, STOCK)
+PEERS: Final = (ETCD, MNESIA, TARANTOOL, RABBITMQ, STOCK, ZOOKEEPER)
 
 _WIDTH: Final = 190
 """Columns of the table where there is no terminal."""

@@ -1,6 +1,7 @@
-"""Programs of Debian packages for tests and benchmarks: etcd, wrk, Erlang, RabbitMQ, Tarantool.
+"""Programs of Debian packages for tests and benchmarks: etcd, wrk, Erlang, RabbitMQ, Tarantool,
+ZooKeeper.
 
-    python -m bench.peers.debian [etcd wrk erl rabbitmq tarantool]
+    python -m bench.peers.debian [etcd wrk erl rabbitmq tarantool zookeeper]
 
 makes sure that they are there, and says where they are.
 
@@ -40,7 +41,8 @@ class Package(msgspec.Struct, frozen=True):
     `path` may be a pattern, for paths that hold a version. `environment` is for an unpacked
     program that looks for its parts where its package would have put them: `{root}` stands for the
     directory it was unpacked below, `{bin}` for its own. A program that ends with one of `codes`
-    after its trial is taken.
+    after its trial is taken. What is no program by itself is run `through` one that is installed:
+    `{bin}` stands for its directory there, too.
     """
 
     packages: tuple[str, ...]
@@ -48,13 +50,23 @@ class Package(msgspec.Struct, frozen=True):
     trial: tuple[str, ...]
     codes: tuple[int, ...] = (0,)
     environment: dict[str, str] = {}
+    through: tuple[str, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A program that runs with this environment beside the usual one."""
+    """A program that runs with this environment beside the usual one.
+
+    `through`: the command that runs it, if it is none itself.
+    """
 
     path: str
     environment: dict[str, str] = {}
+    through: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """What to start, before any arguments."""
+        return list(self.through) or [self.path]
 
     @property
     def env(self) -> dict[str, str]:
@@ -95,6 +107,17 @@ PROGRAMS: Final[Mapping[str, Package]] = {
     ),
     # The other libraries that it needs are on nearly every Debian.
     "tarantool": Package(("tarantool", "libunwind8"), "usr/bin/tarantool", ("--version",)),
+    # ZooKeeper is Java code. The Java of a package does not run unpacked, so that must be there.
+    "zookeeper": Package(
+        (
+            "libzookeeper-java", "libcommons-cli-java", "libcommons-io-java",
+            "libdropwizard-metrics-java", "libjackson2-core-java", "libnetty-java",
+            "libslf4j-java", "libsnappy-java",
+        ),
+        "usr/share/java/zookeeper.jar",
+        ("org.apache.zookeeper.version.VersionInfoMain",),
+        through=("java", "-cp", "{bin}/*"),
+    ),
 }  # fmt: skip
 
 
@@ -104,7 +127,9 @@ def find(name: str, *, package: Package | None = None, cache: Path | None = None
     Raises `Missing`.
     """
     package = package or PROGRAMS[name]
-    installed = shutil.which(name)
+    if package.through and shutil.which(package.through[0]) is None:
+        raise Missing(f"{name} needs {package.through[0]}, which is not installed")
+    installed = None if package.through else shutil.which(name)
     if installed is not None and _runs(Program(installed), package):
         return Program(installed)
     root = ((cache or _cache()) / name).resolve()
@@ -135,7 +160,8 @@ def _unpacked(root: Path, package: Package) -> Program | None:
     if libraries:
         known = os.environ.get("LD_LIBRARY_PATH")
         environment["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *([known] if known else [])])
-    program = Program(str(path), environment)
+    through = tuple(part.format(bin=path.parent) for part in package.through)
+    program = Program(str(path), environment, through)
     return program if _runs(program, package) else None
 
 
@@ -169,7 +195,7 @@ def _runs(program: Program, package: Package) -> bool:
     """Whether it starts at all."""
     try:
         done = subprocess.run(
-            [program.path, *package.trial], env=program.env, stdin=subprocess.DEVNULL,
+            [*program.command, *package.trial], env=program.env, stdin=subprocess.DEVNULL,
             capture_output=True, timeout=30.0, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
