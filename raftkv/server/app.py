@@ -44,13 +44,14 @@ from .cluster_words import ETCD_API_VERSION, ClusterWords
 from .encoding import Headers
 from .gateway import Gateway
 from .health import Health
+from .hot import Known
 from .lease_words import LeaseWords
 from .ports import DoorNode, SessionBinder, Writer
 from .routes import PluginRoutes, RouteTable, answer_to, encoded, stream_out
 from .streams import Stream, serve_stream
 from .watch_words import WatchStream
 
-__all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App"]
+__all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App", "Word"]
 
 _log = logging.getLogger("raftkv.server")
 
@@ -206,6 +207,19 @@ class App:
             raise BadRequest("this door has no client sessions: leave the raftkv- headers out")
         writer = self._sessions.bind(dict(headers))
         return lambda body: writing(body, writer)
+
+    def hot_word(self, known: Known) -> Word | None:
+        """The word of a head that hot.py has understood; None: it must go the usual way.
+
+        That is so for a client session that this node does not know, or not yet.
+        """
+        if known.numbered is None:
+            return self.hot_words[known.path]
+        writing = self._writing.get(known.path.decode("ascii"))
+        if writing is None or self._sessions is None:
+            return None
+        writer = self._sessions.bind_known(known.numbered)
+        return None if writer is None else lambda body: writing(body, writer)
 
     async def _stream(self, path: str, scope: Message, receive: Receive, send: Send) -> None:
         if self.streams >= self.limits.streams_max:

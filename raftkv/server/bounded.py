@@ -36,8 +36,8 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
-from .app import App
-from .hot import Heads, Known, Run, response
+from .app import App, Word
+from .hot import Heads, Run, response
 from .streams import SEND_TIMEOUT_S
 
 __all__ = ["BoundedHttp", "DoorState", "protocol_of"]
@@ -189,10 +189,13 @@ class BoundedHttp(HttpToolsProtocol):
         if self._at_rest and self._rests and not self.flow.write_paused:
             end = data.find(_HEAD_END) + 4
             if end > 4:
-                known = self._state.heads.get(data[:end])
+                head, heads = data[:end], self._state.heads
+                known = heads.get(head) or heads.numbered(head)
                 if known is not None and len(data) == end + known.body_bytes:
-                    self._run(known, data[end:])
-                    return
+                    word = self._state.app.hot_word(known)
+                    if word is not None:
+                        self._run(known.path, word, data[end:])
+                        return
                 if known is None:
                     if _UPGRADE.search(data, 0, end) is not None:
                         data = _UPGRADE.sub(b"", data[:end]) + data[end:]
@@ -298,7 +301,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     # -- the short way
 
-    def _run(self, known: Known, body: bytes) -> None:
+    def _run(self, path: bytes, word: Word, body: bytes) -> None:
         self._unset_keepalive_if_required()
         self._receiving_since = None
         self._hot = True
@@ -307,12 +310,12 @@ class BoundedHttp(HttpToolsProtocol):
             state.app.begin()
         except Exception as error:
             state.app.requests += 1
-            self._path = known.path
+            self._path = path
             self._answered(b"", error)
             return
         state.hot_total += 1
-        self._path = known.path
-        Run(self.loop, state.app.hot_words[known.path](body), self._answered).step()
+        self._path = path
+        Run(self.loop, word(body), self._answered).step()
 
     def _answered(self, answer: bytes, error: Exception | None) -> None:
         state = self._state

@@ -10,6 +10,13 @@ a put or a get themselves. This file leaves that out where nothing of it is need
   follows from its bytes alone, so the same bytes at the beginning of a later request mean the same.
   A head is learned only if the parser was at rest before its first byte and had the head, and
   nothing else, complete after its last one.
+- *A numbered write is new in three lines only.* Writes under a client session (sessions.py) carry
+  a number that is another one each time. These lines stand together, in one form; what is learned
+  is the bytes before and behind them, and what they say is read anew each time. Header lines mean
+  nothing for one another, so a head with other digits in these lines is one that the parser would
+  accept as well. (A line that begins with a blank would continue the one before it. Behind the
+  three lines there is none.) A session that this node does not know takes the usual way, where it
+  may wait for the log.
 - *A coroutine that waits for futures only needs no task.* `_Run` sends it on by itself. A word that
   is hot must therefore await nothing but futures and `sleep(0)`: no time-outs, no task groups,
   which ask for the current task.
@@ -25,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
@@ -44,13 +52,25 @@ _ALLOWED: Final = frozenset(
     (b"host", b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent",
      b"content-length", b"connection", b"origin", b"cache-control", b"pragma")
 )  # fmt: skip
+# The three lines of a write under a client session, as `raftkv.Client` writes them.
+_NUMBERED: Final = re.compile(
+    rb"\r\nraftkv-session: ([0-9]{1,20}-[0-9a-f]{1,16})"
+    rb"\r\nraftkv-seq: ([0-9]{1,19})"
+    rb"\r\nraftkv-floor: ([0-9]{1,19})(?=\r\n[^ \t])",
+    re.IGNORECASE,
+)
+_NAMES: Final = (b"raftkv-session", b"raftkv-seq", b"raftkv-floor")
 
 
 class Known(NamedTuple):
-    """What a head said: the path of its word, and how long its body is."""
+    """What a head said: the path of its word, how long its body is, whose write it is.
+
+    `numbered` are the headers that name a client session and a number, if it has any.
+    """
 
     path: bytes
     body_bytes: int
+    numbered: dict[bytes, bytes] | None = None
 
 
 class Heads:
@@ -60,7 +80,21 @@ class Heads:
         self._paths = paths
         self._body_bytes_max = body_bytes_max
         self._known: dict[bytes, Known] = {}
+        #: The same for heads of numbered writes: by what stands before and behind the numbers.
+        self._around: dict[tuple[bytes, bytes], Known] = {}
         self.get = self._known.get
+
+    def numbered(self, head: bytes) -> Known | None:
+        """What the head of a write under a client session said, if one like it is known."""
+        found = _NUMBERED.search(head)
+        if found is None:
+            return None
+        known = self._around.get((head[: found.start()], head[found.end() :]))
+        if known is None:
+            return None
+        return Known(
+            known.path, known.body_bytes, dict(zip(_NAMES, found.groups(), strict=True))
+        )
 
     def learn(
         self, head: bytes, method: bytes, path: bytes, headers: list[tuple[bytes, bytes]]
@@ -68,7 +102,12 @@ class Heads:
         """Keep a head that the parser has accepted as one of HTTP/1.1 that may be kept alive."""
         if method != b"POST" or path not in self._paths or len(head) > HEAD_BYTES_MAX:
             return
+        found = _NUMBERED.search(head)
         names = [name for name, _ in headers]
+        if found is not None:
+            if any(names.count(name) != 1 for name in _NAMES):
+                return
+            names = [name for name in names if name not in _NAMES]
         if not _ALLOWED.issuperset(names) or names.count(b"content-length") != 1:
             return
         given = dict(headers)
@@ -77,9 +116,14 @@ class Heads:
             return
         if given.get(b"connection", b"keep-alive").lower() != b"keep-alive":
             return
-        if len(self._known) >= HEADS_MAX:
+        if len(self._known) + len(self._around) >= HEADS_MAX:
             self._known.clear()
-        self._known[head] = Known(path, int(length))
+            self._around.clear()
+        known = Known(path, int(length))
+        if found is None:
+            self._known[head] = known
+        else:
+            self._around[head[: found.start()], head[found.end() :]] = known
 
 
 class Run:

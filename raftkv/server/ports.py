@@ -134,6 +134,10 @@ class SessionBinder(Protocol):
         """A writer for one request with these headers (names in lower case), of which one begins
         with `raftkv-`. Raises `BadRequest` or a `Refused` for headers that are no session's."""
 
+    def bind_known(self, headers: Mapping[bytes, bytes]) -> Writer | None:
+        """`bind`, if the session is known to this node at this moment, so that its writer waits for
+        nothing but the write; else None, also for headers that `bind` would refuse."""
+
 
 class MemberStanding(Protocol):
     """A member as the door's member list shows it."""

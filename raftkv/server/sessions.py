@@ -97,6 +97,14 @@ class Sessions:
             raise BadRequest("Raftkv-Seq must be 1 or more, and Raftkv-Floor at most Raftkv-Seq")
         return SessionWriter(self, Ticket(session, seq, floor), nonce)
 
+    def bind_known(self, headers: Mapping[bytes, bytes]) -> SessionWriter | None:
+        """`bind` for a session that this node knows; None for any other, and for bad headers."""
+        try:
+            writer = self.bind(headers)
+        except BadRequest:
+            return None
+        return writer if writer.is_known else None
+
     async def require(self, session: int, nonce: int) -> None:
         """Raises SessionExpired unless there is such a session, ReadTimeout if none can tell."""
         foreign = self._node.foreign
@@ -155,6 +163,11 @@ class SessionWriter:
     def leases(self) -> SessionWriter:
         """Leases, under the session."""
         return self
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this node's copy has the session: then writing waits for nothing else."""
+        return self._sessions.node.foreign.knows(self._ticket.session, self._nonce)
 
     async def _bound(self) -> BoundKeyspace:
         await self._sessions.require(self._ticket.session, self._nonce)

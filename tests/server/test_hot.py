@@ -15,7 +15,7 @@ from raftkv import errors
 from raftkv.config import HttpLimits
 from raftkv.plugin import Request, Response, Route
 from raftkv.server import App, Door
-from raftkv.server.hot import HEAD_BYTES_MAX, HEADS_MAX, Heads, Run
+from raftkv.server.hot import HEAD_BYTES_MAX, HEADS_MAX, Heads, Known, Run
 from tests.server.conftest import Served, b64
 from tests.server.solo import SoloNode
 from tests.server.wire import Wire, post
@@ -301,7 +301,7 @@ def test_heads_are_forgotten_before_they_are_too_many() -> None:
     for n in range(HEADS_MAX + 1):
         head = b"%d" % n
         heads.learn(head, b"POST", b"/p", [(b"content-length", b"1")])
-        assert heads.get(head) == (b"/p", 1)
+        assert heads.get(head) == Known(b"/p", 1)
     assert heads.get(b"0") is None
     heads.learn(b"large", b"POST", b"/p", [(b"content-length", b"10001")])
     assert heads.get(b"large") is None
