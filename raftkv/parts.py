@@ -202,6 +202,7 @@ class CorePart:
     async def closed(self) -> None:
         if self.engine.closed is not None:
             await asyncio.wait([self.engine.closed], timeout=_CLOSE_S)
+        await self.engine.snapshotting.ended(_CLOSE_S)
 
     def office_changed(self) -> bool:
         """Pass the news on. True if the way to the leader is another one now."""

@@ -701,6 +701,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             leading.stop()
         self.set_role(FOLLOWER)
         self.set_leader(None)
+        self.snapshotting.stop()
         self.closed = self.runtime.offload(self.wal.close)
 
     def stop_with(self, fault: NodeFault) -> None:

@@ -11,6 +11,7 @@ the log therefore lies at or below the newest snapshot, never above (recovery ch
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,10 @@ TURN_BYTES = 16 * 1024
 AHEAD_S_MAX = 0.02
 
 
+class _GivenUp(Exception):
+    """The node stops: the snapshot that is being written is not needed any more."""
+
+
 class Snapshotting:
     """Writes snapshots of one node and compacts its log."""
 
@@ -49,6 +54,7 @@ class Snapshotting:
         self.last_index = 0
         self._bytes_at_last = 0
         self._running = False
+        self._task: asyncio.Task[None] | None = None
         self._damaged_in_a_row = 0
         # A walk that waits for a gap, and from when on it takes one.
         self._waiting: asyncio.Future[None] | None = None
@@ -96,7 +102,20 @@ class Snapshotting:
             cluster_id=self.cluster_id,
         )
         self._bytes_at_last = engine.wal.bytes_total
-        engine.runtime.spawn(self._write(meta, engine.application.freeze()), "snapshot")
+        work = self._write(meta, engine.application.freeze())
+        self._task = engine.runtime.spawn(work, "snapshot")
+
+    def stop(self) -> None:
+        """The engine has stopped: give up what is being written, and leave nothing of it.
+
+        It is not cancelled, because work in a thread would go on behind that; it looks itself.
+        """
+        self._resume()
+
+    async def ended(self, timeout_s: float) -> None:
+        """Return when nothing is being written any more, or after so long."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=timeout_s)
 
     async def _write(self, meta: SnapshotMeta, frozen: Frozen) -> None:
         engine, runtime = self._engine, self._engine.runtime
@@ -119,6 +138,8 @@ class Snapshotting:
             return
         except NodeFault as fault:
             engine.stop_with(fault)
+            return
+        except _GivenUp:
             return
         finally:
             frozen.close()
@@ -147,7 +168,8 @@ class Snapshotting:
                 some, size, turn = [], 0, 0
                 ahead_s = total / bytes_per_s - (runtime.monotonic() - began)
                 if ahead_s > AHEAD_S_MAX:
-                    await runtime.sleep(ahead_s)
+                    until = runtime.monotonic() + ahead_s
+                    await self._gap(until, until)
             elif turn >= TURN_BYTES:
                 turn = 0
                 await runtime.sleep(0)
@@ -155,13 +177,17 @@ class Snapshotting:
             times = pace.after(slice_s, now, engine.applied, self._log_filled(index))
             if times is not None:
                 await self._gap(*times)
+            if engine.stopped:
+                raise _GivenUp
             resumed = runtime.monotonic()
         if some:
             await runtime.offload_bulk(writer.write, *some)
 
     async def _gap(self, earliest: float, latest: float) -> None:
-        """Return at the first gap from `earliest` on, or at `latest`."""
+        """Return at the first gap from `earliest` on, or at `latest`; at once when it stops."""
         runtime = self._engine.runtime
+        if self._engine.stopped:
+            return
         self._gap_from, self._waiting = earliest, runtime.future()
         alarm = runtime.call_later(latest - runtime.monotonic(), self._resume)
         try:
