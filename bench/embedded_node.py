@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import random
 import statistics
 import sys
 import time
@@ -32,6 +31,7 @@ from bench.limbo_asked import (
     WriteOwnKeys,
     limbo_answer,
 )
+from bench.orders import Order, chooser
 from bench.peers.callers import ReadCheckWrite, Took, read_check_write
 from bench.txqueue_asked import (
     ConsumeBatches,
@@ -100,6 +100,7 @@ class Puts(msgspec.Struct, frozen=True, tag="puts"):
     value_bytes: int
     seconds: float
     in_flight: int
+    order: Order = "uniform"
 
 
 class Gets(msgspec.Struct, frozen=True, tag="gets"):
@@ -109,6 +110,7 @@ class Gets(msgspec.Struct, frozen=True, tag="gets"):
     seconds: float
     in_flight: int
     consistency: Consistency = "linearizable"
+    order: Order = "uniform"
 
 
 class Cas(msgspec.Struct, frozen=True, tag="cas"):
@@ -243,7 +245,8 @@ class EmbeddedNode:
         async def call(number: int) -> Any:
             return await put(KEY % number, value)
 
-        return await _closed_loop(call, puts.in_flight, puts.seconds, puts.keys)
+        choose = chooser(puts.order, puts.keys)
+        return await _closed_loop(call, puts.in_flight, puts.seconds, choose)
 
     async def _gets(self, gets: Gets) -> dict[str, Any]:
         get, consistency = self._node.kv.get, gets.consistency
@@ -251,7 +254,8 @@ class EmbeddedNode:
         async def call(number: int) -> Any:
             return await get(KEY % number, consistency=consistency)
 
-        return await _closed_loop(call, gets.in_flight, gets.seconds, gets.keys)
+        choose = chooser(gets.order, gets.keys)
+        return await _closed_loop(call, gets.in_flight, gets.seconds, choose)
 
     async def _cas(self, cas: Cas) -> dict[str, Any]:
         """See bench/cas.py for the two ways."""
@@ -324,23 +328,26 @@ class EmbeddedNode:
 
 
 async def _closed_loop(
-    call: Callable[[int], Awaitable[Any]], in_flight: int, seconds: float, keys: int
+    call: Callable[[int], Awaitable[Any]],
+    in_flight: int,
+    seconds: float,
+    choose: Callable[[], Callable[[], int]],
 ) -> dict[str, Any]:
-    """So many callers, each with one call outstanding, on random keys."""
+    """So many callers, each with one call outstanding on the key that `choose` gives it."""
     took_s: list[float] = []
     clock, add = time.perf_counter, took_s.append
     until_s = clock() + seconds
 
-    async def caller(number: int) -> None:
-        chance = random.Random(number)
+    async def caller() -> None:
+        number = choose()
         began_s = clock()
         while began_s < until_s:
-            await call(chance.randrange(keys))
+            await call(number())
             ended_s = clock()
             add(ended_s - began_s)
             began_s = ended_s
 
-    await asyncio.gather(*(caller(number) for number in range(in_flight)))
+    await asyncio.gather(*(caller() for _ in range(in_flight)))
     took_s.sort()
     return {
         "done": len(took_s),

@@ -3,10 +3,11 @@
 Two clusters of three cores: one with a thousand keys, one with all of them. Puts and gets inside
 the leader, so many at once as `--in-flight` says (one number or several), are measured on both in
 turns, for a second each, so that the ratio of the two does not depend on what else the machine
-does. On the large one are also measured: how long loading took (32 puts a transaction), the
-leader's resident memory for each key and for each watcher (the memory of the whole process, history
-and log included, divided), a snapshot, and how long a core takes from its start until it is ready
-again: one of three, and all three at once.
+does. Which keys are chosen says `--order` (bench/orders.py): `uniform` is the worst case. On the
+large one are also measured: how long loading took (32 puts a transaction), the leader's resident
+memory for each key and for each watcher (the memory of the whole process, history and log included,
+divided), a snapshot, and how long a core takes from its start until it is ready again: one of
+three, and all three at once.
 
 A snapshot takes longer than a second under load. So the turn of a cluster goes on until none of its
 cores writes one: each pays for its own, in its own time. Before the first turn both get puts until
@@ -36,6 +37,7 @@ from bench.conditions import conditions
 from bench.embedded_node import Answer, Gets, Load, Puts, Snapshot, Watchers, Where
 from bench.embedding import Cores
 from bench.layouts import WorkerFailed
+from bench.orders import ORDERS
 from bench.peers.figures import Spread
 from raftkv.errors import RaftkvError
 
@@ -255,9 +257,9 @@ class _Run:
                         f"round {number + 1} of {given.rounds}"
                     )
                     ask = (
-                        Puts(keys, given.value_bytes, given.seconds, in_flight)
+                        Puts(keys, given.value_bytes, given.seconds, in_flight, given.order)
                         if name == "puts"
-                        else Gets(keys, given.seconds, in_flight)
+                        else Gets(keys, given.seconds, in_flight, order=given.order)
                     )
                     turns[cores is self._few] = await _turn(cores, ask)
                 rounds.append(_Round(turns[True], turns[False]))
@@ -396,10 +398,11 @@ def _show(console: Console, report: Report) -> None:
 
 
 def _levels(report: Report) -> Table:
-    rounds = report.conditions["arguments"]["rounds"]
+    arguments = report.conditions["arguments"]
+    rounds, order = arguments["rounds"], arguments["order"]
     table = Table(
-        title=f"beside {FEW_KEYS:,} keys, {rounds} rounds; ratio: the median and where it lies "
-        f"95 times in 100, aim {RATIO_MIN}",
+        title=f"beside {FEW_KEYS:,} keys, order {order}, {rounds} rounds; ratio: the median and "
+        f"where it lies 95 times in 100, aim {RATIO_MIN}",
         title_justify="left",
     )
     table.add_column("at once", justify="right")
@@ -440,6 +443,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--in-flight", type=positive_int, nargs="+", default=[1, 16, 64, 256], metavar="N",
         help="puts or gets at once, one or several (default: 1 16 64 256)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--order", choices=ORDERS, default="uniform",
+        help="which keys are put and got: each as likely as any other, a few of them most of the "
+        "time, or one after the other (default: uniform)",
     )  # fmt: skip
     parser.add_argument("--seconds", type=positive, default=1.0, help="of each turn (default: 1)")
     parser.add_argument(
