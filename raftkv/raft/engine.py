@@ -383,7 +383,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         applied = self._SyncObj__applyLogEntries()
         if applied or self.commit != commit:
             self.application.progressed()
-        self.snapshotting.tick()
+        if applied:
+            self.snapshotting.tick()
         if self._inbox:
             self.kick()
         self.arm()
@@ -412,7 +413,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
 
     def _settle(self, sender: str, term: int) -> bool:
         """A reply's term: a higher one of a member deposes this node; only the current counts."""
-        if sender not in self.configuration.members:
+        if not self.configuration.is_member(sender):
             return False
         if term > self.term:
             self.become_follower(term, None)

@@ -82,6 +82,8 @@ class Following:
             engine.note_configurations(added)
         if verdict.commit > engine.commit:
             engine.commit = verdict.commit
+        if message.round == wire.NO_ANSWER and not entries:
+            return
         reply = wire.AppendReply(engine.term, True, verdict.match, message.round, 0, 0, lease_ms)
         engine.send_held(sender, reply)
 

@@ -54,17 +54,21 @@ class Leading:
         self._progress: dict[str, Progress] = {}
         # Who was found to lack what it had acknowledged: said once in a term.
         self._forgetful: set[str] = set()
-        self._frames: dict[tuple[int, int], bytes] = {}
+        # Encoded in this tick: by (prev_index, last_index, round).
+        self._frames: dict[tuple[int, int, int], bytes] = {}
         now = self._now = engine.runtime.monotonic()
         self._heartbeat_at = now
         self._heartbeat_s = engine.times.heartbeat_ms / 1000
         self._window_s = engine.times.election_timeout_max_ms / 1000
         self._sending = Sending(engine, self._window_s)
-        self._announce = False
+        # The commit index has moved and nobody knows it yet; a read round wants an echo.
+        self._announce = self._ask = False
         # What is sent in one tick carries one number; when it was sent counts for the lease.
         self._round = 0
         self._rounds: deque[tuple[int, float]] = deque(maxlen=ROUNDS_KEPT)
         self._confirmed: dict[str, float] = {}
+        # A majority was heard so lately that nobody need count until then.
+        self._alive_until = 0.0
         # Who is to lead next, once it has everything; and whether it has been told.
         self._heir: str | None = None
         self._heir_until = 0.0
@@ -94,6 +98,7 @@ class Leading:
         for gone in [member for member in self._progress if member not in members]:
             del self._progress[gone]
             self._sending.drop(gone)
+        self._alive_until = 0.0
         # Who has echoed may be a majority by now, and perhaps nobody is left to echo once more.
         self._finish_reads()
 
@@ -166,20 +171,27 @@ class Leading:
 
     def check_quorum(self, now: float) -> None:
         """Leave the office if no majority was heard. Only after all that has arrived was read."""
+        if now < self._alive_until:
+            return
         engine = self._engine
         heard = {peer: progress.heard_at for peer, progress in self._progress.items()}
         if not quorum_alive(engine.configuration, engine.me, heard, now, self._window_s):
             engine.become_follower(engine.term, None)
+            return
+        # Silence cannot outweigh a majority before this one is forgotten.
+        since = quorum_time(engine.configuration, engine.me, heard)
+        self._alive_until = since + self._window_s / 2
 
     def tick(self, now: float) -> None:
         engine = self._engine
         self._next_round(now)
-        self._advance_commit()
-        if self._heir is None:
+        if engine.commit < engine.wal.last_index:
+            self._advance_commit()
+        if self._commands and self._heir is None:
             self._append_batches()
         may_read = engine.commit >= self.first_index
         if may_read and self.reads.start(engine.commit, self._round):
-            self._announce = True
+            self._ask = True
             engine.counts.read_rounds += 1
             self._finish_reads()
         self.replicate(now)
@@ -234,15 +246,19 @@ class Leading:
             self._beat(now)
         self._frames.clear()
         engine = self._engine
+        last_index = engine.wal.last_index
         for peer, progress in self._progress.items():
             if peer not in engine.links:
                 continue
             if beat:
                 progress.probe_again()
-            sent = self._send_entries(peer, progress)
-            if not sent and (beat or self._announce):
-                self._send_heartbeat(peer, progress)
-        self._announce = False
+            if progress.next <= last_index and self._send_entries(peer, progress):
+                continue
+            if beat or self._ask or (self._announce and progress.flow is not Flow.REPLICATE):
+                self._send_heartbeat(peer, progress, self._round)
+            elif self._announce:
+                self._send_heartbeat(peer, progress, wire.NO_ANSWER)
+        self._announce = self._ask = False
 
     def _beat(self, now: float) -> None:
         if now - self._heartbeat_at > self._heartbeat_s:
@@ -256,7 +272,7 @@ class Leading:
         self._frames.clear()
         for peer, progress in self._progress.items():
             if peer in self._engine.links:
-                self._send_heartbeat(peer, progress)
+                self._send_heartbeat(peer, progress, self._round)
 
     def _send_entries(self, peer: str, progress: Progress) -> bool:
         engine, wal = self._engine, self._engine.wal
@@ -278,34 +294,39 @@ class Leading:
                 entries_max=MESSAGE_ENTRIES_MAX,
             )
             last_index = prev_index + len(entries)
-            frame = self._frames.get((prev_index, last_index))
+            key = (prev_index, last_index, self._round)
+            frame = self._frames.get(key)
             if frame is None:
-                frame = self._frame(
-                    prev_index, prev_term, [(entry.term, entry.payload) for entry in entries]
-                )
-                self._frames[prev_index, last_index] = frame
+                pairs = [(entry.term, entry.payload) for entry in entries]
+                frame = self._frames[key] = self._frame(prev_index, prev_term, pairs, self._round)
             engine.send_now(peer, frame)
             progress.sent(last_index, len(frame))
             sent, sent_bytes = True, sent_bytes + len(frame)
         return sent
 
-    def _send_heartbeat(self, peer: str, progress: Progress) -> None:
-        """Bare: where the follower is known (or assumed, when streaming) to agree."""
+    def _send_heartbeat(self, peer: str, progress: Progress, number: int) -> None:
+        """Bare: where the follower is known (or assumed, when streaming) to agree.
+
+        With NO_ANSWER it only tells how far the log is committed. With few callers that is every
+        second message, and an answer to it would say nothing that the next one does not.
+        """
         index = progress.next - 1 if progress.flow is Flow.REPLICATE else progress.match
         term = self._engine.wal.term_at(index)
         if term is None:
             index, term = 0, 0
-        frame = self._frames.get((index, index))
+        frame = self._frames.get((index, index, number))
         if frame is None:
-            frame = self._frames[index, index] = self._frame(index, term, [])
+            frame = self._frames[index, index, number] = self._frame(index, term, [], number)
         self._engine.send_now(peer, frame)
 
-    def _frame(self, prev_index: int, prev_term: int, entries: list[tuple[int, bytes]]) -> bytes:
+    def _frame(
+        self, prev_index: int, prev_term: int, entries: list[tuple[int, bytes]], number: int
+    ) -> bytes:
         engine = self._engine
         lease_ms = engine.times.lease_ms
         return wire.encode(
             wire.Append(
-                engine.term, prev_index, prev_term, engine.commit, self._round, entries, lease_ms
+                engine.term, prev_index, prev_term, engine.commit, number, entries, lease_ms
             )
         )
 

@@ -36,6 +36,10 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """Everybody who receives the log, sorted."""
         return tuple(sorted(self.voters + self.learners))
 
+    def is_member(self, raft_id: str) -> bool:
+        """Whether it receives the log."""
+        return raft_id in self.voters or raft_id in self.learners
+
     def majority(self, who: Iterable[str]) -> bool:
         """Whether the voters among `who` are more than half of all voters (rule 9)."""
         count = len(frozenset(who).intersection(self.voters))

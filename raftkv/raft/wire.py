@@ -27,6 +27,7 @@ from raftkv.errors import RaftkvError
 from .epoch import FOUNDED, Epoch
 
 __all__ = [
+    "NO_ANSWER",
     "Addresses",
     "Append",
     "AppendReply",
@@ -61,6 +62,9 @@ PROTOCOL_VERSION = 1
 
 # A greeting holds names and addresses only. Larger ones come from something that is no node.
 HELLO_BYTES_MAX = 4096
+
+# The round of an `Append` that needs no answer. Those that need one are numbered from 1.
+NO_ANSWER: Final = 0
 
 _LENGTH = struct.Struct("<I")
 
@@ -144,8 +148,9 @@ class VoteReply(_Message, frozen=True, tag=11):
 class Append(_Message, frozen=True, tag=12):
     """Entries behind (prev_index, prev_term); a heartbeat if there are none.
 
-    `round` numbers what the leader sends and is echoed. `lease_ms`: for so long after this message
-    the receiver is to elect nobody else.
+    `round` numbers what the leader sends and is echoed; with NO_ANSWER the receiver answers only if
+    it refuses (an older version echoes that, too, and it counts for nothing). `lease_ms`: for so
+    long after this message the receiver is to elect nobody else.
     """
 
     term: Number

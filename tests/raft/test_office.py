@@ -80,7 +80,8 @@ class TestRule16Lease:
         times = RaftTimes(election_timeout_min_ms=300, election_timeout_max_ms=500)
         bench = Bench(B, times=times)
         replies = [
-            bench.deliver(A, append(2, 2, 1, lease_ms=asked))[-1] for asked in (0, 250, 300, 400)
+            bench.deliver(A, append(2, 2, 1, round_number=1, lease_ms=asked))[-1]
+            for asked in (0, 250, 300, 400)
         ]
         assert [reply.lease_ms for reply in replies] == [0, 250, 300, 300]
 

@@ -46,9 +46,9 @@ class TestRule01CommitOnlyWhatIsVerified:
 
     def test_a_heartbeat_that_verifies_nothing_commits_nothing(self) -> None:
         bench = Bench(B, log=self.LOG)
-        replies = bench.deliver(C, append(2, 0, 0, commit=2000))
+        replies = bench.deliver(C, append(2, 0, 0, commit=2000, round_number=1))
         assert bench.engine.commit == 1
-        assert replies == [accepted(2, 0)]
+        assert replies == [accepted(2, 0, 1)]
 
     def test_a_chunk_of_a_snapshot_commits_nothing_before_the_install(self) -> None:
         bench = Bench(B, log=self.LOG)
