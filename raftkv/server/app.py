@@ -201,11 +201,15 @@ class App:
         if writing is None:
             return self._reading[path]
         headers = scope["headers"]
-        if not any(name.startswith(b"raftkv-") for name, _ in headers):
+        ours = [(name, value) for name, value in headers if name.startswith(b"raftkv-")]
+        if not ours:
             return lambda body: writing(body, None)
         if self._sessions is None:
             raise BadRequest("this door has no client sessions: leave the raftkv- headers out")
-        writer = self._sessions.bind(dict(headers))
+        found = dict(ours)
+        if len(found) < len(ours):
+            raise BadRequest("a raftkv- header stands there twice: say once whose write it is")
+        writer = self._sessions.bind(found)
         return lambda body: writing(body, writer)
 
     def hot_word(self, known: Known) -> Word | None:

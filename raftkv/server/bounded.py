@@ -19,7 +19,8 @@ Two rules keep answers with their requests:
   connection is cut, which says that the outcome is unknown.
 - *No upgrades.* The parser takes the body of a request that offers one for the next request, so the
   offer is taken out of the head, as HTTP allows (Java's client makes it with every request). Where
-  the head did not come in one piece a request with a body is refused.
+  the head did not come in one piece a request with a body is refused, and behind one without the
+  parser stops: it is given the rest of the read anew.
 
 The short way is in hot.py. It is taken only while the parser rests and no answer is under way; all
 that comes meanwhile is held back. The two ways therefore never mix within one request, and answers
@@ -33,6 +34,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
@@ -96,6 +98,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._at_rest = True
         # An answer is under way on the short way; what came meanwhile; close when it is given.
         self._hot = False
+        self._under_way: Run | None = None
         self._held = bytearray()
         self._leaving = False
         # Since when the request under way is being received; None while none is.
@@ -239,9 +242,22 @@ class BoundedHttp(HttpToolsProtocol):
                 return
         else:
             self._beside_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._beside_bytes > self._state.limits.head_bytes_max:
             self._refuse_head()
+
+    def _parse(self, data: bytes) -> None:
+        """What the class above does with data, but for what stands behind an offer to upgrade."""
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing():
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
 
     def _refuse_head(self) -> None:
         if self.transport.is_closing():
@@ -304,6 +320,8 @@ class BoundedHttp(HttpToolsProtocol):
     def _run(self, path: bytes, word: Word, body: bytes) -> None:
         self._unset_keepalive_if_required()
         self._receiving_since = None
+        # Blanks between requests were counted as the beginning of a head.
+        self._head_bytes = 0
         self._hot = True
         state = self._state
         try:
@@ -315,12 +333,20 @@ class BoundedHttp(HttpToolsProtocol):
             return
         state.hot_total += 1
         self._path = path
-        Run(self.loop, word(body), self._answered).step()
+        self._under_way = Run(self.loop, word(body), self._answered)
+        self._under_way.step()
+
+    def cut(self) -> None:
+        """The door has stopped, and uvicorn has cancelled the requests that it knows."""
+        if self._under_way is not None:
+            self._under_way.cancel()
+        self.transport.abort()
 
     def _answered(self, answer: bytes, error: Exception | None) -> None:
         state = self._state
         state.app.requests -= 1
         self._hot = False
+        self._under_way = None
         self._idle_since = self.loop.time()
         transport = self.transport
         if transport.is_closing():

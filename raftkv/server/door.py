@@ -161,6 +161,10 @@ class Door:
         self._server.should_exit = True
         (serving, *others), self._tasks = self._tasks, []
         await serving
+        for connection in list(self._state.connections):
+            connection.cut()
+        # A turn, in which they learn of it.
+        await asyncio.sleep(0)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

@@ -129,7 +129,7 @@ class Heads:
 class Run:
     """A word on its way, without a task. `answer(answer, error)` is called once, at its end."""
 
-    __slots__ = ("_answer", "_coroutine", "_loop")
+    __slots__ = ("_answer", "_coroutine", "_loop", "_waits_for")
 
     def __init__(
         self,
@@ -140,9 +140,16 @@ class Run:
         self._loop = loop
         self._coroutine = coroutine
         self._answer = answer
+        self._waits_for: asyncio.Future[Any] | None = None
+
+    def cancel(self) -> None:
+        """End it where it waits, as a task is cancelled."""
+        if self._waits_for is not None:
+            self._waits_for.cancel()
 
     def step(self, _: object = None) -> None:
         """Let the coroutine go on until it waits again, or ends."""
+        self._waits_for = None
         try:
             waits_for = self._coroutine.send(None)
         except StopIteration as end:
@@ -158,6 +165,7 @@ class Run:
             else:
                 # What a Task does: it tells the future that somebody has understood it.
                 waits_for._asyncio_future_blocking = False
+                self._waits_for = waits_for
                 waits_for.add_done_callback(self.step)
 
 

@@ -536,6 +536,24 @@ def test_a_write_under_a_session_goes_to_its_writer() -> None:
         server.stop()
 
 
+@pytest.mark.parametrize("line", ["Raftkv-Seq: 2", "raftkv-seq: 1", "Raftkv-Session: 9-f"])
+def test_a_session_that_is_named_twice_is_refused(line: str) -> None:
+    """Which one is meant? A proxy may read the other one."""
+    binder = Binder()
+    server = Served(sessions=binder)
+    server.start()
+    try:
+        with Wire(server.door.port) as wire:
+            lines = ("Raftkv-Session: 1-2", "Raftkv-Seq: 1", line)
+            wire.send(post("/v3/kv/put", b'{"key":"aw=="}', *lines))
+            status, _, body = wire.response()
+        assert (status, json.loads(body)["code"]) == (400, 3)
+        assert b"twice" in body
+        assert binder.node.kv.revision == 1
+    finally:
+        server.stop()
+
+
 def test_a_door_without_sessions_says_so(served: Served) -> None:
     with Wire(served.door.port) as wire:
         wire.send(post("/v3/kv/put", b'{"key":"aw=="}', "Raftkv-Session: 1-2"))

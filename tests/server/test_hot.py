@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from typing import Any
@@ -15,6 +16,7 @@ from raftkv import errors
 from raftkv.config import HttpLimits
 from raftkv.plugin import Request, Response, Route
 from raftkv.server import App, Door
+from raftkv.server import door as door_module
 from raftkv.server.hot import HEAD_BYTES_MAX, HEADS_MAX, Heads, Known, Run
 from tests.server.conftest import Served, b64
 from tests.server.solo import SoloNode
@@ -332,5 +334,57 @@ def test_a_run_goes_on_through_futures_and_turns_of_the_loop() -> None:
         assert isinstance(ended[1][1], errors.NoLeader)
         assert isinstance(ended[2][1], errors.OutcomeUnknown)
         assert len(ended) == 3
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["usual way", "short way"])
+def test_a_request_under_way_ends_with_its_door(known: bool, monkeypatch: Any) -> None:
+    """After its time is over it is cut, and nothing of it goes on behind the door's back."""
+    monkeypatch.setattr(door_module, "STOP_TIMEOUT_S", 0.05)
+
+    async def story() -> None:
+        gate = Gate()
+        await gate.door.start()
+        if known:
+            await gate.teach()
+        reader, writer = await gate.connect()
+        writer.write(post("/v3/kv/put", PUT))
+        await gate.until_started(1 + known)
+        assert gate.door._state.hot_total == known
+        before = gate.node.kv.revision
+        await gate.door.stop()
+        assert gate.door._app.requests == 0
+        gate.open.set()
+        with contextlib.suppress(ConnectionError):
+            assert b"200 OK" not in await reader.read()
+        assert not gate.door._state.connections
+        assert gate.node.kv.revision == before
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_run_that_is_cancelled_ends_once() -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        ended: list[tuple[bytes, Exception | None]] = []
+        future: asyncio.Future[bytes] = loop.create_future()
+
+        async def word() -> bytes:
+            await asyncio.sleep(0)
+            return await future
+
+        run = Run(loop, word(), lambda *end: ended.append(end))
+        run.step()
+        run.cancel()  # it waits for nothing that could be cancelled
+        await asyncio.sleep(0)
+        run.cancel()
+        run.cancel()
+        await asyncio.sleep(0)
+        run.cancel()
+        ((answer, error),) = ended
+        assert (answer, type(error)) == (b"", errors.OutcomeUnknown)
+        assert future.cancelled()
 
     asyncio.run(story())
