@@ -15,6 +15,7 @@ from typing import NoReturn
 COMMANDS = {
     "run": "drive a cluster of real processes and log every operation",
     "compare": "run the same on this working tree and on another revision, side by side",
+    "turns": "two revisions at once, a second each in turns: for machines that others use, too",
     "profile": "show where a node's time goes while it is under load",
     "pauses": "show how long a node's loop is held up when the state is large",
     "analyse": "turn the log of a run into tables, a summary and a report",

@@ -33,12 +33,22 @@ AnswerT = TypeVar("AnswerT", bound=_Answer)
 
 
 class AskedProcess(Generic[AnswerT]):
-    """`python -m module FILE`, where FILE holds `setup` as JSON; answers are of `kind`."""
+    """`python -m module FILE`, where FILE holds `setup` as JSON; answers are of `kind`.
+
+    `code`: the directory whose packages it runs, this checkout's unless it is given.
+    """
 
     def __init__(
-        self, name: str, module: str, setup: msgspec.Struct, kind: type[AnswerT], directory: Path
+        self,
+        name: str,
+        module: str,
+        setup: msgspec.Struct,
+        kind: type[AnswerT],
+        directory: Path,
+        code: Path = ROOT,
     ) -> None:
         self.name = name
+        self._code = code
         self._module = module
         self._file = directory / f"{name}.json"
         self._log = directory / f"{name}.log"
@@ -54,7 +64,8 @@ class AskedProcess(Generic[AnswerT]):
 
     async def spawn(self) -> None:
         """Start it; `answer` then waits until it is ready."""
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"}
+        paths = f"{self._code}{os.pathsep}{self._code / 'plugins'}"
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", self._module, str(self._file),

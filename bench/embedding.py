@@ -14,7 +14,7 @@ from types import TracebackType
 
 from bench.asked import AskedProcess
 from bench.embedded_node import Answer, Setup, Where
-from bench.layouts import Layout, WorkerFailed, node_configs
+from bench.layouts import ROOT, Layout, WorkerFailed, node_configs
 
 __all__ = ["Cores", "Member"]
 
@@ -26,15 +26,16 @@ _POLL_S = 0.1
 class Member(AskedProcess[Answer]):
     """One process of `bench.embedded_node`."""
 
-    def __init__(self, name: str, setup: Setup, directory: Path) -> None:
-        super().__init__(name, "bench.embedded_node", setup, Answer, directory)
+    def __init__(self, name: str, setup: Setup, directory: Path, code: Path = ROOT) -> None:
+        super().__init__(name, "bench.embedded_node", setup, Answer, directory, code)
 
 
 class Cores:
     """Three cores (or one, or five) that run within the context, with fsync on.
 
     `directory` must exist and is the caller's to remove. With `registry` they run the Linear
-    Channel Registry, too, with `limbo` the limbo, and with `txqueue` the queues.
+    Channel Registry, too, with `limbo` the limbo, and with `txqueue` the queues. `code`: the
+    directory whose packages they run.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class Cores:
         registry: bool = False,
         limbo: bool = False,
         txqueue: bool = False,
+        code: Path = ROOT,
     ) -> None:
         configs = node_configs(Layout.parse(layout), directory, "on")
         self.members = [
-            Member(name, Setup(config, registry, limbo, txqueue), directory)
+            Member(name, Setup(config, registry, limbo, txqueue), directory, code)
             for name, config in configs.items()
         ]
 
