@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from raftkv.errors import Stopped
 from raftkv.recipes import Barrier as AsyncBarrier
 from raftkv.recipes import DoubleBarrier as AsyncDoubleBarrier
 
-from .bridge import Store, wait
+from .bridge import Store, leave, wait
 from .session import Session
 
 __all__ = ["Barrier", "DoubleBarrier"]
@@ -78,9 +77,4 @@ class DoubleBarrier:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._portal.call(self._made.__aexit__(kind, error, trace))
-        except Stopped:
-            # What went wrong inside says more, and may be due to this.
-            if error is None:
-                raise
+        leave(self._portal, self._made.__aexit__(kind, error, trace), error)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from raftkv.blocking.portal import Portal
+from raftkv.errors import Stopped
 from raftkv.recipes import Store as AsyncStore
 
-__all__ = ["Store", "wait"]
+__all__ = ["Store", "leave", "wait"]
 
 T = TypeVar("T")
 
@@ -34,3 +35,15 @@ def wait(
             return await work()
 
     return portal.call(limited())
+
+
+def leave(portal: Portal, leaving: Coroutine[Any, Any, None], error: BaseException | None) -> None:
+    """The end of a `with`, in which `error` was raised: it says more than `Stopped`.
+
+    It may even be due to that: the client or node was closed inside, or under it.
+    """
+    try:
+        portal.call(leaving)
+    except Stopped:
+        if error is None:
+            raise

@@ -5,14 +5,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import ClassVar
 
-from raftkv.errors import Stopped
 from raftkv.kv import Compare
 from raftkv.recipes import Lock as AsyncLock
 from raftkv.recipes import ReadLock as AsyncReadLock
 from raftkv.recipes import Semaphore as AsyncSemaphore
 from raftkv.recipes import WriteLock as AsyncWriteLock
 
-from .bridge import wait
+from .bridge import leave, wait
 from .session import Session
 
 __all__ = ["Lock", "ReadLock", "Semaphore", "WriteLock"]
@@ -71,12 +70,7 @@ class Held:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._portal.call(self._held.__aexit__(kind, error, trace))
-        except Stopped:
-            # What went wrong inside says more, and may be due to this.
-            if error is None:
-                raise
+        leave(self._portal, self._held.__aexit__(kind, error, trace), error)
 
 
 class Lock(Held):

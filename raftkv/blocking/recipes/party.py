@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from raftkv.errors import Stopped
 from raftkv.recipes import Member
 from raftkv.recipes import Party as AsyncParty
 from raftkv.recipes import members_of as async_members_of
 from raftkv.recipes import observe_members as async_observe_members
 
-from .bridge import Store, wait
+from .bridge import Store, leave, wait
 from .changes import Changes
 from .session import Session
 
@@ -69,9 +68,4 @@ class Party:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._portal.call(self._made.__aexit__(kind, error, trace))
-        except Stopped:
-            # What went wrong inside says more, and may be due to this.
-            if error is None:
-                raise
+        leave(self._portal, self._made.__aexit__(kind, error, trace), error)

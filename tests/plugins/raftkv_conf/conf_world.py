@@ -176,13 +176,21 @@ class ConfWorld(SimulatedCluster):
     def until_unheard(self, name: str, condition: Callable[[], bool]) -> None:
         """`until_step`, and from the reservation of the node's call on nobody hears the node.
 
-        So the commit of that call, which may leave in the same instant, goes nowhere.
+        So the commit of that call goes nowhere. It leaves in the instant in which the node learns
+        of the reservation; so the others, who decide it without the node, are looked at.
         """
-        records = self.nodes[name].machine.view("calls").table("records")
-        self.until_step(lambda: any(row.state == "reserved" for _, row in records.scan()))
-        for other in self.cores:
-            if other != name:
-                self.world.network.cut(name, other, one_way=True)
+        others = [other for other in self.cores if other != name]
+        assert self.nodes[name].status().role == "follower"
+
+        def reserved() -> bool:
+            views = [self.nodes[other].machine.view("calls") for other in others]
+            return any(
+                row.state == "reserved" for view in views for _, row in view.table("records").scan()
+            )
+
+        self.until_step(reserved)
+        for other in others:
+            self.world.network.cut(name, other, one_way=True)
         self.until_step(condition)
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
