@@ -1,14 +1,13 @@
 """The keyspace's typed API on one node: `node.kv`.
 
 Reads of the present look at this node's tables after a barrier. Reads of the past collect what has
-changed since (history.py), which may be much: that is done in slices, and the loop runs in between.
+changed since (history.py), which may be much: that is done in slices, and the loop runs in between
+(walk.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import Final
 
 from raftkv.errors import Stopped, TooLarge
 from raftkv.plugin import Consistency, Host
@@ -38,17 +37,15 @@ from .commands import (
     TxnResult,
     bounds_of,
 )
-from .history import Past, key_at, require_readable, revision_of
+from .history import revision_of
 from .leases import LeaseApi
 from .ranges import read_range
 from .transactions import flatten, too_many, unflatten
+from .walk import Pasts, Walk
 from .watch import Watch
 from .watch_hub import WatchHub
 
 __all__ = ["KVApi"]
-
-# Rows of the history looked at in one go, for a read of the past: about a millisecond.
-PAST_ROWS: Final = 4000
 
 
 class KVApi:
@@ -68,6 +65,7 @@ class KVApi:
         # Set by the service, which runs it.
         self.hub: WatchHub | None = None
         self.leases = LeaseApi(host)
+        self.pasts = Pasts(host)
 
     async def put(
         self,
@@ -171,29 +169,8 @@ class KVApi:
             raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
         await self._host.barrier(consistency, timeout_s=timeout_s)
         if operation.revision > 0:
-            return await self._read_past(operation)
+            return await self.pasts.read(operation)
         return read_range(self._host.view().table("keys"), operation, self.revision)
-
-    async def _read_past(self, operation: RangeOp) -> RangeResult:
-        view, revision = self._host.view(), operation.revision
-        require_readable(view, revision)
-        past = Past(operation.key, operation.range_end, revision)
-        was = None if operation.range_end else key_at(view, operation.key, revision)
-        if was is not None:
-            past.settle(was)
-        else:
-            await self._catch_up(past)
-            view = self._host.view()
-        return past.read(view.table("keys"), operation, revision_of(view))
-
-    async def _catch_up(self, past: Past) -> None:
-        """Until `past` fits the state of this very moment."""
-        while True:
-            view = self._host.view()
-            require_readable(view, past.revision)
-            if past.catch_up(view, PAST_ROWS):
-                return
-            await asyncio.sleep(0)
 
     async def pages(
         self,
@@ -211,23 +188,22 @@ class KVApi:
 
         That is `revision`, or the newest when the first page is read; `RangeResult.revision` tells
         it, `count` the keys of this page and those to come. There is always a first page, perhaps
-        an empty one. Raises `Compacted` when the revision is compacted before the last page.
-        `consistency` and `timeout_s` are for the first page, the others need nobody.
+        an empty one. Raises `Compacted` when what was changed after one page is compacted before
+        the next. `consistency` and `timeout_s` are for the first page, the others need nobody.
         """
         if page_keys < 1:
             raise ValueError(f"page_keys = {page_keys}: it must be 1 or more")
         key, range_end = bounds_of(first, last, prefix)
-        self._check(key)
-        await self._host.barrier(consistency, timeout_s=timeout_s)
-        past = Past(key, range_end, revision if revision > 0 else self.revision)
-        while True:
-            await self._catch_up(past)
-            operation = RangeOp(key, range_end, page_keys, keys_only)
-            page = past.read(self._host.view().table("keys"), operation, past.revision)
-            yield page
-            if not page.more:
-                return
-            key = page.kvs[-1].key + b"\0"
+        walk = self.walk(RangeOp(key, range_end, keys_only=keys_only, revision=revision))
+        while not walk.done():
+            yield await walk.page(page_keys, consistency=consistency, timeout_s=timeout_s)
+
+    def walk(self, operation: RangeOp) -> Walk:
+        """`pages` in etcd's words, to be asked for each page."""
+        self._check(operation.key)
+        if operation.limit < 0:
+            raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
+        return Walk(self._host, operation)
 
     async def delete(
         self,

@@ -13,7 +13,7 @@ The past is computed backwards. Of each key changed above revision r, the oldest
 in `prev` what the key was at r; keys without such an event are now as they were then. So a read at
 r costs what has happened since, and nothing has to be kept for it. `Past` collects these keys; what
 it has collected stays right while the keyspace goes on, it only has to be caught up before the next
-look. That makes a walk over many pages cheap, and lets a read pause in between.
+look. That makes a walk over many pages cheap (walk.py), and lets a read pause in between.
 
 Whether a keyspace has a history at all: one that 0.1.0 wrote has none. Then only its present can be
 read, until the first change, which becomes the lowest revision.
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from sortedcontainers import SortedDict
+from sortedcontainers import SortedDict, SortedSet
 
 from raftkv.plugin import Table, TableView
 
@@ -151,43 +151,82 @@ def key_at(tables: Tables, key: bytes, revision: int) -> KeyValue | None:
 
 
 class Past:
-    """The keys of a range as they were at one revision."""
+    """The keys of a range as they were at one revision.
+
+    Beside what the keys were it keeps which of them are no longer there, and which were not there
+    then: so a count costs two bisections, however much has changed.
+    """
 
     def __init__(self, key: bytes, range_end: bytes, revision: int) -> None:
         self.revision = revision
-        self._range = (key, range_end)
+        self.key = key
+        self.range_end = range_end
         self._next = revision + 1
         self._was: SortedDict = SortedDict()  # key -> KeyValue, or None: there was none
+        self._gone: SortedSet = SortedSet()  # were there then, and are not now
+        self._new: SortedSet = SortedSet()  # were not there then, and are now
 
     def catch_up(self, tables: Tables, rows_max: int) -> bool:
         """Look at `rows_max` further rows of the history; True when none is left.
 
-        The revision must be readable. True is worth as much as the view: ask anew after a change.
+        They must be readable, see `require_kept`. True is worth as much as the view: ask anew
+        after a change.
         """
         history = tables.table("history")
         newest = revision_of(tables)
         stop = min(newest + 1, self._next + rows_max)
         for number in range(self._next, stop):
             row = history[number]
-            self._undo(row.kv.key, row.prev)
+            self._undo(row.kv, row.prev)
             for event in row.more:
-                self._undo(event.kv.key, event.prev)
+                self._undo(event.kv, event.prev)
         self._next = max(self._next, stop)
         return self._next > newest
+
+    def require_kept(self, tables: Tables) -> None:
+        """Raise Compacted unless all that has changed since the last look can be read.
+
+        That needs less than the revision itself: who has seen a row does not miss it.
+        """
+        lowest, newest = lowest_revision(tables), revision_of(tables)
+        if self._next < lowest or not (
+            self._next > newest or self._next in tables.table("history")
+        ):
+            raise Compacted(
+                f"what followed revision {self._next - 1} has been compacted while a range was "
+                f"read, the lowest that is kept is {lowest}",
+                lowest,
+            )
 
     def undo(self, events: Iterable[Event]) -> None:
         """Events that stand in no row yet: those of the command that is being applied."""
         for event in events:
-            self._undo(event.kv.key, event.prev)
+            self._undo(event.kv, event.prev)
 
     def settle(self, was: KeyValue) -> None:
-        """What a key was is known otherwise (`key_at`)."""
+        """What a key was is known otherwise (`key_at`). It exists now."""
         self._was[was.key] = was
 
-    def _undo(self, key: bytes, prev: KeyValue | None) -> None:
+    def forget_before(self, key: bytes) -> None:
+        """Nobody will ask for what lies below `key`."""
+        self.key = key
+        was = self._was
+        del was.keys()[: was.bisect_left(key)]
+
+    def _undo(self, kv: KeyValue, prev: KeyValue | None) -> None:
+        name = kv.key
+        if not in_range(name, self.key, self.range_end):
+            return
         # Only the oldest event tells what was at the revision.
-        if in_range(key, *self._range) and key not in self._was:
-            self._was[key] = prev
+        was = self._was.setdefault(name, prev)
+        exists = kv.version > 0
+        if exists == (prev is not None):
+            return
+        names = self._new if was is None else self._gone
+        if exists == (was is not None):
+            names.discard(name)
+        else:
+            names.add(name)
 
     def read(self, keys: Keys, operation: RangeOp, revision: int) -> RangeResult:
         """Answer a read of the range, or of its rest. `revision`: what the result is to carry."""
@@ -200,10 +239,8 @@ class Past:
 
     def count(self, keys: Keys, key: bytes, range_end: bytes) -> int:
         """How many keys lay in the range."""
-        count = count_range(keys, key, range_end)
-        for name, was in self._changed(key, range_end):
-            count += (was is not None) - (name in keys)
-        return count
+        now = count_range(keys, key, range_end)
+        return now + _count(self._gone, key, range_end) - _count(self._new, key, range_end)
 
     def scan(self, keys: Keys, key: bytes, range_end: bytes, limit: int = 0) -> Iterator[KeyValue]:
         """The keys of the range in order; at most `limit`, 0 for all."""
@@ -243,3 +280,12 @@ class Past:
         last = None if range_end == FROM_KEY else range_end
         for name in was.irange(key, last, (True, False)):
             yield name, was[name]
+
+
+def _count(names: SortedSet, key: bytes, range_end: bytes) -> int:
+    """How many of the names lie in a range."""
+    if not range_end:
+        return 1 if key in names else 0
+    begin: int = names.bisect_left(key)
+    end: int = len(names) if range_end == FROM_KEY else names.bisect_left(range_end)
+    return max(0, end - begin)

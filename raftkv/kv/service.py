@@ -22,6 +22,7 @@ class KVService(Service):
     def __init__(self, host: Host, api: KVApi) -> None:
         self.hub = WatchHub(host)
         api.hub = self.hub
+        self._pasts = api.pasts
         self.lessor = Lessor(host)
 
     async def start(self) -> None:
@@ -44,15 +45,18 @@ class KVService(Service):
     def on_progress(self, index: int) -> None:
         self.hub.progressed()
         self.lessor.progressed()
+        self._pasts.compacted()
 
     def on_restored(self, index: int) -> None:
+        self._pasts.clear()
         self.hub.restored()
 
     def on_fault(self) -> None:
         self.hub.stop()
 
     def metrics(self) -> Sequence[Metric]:
-        return (*self.hub.metrics(), *self.lessor.metrics())
+        pasts = Metric("pasts", "gauge", len(self._pasts), "Reads of the past that may go on.")
+        return (*self.hub.metrics(), *self.lessor.metrics(), pasts)
 
     def status(self) -> Mapping[str, Any]:
         watches = {"watches": self.hub.count, "watches_behind": self.hub.behind_count}

@@ -3,8 +3,8 @@
 These words are the measured path of the door. Each is one coroutine that awaits nothing but the
 node's own futures and an empty turn of the loop, so that `hot.py` can run it without a task.
 
-A range that has no limit and is large is read and written in pages, all as of the revision of the
-first, so that no turn of the loop is as long as the answer.
+A range that is large is read and written in pages, all as of one revision, so that no turn of the
+loop is as long as the answer.
 """
 
 from __future__ import annotations
@@ -125,22 +125,22 @@ class Gateway:
     async def _paged(
         self, operation: RangeOp, consistency: Literal["local", "linearizable"]
     ) -> bytes:
-        page = await self._node.kv.read(_page(operation, operation.key, 0), consistency=consistency)
-        if not page.more or _is_last(operation, len(page.kvs)):
-            more = page.more and operation.limit > 0
-            return range_answer(self._header(page.revision), page.kvs, more, page.count)
-        revision, count = page.revision, page.count
-        parts, size, given = [], 0, 0
-        while True:
+        walk = self._node.kv.walk(operation)
+        page = await walk.page(PAGE_KEYS, consistency=consistency)
+        # In the header stands the newest revision, whichever one is read.
+        revision = self._node.kv.revision if operation.revision > 0 else page.revision
+        count = page.count
+        if walk.done():
+            return range_answer(self._header(revision), page.kvs, page.more, count)
+        parts = [_rows(page)]
+        size = len(parts[0])
+        while not walk.done():
+            await asyncio.sleep(0)
+            page = await walk.page(PAGE_KEYS)
             parts.append(_rows(page))
-            size, given = size + len(parts[-1]), given + len(page.kvs)
+            size += len(parts[-1])
             if size > ANSWER_BYTES_MAX:
                 raise TooLarge(f"the answer exceeds {ANSWER_BYTES_MAX} bytes: use limit and pages")
-            if not page.more or _is_last(operation, given):
-                break
-            await asyncio.sleep(0)
-            further = _page(operation, page.kvs[-1].key + b"\0", given, revision)
-            page = await self._node.kv.read(further, consistency="local")
         head = self._header(revision)
         more_field = b',"more":true' if page.more else b""
         form = b'{"header":%b,"kvs":[%b]%b,"count":"%d"}'
@@ -148,27 +148,17 @@ class Gateway:
 
 
 def _may_be_paged(operation: RangeOp) -> bool:
-    """A read of the newest state in key order that leaves nothing out."""
+    """A read in key order that leaves nothing out."""
     return (
         operation.sort_by == "key"
         and not operation.descending
         and not operation.count_only
-        and operation.revision <= 0
         and not 0 < operation.limit <= PAGE_KEYS
         and not operation.min_mod_revision
         and not operation.max_mod_revision
         and not operation.min_create_revision
         and not operation.max_create_revision
     )
-
-
-def _page(operation: RangeOp, key: bytes, given: int, revision: int = 0) -> RangeOp:
-    limit = min(PAGE_KEYS, operation.limit - given) if operation.limit else PAGE_KEYS
-    return RangeOp(key, operation.range_end, limit, operation.keys_only, revision=revision)
-
-
-def _is_last(operation: RangeOp, given: int) -> bool:
-    return 0 < operation.limit <= given
 
 
 def _rows(page: RangeResult) -> bytes:

@@ -85,12 +85,24 @@ class WatchSource(Protocol):
     ) -> Watch: ...
 
 
+class Walk(Protocol):
+    """The part of `raftkv.kv.walk.Walk` that the door uses."""
+
+    def done(self) -> bool: ...
+
+    async def page(
+        self, keys_max: int, *, consistency: Consistency = "linearizable"
+    ) -> RangeResult: ...
+
+
 class Keyspace(KeyspaceWriter, Protocol):
     """And for its reading words. `hub` is None on a node that was not started."""
 
     async def read(
         self, operation: RangeOp, *, consistency: Consistency = "linearizable"
     ) -> RangeResult: ...
+
+    def walk(self, operation: RangeOp) -> Walk: ...
 
     @property
     def revision(self) -> int: ...

@@ -186,8 +186,8 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "missing"),
-    # A copy on this very node has a revision; a client has no copy. `hub` is the door's.
-    [(ClientKV, KVApi, {"revision", "hub", "leases"}), (ClientLeases, LeaseApi, set())],
+    # A copy on this very node has a revision; a client has no copy. The rest is the door's.
+    [(ClientKV, KVApi, {"revision", "hub", "leases", "walk"}), (ClientLeases, LeaseApi, set())],
 )
 def test_the_signatures_are_those_of_a_node(ours: type, theirs: type, missing: set[str]) -> None:
     names = {name for name in vars(theirs) if not name.startswith("_")} - missing

@@ -127,7 +127,7 @@ def test_reading_the_past(host: FakeHost, kv: KVApi) -> None:
 def test_a_long_past_is_read_in_slices(
     host: FakeHost, kv: KVApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftkv.kv.api.PAST_ROWS", 3)
+    monkeypatch.setattr("raftkv.kv.walk.PAST_ROWS", 3)
     run(kv.put(b"k0", b"old"))
     for number in range(10):
         run(kv.put(b"k%d" % (number % 4), b"new"))
@@ -146,7 +146,7 @@ def test_a_long_past_is_read_in_slices(
 
 
 def test_a_compaction_while_the_past_is_read(kv: KVApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftkv.kv.api.PAST_ROWS", 1)
+    monkeypatch.setattr("raftkv.kv.walk.PAST_ROWS", 1)
     for _ in range(5):
         run(kv.put(b"k", b"v"))
 
@@ -193,18 +193,6 @@ def test_pages(host: FakeHost, kv: KVApi) -> None:
 async def walk_one(kv: KVApi, **arguments: Any) -> Any:
     async for page in kv.pages(**arguments):
         return page
-
-
-def test_pages_end_when_their_revision_is_compacted(kv: KVApi) -> None:
-    async def walk() -> None:
-        async for _ in kv.pages(page_keys=1):
-            await kv.put(b"c", b"")
-            await kv.compact(kv.revision)
-
-    for key in (b"a", b"b"):
-        run(kv.put(key, b""))
-    with pytest.raises(Compacted):
-        run(walk())
 
 
 def test_compact(host: FakeHost, kv: KVApi) -> None:
@@ -370,7 +358,7 @@ def test_a_past_goes_on_with_the_keyspace(host: FakeHost) -> None:
     past = Past(*EVERYTHING, 2)
     view = host.machine.view("kv")
     assert past.catch_up(view, 10)
-    for command in (Put(b"a", b"2"), DeleteRange(b"a"), Put(b"b", b"")):
+    for command in (Put(b"a", b"2"), DeleteRange(b"a"), Put(b"b", b""), Put(b"a", b"3")):
         host.apply(command)
         assert not past.catch_up(view, 0)
         assert past.catch_up(view, 1)

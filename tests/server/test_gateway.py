@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 from typing import Any
 
 import pytest
 
 from raftkv import errors
+from raftkv.server.gateway import Gateway
 from tests.server.conftest import Served, b64
 
 ALL = {"key": b64(b"\0"), "range_end": b64(b"\0")}
@@ -101,6 +104,41 @@ def test_ranges(
     assert keys(answer) == [b64(key) for key in expected]
     assert answer.get("count") == count
     assert answer.get("more", False) is more
+
+
+def test_a_large_range_is_of_one_revision_whatever_happens_meanwhile(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftkv.server.gateway.PAGE_KEYS", 3)
+    node = served.node
+    gateway = Gateway(node)
+
+    async def read(**more: Any) -> tuple[list[bytes], dict[str, Any]]:
+        """The keys are changed, and their history is compacted, between the pages."""
+        reading = asyncio.ensure_future(gateway.range(json.dumps({**ALL, **more}).encode()))
+        for number in range(8):
+            await asyncio.sleep(0)
+            assert not reading.done()
+            await node.kv.put(b"%d" % (9 - number), b"new")
+            await node.kv.compact(node.kv.revision)
+        answer = json.loads(await reading)
+        return [base64.b64decode(kv.get("value", "")) for kv in answer["kvs"]], answer
+
+    async def scenario() -> None:
+        for number in range(30):
+            await node.kv.put(b"%02d" % number, b"old")
+        now = str(node.kv.revision)
+        values, answer = await read()
+        assert (values, answer["count"], answer["header"]["revision"]) == ([b"old"] * 30, "30", now)
+        for number in range(30):
+            await node.kv.put(b"%02d" % number, b"newer")
+        now = str(node.kv.revision)
+        was = node.kv.revision - 30
+        values, answer = await read(revision=was, limit=29)
+        assert values == [b"old"] * 20 + [b"new"] + [b"old"] * 8  # b"2" stands before b"20"
+        assert (answer["count"], answer["more"], answer["header"]["revision"]) == ("38", True, now)
+
+    served.run(scenario())
 
 
 def test_keys_only_leaves_the_values_out(served: Served) -> None:

@@ -1,0 +1,148 @@
+"""Ranges that are too large for one turn of the loop, and reads of the past, which cost what has
+happened since.
+
+A `Walk` reads one range in pages, all as of one revision. It holds what has changed behind its back
+(history.Past) and looks at each further row of the history once, however many pages there are. So
+it needs no revision to be kept for it: a compaction that it has overtaken does not concern it, as
+one does not concern a range of etcd that has begun.
+
+Clients page by themselves, too: request after request for the rest of a range at the revision of
+the first answer. To them the revision must be readable, as with etcd; but what was collected for
+one page is kept for the next one. `Pasts` are these: few, the least used one goes, and all go whose
+revision was compacted, so that none outlives the history that it stands for.
+
+Nothing here is state: it can be thrown away at any moment, and is never asked by `apply`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from raftkv.plugin import Consistency, Host, View
+
+from .commands import RangeOp, RangeResult
+from .history import Past, Tables, key_at, lowest_revision, require_readable, revision_of
+
+__all__ = ["PASTS_MAX", "PAST_ROWS", "Pasts", "Walk"]
+
+# Rows of the history looked at in one go, for a read of the past: about a millisecond.
+PAST_ROWS: Final = 4000
+
+# So many clients at once page at no further cost. One past holds at most what the history holds:
+# some 10 MB for 100,000 changed keys.
+PASTS_MAX: Final = 4
+
+Require = Callable[[Tables], None]
+
+
+class Walk:
+    """One range, page after page, as of one revision.
+
+    That is `operation.revision`, or the newest when the first page is read. Only `key`,
+    `range_end`, `limit`, `keys_only` and `revision` of the operation count. Pages come in key
+    order; `count` of each is the number of keys in it and behind it.
+    """
+
+    def __init__(self, host: Host, operation: RangeOp) -> None:
+        self._host = host
+        self._operation = operation
+        self._left = max(operation.limit, 0)
+        self._past: Past | None = None
+        self._done = False
+
+    def done(self) -> bool:
+        """Whether all pages were given: no key is left, or the limit is reached."""
+        return self._done
+
+    async def page(
+        self,
+        keys_max: int,
+        *,
+        consistency: Consistency = "linearizable",
+        timeout_s: float | None = None,
+    ) -> RangeResult:
+        """The next `keys_max` keys. There is always a first page, perhaps an empty one.
+
+        `consistency` and `timeout_s` are for the first page, the others need nobody. Raises
+        `Compacted` or `FutureRevision` if the revision cannot be read at the first page;
+        `Compacted` later, if changes were made and compacted between two pages.
+        """
+        operation = self._operation
+        if self._past is None:
+            await self._host.barrier(consistency, timeout_s=timeout_s)
+            view = self._host.view()
+            revision = operation.revision if operation.revision > 0 else revision_of(view)
+            require_readable(view, revision)
+            self._past = Past(operation.key, operation.range_end, revision)
+        past = self._past
+        view = await caught_up(self._host, past, past.require_kept)
+        limit = min(keys_max, self._left) if self._left else keys_max
+        rest = RangeOp(past.key, past.range_end, limit, operation.keys_only)
+        page = past.read(view.table("keys"), rest, past.revision)
+        self._done = not page.more or len(page.kvs) == self._left
+        if not self._done:
+            self._left -= len(page.kvs) if self._left else 0
+            past.forget_before(page.kvs[-1].key + b"\0")
+        return page
+
+
+class Pasts:
+    """Reads of the past, each for itself, and what was collected for those that will go on."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._kept: list[Past] = []  # the one used last stands last
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def read(self, operation: RangeOp) -> RangeResult:
+        """Answer a read as of `operation.revision`. Raises Compacted, FutureRevision."""
+        host, revision = self._host, operation.revision
+        view = host.view()
+        require_readable(view, revision)
+        past = self._found(operation)
+        was = None if operation.range_end else key_at(view, operation.key, revision)
+        if was is not None:
+            past.settle(was)
+        else:
+            view = await caught_up(host, past, lambda tables: require_readable(tables, revision))
+        answer = past.read(view.table("keys"), operation, revision_of(view))
+        self._keep(past, answer.more)
+        return answer
+
+    def compacted(self) -> None:
+        """Let go what nobody may read any more."""
+        if self._kept:
+            lowest = lowest_revision(self._host.view())
+            self._kept = [past for past in self._kept if past.revision >= lowest]
+
+    def clear(self) -> None:
+        """The tables are others now."""
+        self._kept = []
+
+    def _found(self, operation: RangeOp) -> Past:
+        for past in self._kept:
+            if (past.revision, past.range_end) == (operation.revision, operation.range_end) and (
+                past.key <= operation.key
+            ):
+                return past
+        return Past(operation.key, operation.range_end, operation.revision)
+
+    def _keep(self, past: Past, more: bool) -> None:
+        """As the one used last; not if its range was read to the end."""
+        self._kept = [each for each in self._kept if each is not past]
+        if more and past.range_end:
+            self._kept = [*self._kept, past][-PASTS_MAX:]
+
+
+async def caught_up(host: Host, past: Past, require: Require) -> View:
+    """A view that `past` fits, and does until the loop runs again."""
+    while True:
+        view = host.view()
+        require(view)
+        if past.catch_up(view, PAST_ROWS):
+            return view
+        await asyncio.sleep(0)
