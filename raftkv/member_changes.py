@@ -26,8 +26,9 @@ __all__ = ["MemberChange", "Request"]
 # A copy may be promoted when it lacks no more than this many entries: a fraction of a second.
 CAUGHT_UP_ENTRIES = 256
 # How long a core that is to be added may take to connect: the leader does not know it, so it waits
-# to be dialled (peering.LESSER_PATIENCE_S), and the node may have been started a moment ago.
-CONNECT_WAIT_S = 3.0
+# to be dialled (peering.LESSER_PATIENCE_S), and the node may have been started a moment ago, on a
+# machine that has other things to do.
+CONNECT_WAIT_S = 10.0
 # How often the progress of a change is looked at.
 LOOK_S = 0.01
 # A forced removal waits no longer than that for the state to know of it.

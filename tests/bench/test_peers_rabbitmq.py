@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_a_cluster_of_emulators_has_one_cookie_and_a_port_mapper_of_its_own(
 # The cluster itself -------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def installed() -> None:
     if importlib.util.find_spec("pika") is None:
         pytest.skip("pika is in the extra `bench`")
@@ -123,6 +123,17 @@ def installed() -> None:
         debian.find("rabbitmq")
     except debian.Missing as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="class")
+def rabbitmq(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
+    """It takes half a minute to start. Nothing outlives it."""
+    place = tmp_path_factory.mktemp("rabbitmq")
+    with RabbitMq(place) as running:
+        assert running.version.startswith("3.")
+        assert len(running.pids) == 4  # with the port mapper
+        yield running
+    assert processes_of(place) == set()
 
 
 def asked(port: int, place: Path, play: Callable[[Any], Awaitable[None]]) -> None:
@@ -143,68 +154,59 @@ def asked(port: int, place: Path, play: Callable[[Any], Awaitable[None]]) -> Non
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_what_is_published_is_there_and_nothing_outlives_the_context(
-    installed: None, tmp_path: Path
-) -> None:
-    from bench.layouts import WorkerFailed
-    from bench.peers.amqp_client import Consume, Declare, Depth, Produce, Purge
+class TestRunning:
+    def test_what_is_published_is_there(self, rabbitmq: RabbitMq, tmp_path: Path) -> None:
+        from bench.layouts import WorkerFailed
+        from bench.peers.amqp_client import Consume, Declare, Depth, Produce, Purge
 
-    async def play(client: Any) -> None:
-        await client.ask(Declare("q", 3))
-        for way in ("confirms", "tx"):
-            found = await client.ask(Produce("q", way, 7, 3, 0.3, 16))
-            assert found.failed == 0
-            assert found.late <= 3
-            assert found.messages == 7 * len(found.took_us) >= 21
-            assert (await client.ask(Depth("q"))).messages == found.messages
-            few = await client.ask(Consume("q", 2, 3, 15, 4))
-            assert (few.messages, few.seconds > 0) == (15, True)
-            # What was sent too much comes back; what was acknowledged does not.
-            assert (await client.ask(Depth("q"))).messages == found.messages - 15
-            assert (await client.ask(Purge("q"))).messages == found.messages - 15
-        bounded = await client.ask(Produce("q", "confirms", 10, 2, 60.0, 16, 50))
-        assert bounded.messages in (50, 60)
-        with pytest.raises(WorkerFailed, match="NOT_FOUND"):
-            await client.ask(Depth("another"))
+        async def play(client: Any) -> None:
+            await client.ask(Declare("q", 3))
+            for way in ("confirms", "tx"):
+                found = await client.ask(Produce("q", way, 7, 3, 0.3, 16))
+                assert found.failed == 0
+                assert found.late <= 3
+                assert found.messages == 7 * len(found.took_us) >= 21
+                assert (await client.ask(Depth("q"))).messages == found.messages
+                few = await client.ask(Consume("q", 2, 3, 15, 4))
+                assert (few.messages, few.seconds > 0) == (15, True)
+                # What was sent too much comes back; what was acknowledged does not.
+                assert (await client.ask(Depth("q"))).messages == found.messages - 15
+                assert (await client.ask(Purge("q"))).messages == found.messages - 15
+            bounded = await client.ask(Produce("q", "confirms", 10, 2, 60.0, 16, 50))
+            assert bounded.messages in (50, 60)
+            with pytest.raises(WorkerFailed, match="NOT_FOUND"):
+                await client.ask(Depth("another"))
 
-    with RabbitMq(tmp_path) as rabbitmq:
-        assert rabbitmq.version.startswith("3.")
-        assert len(rabbitmq.pids) == 4  # with the port mapper
         asked(rabbitmq.ports[0], tmp_path, play)
-    assert processes_of(tmp_path) == set()
 
+    def test_tx_commit_shows_a_part_to_those_who_look_meanwhile(
+        self, rabbitmq: RabbitMq, tmp_path: Path
+    ) -> None:
+        """Why a TX is not held to be the same: the depth is not always a multiple of the batch."""
+        from bench.peers.amqp_client import Declare, Depth, Produce
 
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_tx_commit_shows_a_part_to_those_who_look_meanwhile(
-    installed: None, tmp_path: Path
-) -> None:
-    """Why a TX is not held to be the same: the depth is not always a multiple of the batch."""
-    from bench.peers.amqp_client import Declare, Depth, Produce
+        async def play(client: Any) -> None:
+            await client.ask(Declare("part", 3))
+            told = asyncio.ensure_future(client.ask(Produce("part", "tx", 1000, 1, 4.0, 16)))
+            depths = []
 
-    async def play(client: Any) -> None:
-        await client.ask(Declare("q", 3))
-        told = asyncio.ensure_future(client.ask(Produce("q", "tx", 1000, 1, 4.0, 16)))
-        depths = []
+            async def look(looker: Any) -> None:
+                while not told.done():
+                    depths.append((await looker.ask(Depth("part"))).messages)
 
-        async def look(looker: Any) -> None:
-            while not told.done():
-                depths.append((await looker.ask(Depth("q"))).messages)
+            from bench.peers.amqp_client import AmqpSetup, AmqpTold
 
-        from bench.peers.amqp_client import AmqpSetup, AmqpTold
+            setup = AmqpSetup(rabbitmq.ports[0])
+            looker = AskedProcess("looker", "bench.peers.amqp_client", setup, AmqpTold, tmp_path)
+            await looker.spawn()
+            await looker.answer()
+            try:
+                await look(looker)
+            finally:
+                await looker.end()
+            assert (await told).failed == 0
+            assert [depth for depth in depths if depth % 1000], depths
 
-        setup = AmqpSetup(rabbitmq.ports[0])
-        looker = AskedProcess("looker", "bench.peers.amqp_client", setup, AmqpTold, tmp_path)
-        await looker.spawn()
-        await looker.answer()
-        try:
-            await look(looker)
-        finally:
-            await looker.end()
-        assert (await told).failed == 0
-        assert [depth for depth in depths if depth % 1000], depths
-
-    with RabbitMq(tmp_path) as rabbitmq:
         asked(rabbitmq.ports[0], tmp_path, play)
 
 
