@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 
+from msgspec.structs import replace
+
 from raftkv.errors import Stopped, TooLarge
 from raftkv.plugin import Consistency, Host
 
@@ -38,8 +40,9 @@ from .commands import (
     bounds_of,
 )
 from .history import revision_of
+from .large import is_large, read_in_slices
 from .leases import LeaseApi
-from .ranges import read_range
+from .ranges import read_range, reads_all
 from .transactions import flatten, too_many, unflatten
 from .walk import Pasts, Walk
 from .watch import Watch
@@ -168,9 +171,19 @@ class KVApi:
         if operation.limit < 0:
             raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
         await self._host.barrier(consistency, timeout_s=timeout_s)
+        keys = self._host.view().table("keys")
+        if is_large(keys, operation):
+            return await self._read_large(operation)
         if operation.revision > 0:
             return await self.pasts.read(operation)
-        return read_range(self._host.view().table("keys"), operation, self.revision)
+        return read_range(keys, operation, self.revision)
+
+    async def _read_large(self, operation: RangeOp) -> RangeResult:
+        limit = 0 if reads_all(operation) else operation.limit
+        walk = RangeOp(operation.key, operation.range_end, limit, revision=operation.revision)
+        found = await read_in_slices(Walk(self._host, walk), operation)
+        # As in etcd the answer tells the newest revision, whichever one was read.
+        return replace(found, revision=self.revision) if operation.revision > 0 else found
 
     async def pages(
         self,

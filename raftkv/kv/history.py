@@ -4,7 +4,8 @@ Rules of this file
 1. Since the first change under format 2, every revision has one row, with all its events in the
    order of the operations. There is no gap up to the newest revision, whose row is never given up.
 2. What can be read or watched begins at the *lowest* revision, meta "compacted". Rows below it may
-   still lie there for a while (compaction.py frees them bit by bit), but nobody may look at them.
+   still lie there for a while (compaction.py frees them bit by bit), but nobody may look at them
+   who has not begun before: a walk over many pages may (walk.py).
 3. `bytes_before` counts what all rows before ever held, so the size of the history is a
    subtraction. An event counts with EVENT_BYTES besides its keys and values, or the history of
    small keys would not be bounded at all.
@@ -184,14 +185,12 @@ class Past:
         return self._next > newest
 
     def require_kept(self, tables: Tables) -> None:
-        """Raise Compacted unless all that has changed since the last look can be read.
+        """Raise Compacted unless all that has changed since the last look is still there.
 
-        That needs less than the revision itself: who has seen a row does not miss it.
+        That needs less than that the revision can be read: who has seen a row does not miss it.
         """
-        lowest, newest = lowest_revision(tables), revision_of(tables)
-        if self._next < lowest or not (
-            self._next > newest or self._next in tables.table("history")
-        ):
+        if self._next <= revision_of(tables) and self._next not in tables.table("history"):
+            lowest = lowest_revision(tables)
             raise Compacted(
                 f"what followed revision {self._next - 1} has been compacted while a range was "
                 f"read, the lowest that is kept is {lowest}",

@@ -19,7 +19,18 @@ from raftkv.plugin import TableView
 
 from .commands import FROM_KEY, KeyValue, RangeOp, RangeResult
 
-__all__ = ["count_range", "in_range", "read_range", "reads_all", "scan_range", "shaped"]
+__all__ = [
+    "Keys",
+    "bare",
+    "count_range",
+    "in_range",
+    "passes",
+    "read_range",
+    "reads_all",
+    "scan_range",
+    "shaped",
+    "sort_key",
+]
 
 Keys = TableView[bytes, KeyValue]
 
@@ -86,21 +97,19 @@ def shaped(
         return RangeResult(revision, (), count, False)
     limit = max(operation.limit, 0)
     if reads_all(operation):
-        chosen = _sorted(operation, [kv for kv in scan(0) if _passes(operation, kv)])
+        chosen = _sorted(operation, [kv for kv in scan(0) if passes(operation, kv)])
         more = 0 < limit < len(chosen)
         kvs = tuple(chosen[:limit] if limit else chosen)
     else:
         kvs = tuple(scan(limit))
         more = count > len(kvs)
     if operation.keys_only:
-        kvs = tuple(
-            KeyValue(kv.key, b"", kv.create_revision, kv.mod_revision, kv.version, kv.lease)
-            for kv in kvs
-        )
+        kvs = tuple(bare(kv) for kv in kvs)
     return RangeResult(revision, kvs, count, more)
 
 
-def _passes(operation: RangeOp, kv: KeyValue) -> bool:
+def passes(operation: RangeOp, kv: KeyValue) -> bool:
+    """Whether the filters by revision leave a key in."""
     bounds = (
         (operation.min_mod_revision, operation.max_mod_revision, kv.mod_revision),
         (operation.min_create_revision, operation.max_create_revision, kv.create_revision),
@@ -111,8 +120,18 @@ def _passes(operation: RangeOp, kv: KeyValue) -> bool:
     return True
 
 
+def sort_key(operation: RangeOp) -> Callable[[KeyValue], Any]:
+    """What the answer is sorted by."""
+    return _SORT_KEYS[operation.sort_by]
+
+
+def bare(kv: KeyValue) -> KeyValue:
+    """A key without its value."""
+    return KeyValue(kv.key, b"", kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+
+
 def _sorted(operation: RangeOp, kvs: list[KeyValue]) -> list[KeyValue]:
     if operation.sort_by != "key" or operation.descending:
         # Stable, also in reverse: `reverse` keeps the order of equal ones.
-        kvs.sort(key=_SORT_KEYS[operation.sort_by], reverse=operation.descending)
+        kvs.sort(key=sort_key(operation), reverse=operation.descending)
     return kvs

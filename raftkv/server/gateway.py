@@ -18,6 +18,7 @@ from raftkv.kv import (
     Compare,
     DeleteRangeOp,
     DeleteRangeResult,
+    KeyValue,
     Operation,
     OperationResult,
     PutOp,
@@ -79,6 +80,8 @@ class Gateway:
         if operation.range_end and _may_be_paged(operation):
             return await self._paged(operation, consistency)
         found = await self._node.kv.read(operation, consistency=consistency)
+        if len(found.kvs) > PAGE_KEYS:
+            return await self._in_parts(found)
         return range_answer(self._header(found.revision), found.kvs, found.more, found.count)
 
     async def put(self, body: bytes, writer: Writer | None = None) -> bytes:
@@ -132,19 +135,41 @@ class Gateway:
         count = page.count
         if walk.done():
             return range_answer(self._header(revision), page.kvs, page.more, count)
-        parts = [_rows(page)]
-        size = len(parts[0])
+        parts = _Parts()
+        parts.add(page.kvs)
         while not walk.done():
             await asyncio.sleep(0)
             page = await walk.page(PAGE_KEYS)
-            parts.append(_rows(page))
-            size += len(parts[-1])
-            if size > ANSWER_BYTES_MAX:
-                raise TooLarge(f"the answer exceeds {ANSWER_BYTES_MAX} bytes: use limit and pages")
-        head = self._header(revision)
-        more_field = b',"more":true' if page.more else b""
+            parts.add(page.kvs)
+        return parts.answer(self._header(revision), page.more, count)
+
+    async def _in_parts(self, found: RangeResult) -> bytes:
+        """What was read at once, because of its order or its filters, is written in parts."""
+        parts = _Parts()
+        for begin in range(0, len(found.kvs), PAGE_KEYS):
+            parts.add(found.kvs[begin : begin + PAGE_KEYS])
+            await asyncio.sleep(0)
+        return parts.answer(self._header(found.revision), found.more, found.count)
+
+
+class _Parts:
+    """The rows of a large answer."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, kvs: Sequence[KeyValue]) -> None:
+        """Raises TooLarge."""
+        self._written.append(b",".join([kv_json(row) for row in kvs]))
+        self._bytes += len(self._written[-1])
+        if self._bytes > ANSWER_BYTES_MAX:
+            raise TooLarge(f"the answer exceeds {ANSWER_BYTES_MAX} bytes: use limit and pages")
+
+    def answer(self, head: bytes, more: bool, count: int) -> bytes:
+        more_field = b',"more":true' if more else b""
         form = b'{"header":%b,"kvs":[%b]%b,"count":"%d"}'
-        return form % (head, b",".join(parts), more_field, count)
+        return form % (head, b",".join(self._written), more_field, count)
 
 
 def _may_be_paged(operation: RangeOp) -> bool:
@@ -159,10 +184,6 @@ def _may_be_paged(operation: RangeOp) -> bool:
         and not operation.min_create_revision
         and not operation.max_create_revision
     )
-
-
-def _rows(page: RangeResult) -> bytes:
-    return b",".join([kv_json(row) for row in page.kvs])
 
 
 def _range_op(request: messages.RangeRequest) -> RangeOp:

@@ -141,6 +141,23 @@ def test_a_large_range_is_of_one_revision_whatever_happens_meanwhile(
     served.run(scenario())
 
 
+def test_a_large_answer_in_another_order_is_written_in_parts(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        served.put(b"%02d" % number, b"v" * 20)
+    ordered = {**ALL, "sort_order": "DESCEND"}
+    whole = served.post("/v3/kv/range", ordered)
+    monkeypatch.setattr("raftkv.server.gateway.PAGE_KEYS", 4)
+    assert served.post("/v3/kv/range", ordered) == whole
+    some = served.post("/v3/kv/range", {**ordered, "limit": "9"})[1]
+    assert (keys(some), some["more"], some["count"]) == (keys(whole[1])[:9], True, "30")
+    monkeypatch.setattr("raftkv.server.gateway.ANSWER_BYTES_MAX", 1000)
+    status, answer = served.post("/v3/kv/range", ordered)
+    assert (status, answer["reason"]) == (400, "too_large")
+    assert "1000 bytes" in str(answer)
+
+
 def test_keys_only_leaves_the_values_out(served: Served) -> None:
     served.put(b"k", b"v")
     (kv,) = served.post("/v3/kv/range", ALL | {"keys_only": True})[1]["kvs"]
