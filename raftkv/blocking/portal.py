@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import importlib
 import os
 import threading
@@ -103,7 +104,12 @@ class Portal:
         loop = self._loop
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            # Something on the loop may raise SystemExit. Who called it is told; and nobody must
+            # wait for this loop any more.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
+            with self._lock:
+                self._closed = True
             loop.run_until_complete(_end(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from types import TracebackType
 from typing import Self
@@ -11,6 +10,7 @@ from raftkv.client import ClientStream, DoorAnswer
 from raftkv.errors import Stopped
 
 from .portal import Portal
+from .taking import Taker
 
 __all__ = ["Stream"]
 
@@ -25,6 +25,7 @@ class Stream:
     def __init__(self, portal: Portal, stream: ClientStream) -> None:
         self._portal = portal
         self._stream = stream
+        self._taker = Taker(portal, stream, "a stream")
 
     @property
     def endpoint(self) -> str:
@@ -38,13 +39,8 @@ class Stream:
 
     def next(self, timeout_s: float | None = None) -> bytes | None:
         """The next line; None at the end. Raises TimeoutError after `timeout_s`, and loses nothing
-        by it."""
-
-        async def step() -> bytes | None:
-            async with asyncio.timeout(timeout_s):
-                return await anext(self._stream, None)
-
-        return self._portal.call(step())
+        by it, nor by Ctrl-C."""
+        return self._taker.next(timeout_s)
 
     def close(self) -> None:
         """Hang up. Idempotent; harmless after its client was closed."""

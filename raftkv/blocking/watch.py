@@ -11,6 +11,7 @@ from raftkv.errors import Stopped, WatchCancelled
 from raftkv.kv.watch import WatchBatch
 
 from .portal import Portal
+from .taking import Taker
 
 __all__ = ["Watch"]
 
@@ -25,6 +26,7 @@ class Watch:
     def __init__(self, portal: Portal, watch: Any) -> None:
         self._portal = portal
         self._watch = watch
+        self._taker: Taker[WatchBatch] = Taker(portal, watch, "a watch")
 
     @property
     def revision(self) -> int:
@@ -51,14 +53,9 @@ class Watch:
     def next(self, timeout_s: float | None = None) -> WatchBatch | None:
         """The next batch; None when the watch is closed. Raises TimeoutError after `timeout_s`.
 
-        Nothing is lost by a time-out: the next call goes on.
+        Nothing is lost by a time-out, or by Ctrl-C: the next call goes on.
         """
-
-        async def step() -> WatchBatch | None:
-            async with asyncio.timeout(timeout_s):
-                return await anext(self._watch, None)
-
-        return self._portal.call(step())
+        return self._taker.next(timeout_s)
 
     def close(self) -> None:
         """End the watch. Idempotent; harmless after its client or node was closed."""

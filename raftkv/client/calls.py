@@ -18,9 +18,11 @@ Rules of this file
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -54,6 +56,10 @@ TRY_S_MIN: Final = 0.25
 # How long an endpoint rests that failed; doubled each time.
 REST_S_MIN: Final = 0.05
 REST_S_MAX: Final = 2.0
+# Doubled no more often than that: by then it is far above REST_S_MAX.
+_DOUBLED_MAX: Final = 16
+# Who cancels a call that was not answered for so long tells of an endpoint that hangs.
+PATIENCE_S: Final = 1.0
 
 _SESSIONS: Final = b"/v1/sessions"
 
@@ -67,8 +73,12 @@ class _TooMuch(Timeout):
     """There was an answer, and it exceeds `answer_bytes_max`."""
 
 
+class _NoRoom(Overloaded):
+    """The deadline passed before there was a place for the call in this client."""
+
+
 class _Opened(msgspec.Struct):
-    session: str
+    session: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}-[0-9A-Za-z]+$")]
 
 
 _opened = msgspec.json.Decoder(_Opened).decode
@@ -81,6 +91,23 @@ class Place:
         self.http = http
         self.failures = 0
         self.rests_until = 0.0
+
+
+class _Tries:
+    """What the tries of one request have come to, if repeating it may not be harmless."""
+
+    def __init__(self) -> None:
+        self.last: RaftkvError | None = None
+        self._unknown: RaftkvError | None = None
+
+    def failed(self, error: RaftkvError) -> None:
+        self.last = error
+        if not isinstance(error, NotApplied):
+            self._unknown = error  # it may have been carried out, whatever comes after
+
+    def end(self, otherwise: RaftkvError) -> RaftkvError:
+        """What the request ends with when it is tried no more."""
+        return self._unknown or otherwise
 
 
 class Caller:
@@ -105,6 +132,7 @@ class Caller:
         self._slots = asyncio.Semaphore(connections_max)
         self._connections_max = connections_max
         self.timeout_s = timeout_s
+        self._pid = os.getpid()
         self.sessions = Sessions(self._open_session)
         self.closed = False
         self.retries = 0
@@ -145,6 +173,8 @@ class Caller:
                 return await self._try(place, method, path, body, b"", decode, deadline)
             except (Refused, TooLarge):
                 raise
+            except _NoRoom as error:
+                raise Overloaded(str(error)) from None
             except _TooMuch as error:
                 raise TooLarge(str(error)) from None  # it would be as much elsewhere
             except RaftkvError as error:
@@ -157,27 +187,29 @@ class Caller:
             if place.http.url == url.rstrip("/"):
                 try:
                     return await self._try(
-                        place, b"GET", path, b"", b"", decode, deadline, whole=True
+                        place, b"GET", path, b"", b"", decode, deadline, whole=True, alone=True
                     )
+                except _NoRoom as error:
+                    raise Overloaded(str(error)) from None
                 except Timeout as error:
                     raise _read_failed(error) from None
         raise ConfigError(f"{url!r} is not an endpoint of this client")
 
     async def stream(
-        self, path: bytes, body: bytes, *, deadline: float
+        self, path: bytes, body: bytes, *, deadline: float, last: RaftkvError | None = None
     ) -> tuple[Place, LineStream]:
         """A stream of lines, and the endpoint it is from, chosen as `read` would.
 
-        Whoever finds it broken says so by `failed(place)`.
+        Whoever finds it broken says so by `failed(place)`, and by `last`, why another is needed.
         """
-        last: RaftkvError | None = None
         while True:
             place = await self._next_place(deadline, last)
             if place is None:
                 raise _read_failed(last)
             limit = self._try_until(deadline)
             try:
-                answer, lines = await place.http.open_stream(path, body, deadline=limit)
+                with self._heeding(place):
+                    answer, lines = await place.http.open_stream(path, body, deadline=limit)
             except (Unsent, Broken) as error:
                 last = PeerUnreachable(str(error))
                 self.failed(place)
@@ -196,6 +228,7 @@ class Caller:
         """The answer to a write, applied once. Raises Refused, NotApplied or Timeout."""
         if not self._exactly_once:
             return await self._write(None, 0, path, body, decode, deadline)
+        renewed = 0
         while True:
             session = await self.sessions.current(deadline)
             seq = session.take()
@@ -203,7 +236,17 @@ class Caller:
             try:
                 return await self._write(session, seq, path, body, decode, deadline)
             except SessionExpired:
-                pass  # nothing was delivered before (`_write` sees to that): under a new session
+                # Nothing was delivered before (`_write` sees to that): under a new session.
+                # The first time at once. Each is an entry in the log, and may end another client's.
+                rest = _rest_s(renewed) if renewed else 0.0
+                renewed += 1
+                if self._now() + rest >= deadline:
+                    raise Overloaded(
+                        f"{renewed} sessions ended before the write arrived: the cluster has more "
+                        f"clients than its table of sessions has room for, or the endpoints are "
+                        f"of several clusters"
+                    ) from None
+                await asyncio.sleep(rest)
             except Timeout:
                 unknown = True
                 raise
@@ -240,12 +283,22 @@ class Caller:
         """`delivered`: a node may have got it. From then on nothing but a verdict is certain."""
         last: RaftkvError | None = None
         while True:
-            place = None if delivered and self.closed else await self._next_place(deadline, last)
+            try:
+                place = await self._next_place(deadline, last)
+            except Stopped:
+                if not delivered:
+                    raise
+                place = None
             if place is None:
                 raise _write_failed(last, session, seq, delivered=delivered)
             headers = b"" if session is None else session.headers(seq)
             try:
-                return await self._try(place, b"POST", path, body, headers, decode, deadline)
+                return await self._try(
+                    place, b"POST", path, body, headers, decode, deadline, whole=session is None
+                )
+            except _TooMuch as error:
+                # It would be as much at every node.
+                raise _write_failed(error, session, seq, delivered=True) from None
             except (SessionExpired, OutcomeExpired, SequenceTooFar) as error:
                 if session is not None and isinstance(error, SessionExpired):
                     session.ended = True
@@ -258,6 +311,9 @@ class Caller:
                     # sessions. It says nothing about what was delivered before.
                     raise _write_failed(error, session, seq, delivered=True) from None
                 raise
+            except _NoRoom as error:
+                last = Overloaded(str(error))
+                continue  # the endpoint is not to blame, and the deadline has passed
             except NotApplied as error:
                 if isinstance(error, TooLarge) and not delivered:
                     raise
@@ -289,30 +345,27 @@ class Caller:
         Without `repeat` nothing is sent again that may have been carried out. Raises NotApplied,
         or Timeout when that is not known.
         """
-        last: RaftkvError | None = None
+        tries = _Tries()
         while True:
-            place = self._place(url) if url else await self._next_place(deadline, last)
-            if place is None:
-                raise last or NoLeader("the deadline passed before the request could be sent")
+            place = await self._place_for(url, tries, deadline)
             await self._slot(deadline)
             limit = deadline if url or not repeat else self._try_until(deadline)
             try:
-                answer = await place.http.request(method, path, body, deadline=limit)
+                with self._heeding(place):
+                    answer = await place.http.request(method, path, body, deadline=limit)
             except Unsent as error:
-                last = PeerUnreachable(str(error))
+                tries.failed(PeerUnreachable(str(error)))
             except Broken as error:
-                last = Timeout(f"{place.http.url}: {error}")
+                tries.failed(Timeout(f"{place.http.url}: {error}"))
             else:
                 failed = _no_answer(place.http.url, answer)
                 if failed is None:
                     self._worked(place)
                     return answer
-                last = failed
+                tries.failed(failed)
             finally:
                 self._slots.release()
-            self.failed(place)
-            if url or not (repeat or isinstance(last, NotApplied)):
-                raise last
+            self._go_on(place, tries, url, repeat)
 
     async def ask_stream(
         self,
@@ -328,29 +381,47 @@ class Caller:
 
         It holds a connection for as long as it lasts, and none of the places of calls.
         """
-        last: RaftkvError | None = None
+        tries = _Tries()
         while True:
-            place = self._place(url) if url else await self._next_place(deadline, last)
-            if place is None:
-                raise last or NoLeader("the deadline passed before the request could be sent")
+            place = await self._place_for(url, tries, deadline)
             limit = deadline if url or not repeat else self._try_until(deadline)
             try:
-                answer, lines = await place.http.open_stream(
-                    path, body, deadline=limit, method=method
-                )
+                with self._heeding(place):
+                    answer, lines = await place.http.open_stream(
+                        path, body, deadline=limit, method=method
+                    )
             except Unsent as error:
-                last = PeerUnreachable(str(error))
+                tries.failed(PeerUnreachable(str(error)))
             except Broken as error:
-                last = Timeout(f"{place.http.url}: {error}")
+                tries.failed(Timeout(f"{place.http.url}: {error}"))
             else:
                 failed = _no_answer(place.http.url, answer)
                 if failed is None:
                     self._worked(place)
                     return place, answer, lines
-                last = failed
-            self.failed(place)
-            if url or not (repeat or isinstance(last, NotApplied)):
-                raise last
+                tries.failed(failed)
+            self._go_on(place, tries, url, repeat)
+
+    async def _place_for(self, url: str | None, tries: _Tries, deadline: float) -> Place:
+        """Where to try next. Raises what the request ends with if it is tried no more."""
+        if url:
+            return self._place(url)
+        try:
+            place = await self._next_place(deadline, tries.last)
+        except Stopped as stopped:
+            raise tries.end(stopped) from None
+        if place is None:
+            none = NoLeader("the deadline passed before the request could be sent")
+            raise tries.end(tries.last or none)
+        return place
+
+    def _go_on(self, place: Place, tries: _Tries, url: str | None, repeat: bool) -> None:
+        """After a try that has failed. Raises it if there must not be another."""
+        self.failed(place)
+        last = tries.last
+        assert last is not None
+        if url or not (repeat or isinstance(last, NotApplied)):
+            raise last
 
     def _place(self, url: str) -> Place:
         for place in self._places:
@@ -371,12 +442,27 @@ class Caller:
         deadline: float,
         *,
         whole: bool = False,
+        alone: bool = False,
     ) -> T:
-        """One try at one endpoint: what a good answer says, or an error of raftkv's tree."""
-        await self._slot(deadline)
-        limit = deadline if whole else self._try_until(deadline)
+        """One try at one endpoint: what a good answer says, or an error of raftkv's tree.
+
+        `whole`: it may take the time of the whole call to answer; `alone`: to be reached, too.
+        """
         try:
-            answer = await place.http.request(method, path, body, headers, deadline=limit)
+            await self._slot(deadline)
+        except Overloaded as error:
+            raise _NoRoom(str(error)) from None
+        share = self._try_until(deadline)
+        try:
+            with self._heeding(place):
+                answer = await place.http.request(
+                    method,
+                    path,
+                    body,
+                    headers,
+                    deadline=deadline if whole else share,
+                    connect_by=deadline if alone else share,
+                )
         except Unsent as error:
             raise PeerUnreachable(str(error)) from None
         except Excess as error:
@@ -427,6 +513,9 @@ class Caller:
         while True:
             if self.closed:
                 raise Stopped("the client is closed")
+            if os.getpid() != self._pid:
+                # Its numbers are the parent's, too: one of two writes would get the other's answer.
+                raise Stopped("a forked process cannot use its parent's client: make another one")
             now = self._now()
             if now >= deadline:
                 return None
@@ -440,9 +529,26 @@ class Caller:
             if last is None:
                 self._current = soonest
                 return places[soonest]
-            if places[soonest].rests_until >= deadline:
+            if places[soonest].rests_until < deadline:
+                await asyncio.sleep(places[soonest].rests_until - now)
+                continue
+            # The last try of this call comes before the rest has ended.
+            if deadline - TRY_S_MIN <= now:
                 return None
-            await asyncio.sleep(places[soonest].rests_until - now)
+            await asyncio.sleep(deadline - TRY_S_MIN - now)
+            last = None
+
+    @contextlib.contextmanager
+    def _heeding(self, place: Place) -> Iterator[None]:
+        """Whoever gives a call up himself, sooner than it would, has waited in vain all the same:
+        else a node that hangs would be asked again and again by callers who are less patient."""
+        began = self._now()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._now() - began >= PATIENCE_S:
+                self.failed(place)
+            raise
 
     def _worked(self, place: Place) -> None:
         place.failures, place.rests_until = 0, 0.0
@@ -452,12 +558,17 @@ class Caller:
         self.retries += 1
         now = self._now()
         if place.rests_until <= now:  # not already for a call that failed at the same time
-            place.rests_until = now + min(REST_S_MAX, REST_S_MIN * 2**place.failures)
+            place.rests_until = now + _rest_s(place.failures)
             place.failures += 1
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _rest_s(failures: int) -> float:
+    doubled: int = 2 ** min(_DOUBLED_MAX, failures)
+    return min(REST_S_MAX, REST_S_MIN * doubled)
 
 
 def _no_answer(url: str, answer: Answer) -> RaftkvError | None:

@@ -150,7 +150,7 @@ class Client:
         """
         answer = await self._caller.ask(
             method.encode("ascii"),
-            path.encode("ascii"),
+            _target(path),
             b"" if body is None else msgspec.json.encode(body),
             url=at,
             repeat=repeat,
@@ -158,7 +158,7 @@ class Client:
         )
         try:
             return DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError):
             raise Timeout(f"the answer to {method} {path} is not JSON: a proxy's?") from None
 
     async def stream(
@@ -179,7 +179,7 @@ class Client:
         """
         place, answer, lines = await self._caller.ask_stream(
             method.encode("ascii"),
-            path.encode("ascii"),
+            _target(path),
             b"" if body is None else msgspec.json.encode(body),
             url=at,
             repeat=repeat,
@@ -189,7 +189,7 @@ class Client:
             return ClientStream(place.http.url, lines, None)
         try:
             said = DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError):
             raise Timeout(f"the answer to {method} {path} is not JSON: a proxy's?") from None
         return ClientStream(place.http.url, lines, said)
 
@@ -241,3 +241,10 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _target(path: str) -> bytes:
+    """A path as it stands in a request. Raises ValueError for one that is not quoted."""
+    if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+        raise ValueError(f"{path!r} is no path: it begins with /, and needs urllib.parse.quote")
+    return path.encode("ascii")

@@ -47,7 +47,7 @@ def error_of(endpoint: str, status: int, body: bytes) -> RaftkvError:
     """The error that an answer other than 200 stands for."""
     try:
         decoded: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError):
         decoded = {"error": body[:200].decode("utf-8", "replace")}
     fields = decoded if isinstance(decoded, dict) else {}
     reason = str(fields.get("reason", ""))
@@ -69,7 +69,7 @@ def is_own_word(body: bytes) -> bool:
     """Whether an error's reason is one that raftkv does not know: a plugin's own."""
     try:
         decoded: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError):
         return False
     reason = decoded.get("reason") if isinstance(decoded, dict) else None
     return isinstance(reason, str) and reason != "" and reason not in _BY_REASON

@@ -104,8 +104,12 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the answer is not HTTP: {error}")
+
+    def on_message_begin(self) -> None:
+        if self.waiter is None:
+            self.close()  # it stands behind an answer, and nobody has asked for it
 
     def on_headers_complete(self) -> None:
         if self._parser.get_status_code() < 200:
@@ -179,10 +183,12 @@ class LineStream:
         self._ended: str | None = None
         self._kind: type[Broken] = Broken
         self._paused = False
+        self.heard_at = asyncio.get_running_loop().time()
         self.flowing = False
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived."""
+        self.heard_at = asyncio.get_running_loop().time()
         first, *others = data.split(b"\n")
         self._rest.append(first)
         self._rest_size += len(first)
@@ -193,7 +199,7 @@ class LineStream:
                 self._size += len(line)
             self._rest, self._rest_size = [piece], len(piece)
         if self._rest_size > self._line_bytes_max:
-            self.end(f"a line of the stream exceeds {self._line_bytes_max} bytes")
+            self.end(f"a line of the stream exceeds {self._line_bytes_max} bytes", Excess)
             self._connection.close()
             return
         if self._lines:
@@ -204,8 +210,13 @@ class LineStream:
             self._connection.transport.pause_reading()
 
     def end(self, reason: str, kind: type[Broken] = Broken) -> None:
-        """No more will come; what has arrived is still given."""
+        """No more will come; what has arrived is still given, with a last line that has no end if
+        the other side says that all was sent."""
         if self._ended is None:
+            rest = b"".join(self._rest)
+            if issubclass(kind, Ended) and rest.strip():
+                self._lines.append(rest)
+                self._size += len(rest)
             self._ended, self._kind = reason, kind
             self._arrived.set()
 
@@ -222,6 +233,7 @@ class LineStream:
             self._paused = False
             transport = self._connection.transport
             if transport is not None and not transport.is_closing():
+                self.heard_at = asyncio.get_running_loop().time()
                 transport.resume_reading()
         return line
 
@@ -258,12 +270,14 @@ class HttpEndpoint:
         headers: bytes = b"",
         *,
         deadline: float,
+        connect_by: float | None = None,
     ) -> Answer:
         """One request; `headers` are finished lines, `deadline` is on the loop's clock.
 
-        Raises Unsent or Broken, also when the deadline passes.
+        `connect_by`: a connection must be there by then. Raises Unsent or Broken, also when the
+        deadline passes.
         """
-        connection = await self._take(deadline)
+        connection = await self._take(deadline if connect_by is None else connect_by)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Answer] = loop.create_future()
         alarm = loop.call_at(deadline, self._late, waiter)
@@ -271,8 +285,10 @@ class HttpEndpoint:
         try:
             connection.send(self._head(method, target, body, headers), body, waiter)
             answer = await waiter
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, Broken):
+                self._close_idle()
             raise
         finally:
             alarm.cancel()
@@ -300,8 +316,10 @@ class HttpEndpoint:
         try:
             connection.send(self._head(method, target, body, headers), body, waiter)
             answer = await waiter
-        except BaseException:
+        except BaseException as error:
             stream.close()
+            if isinstance(error, Broken):
+                self._close_idle()
             raise
         finally:
             alarm.cancel()
@@ -336,7 +354,7 @@ class HttpEndpoint:
                 )
         except TimeoutError:
             raise Unsent(f"{self.url} cannot be reached: no connection in time") from None
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise Unsent(f"{self.url} cannot be reached: {_reason(error)}") from None
         try:
             self._check_open()
@@ -344,6 +362,13 @@ class HttpEndpoint:
             made.close()  # while the connection was being made
             raise
         return made
+
+    def _close_idle(self) -> None:
+        """What has ended one connection may have ended those that are idle: a node that was started
+        anew, a firewall that forgot them. Each would cost a try."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -370,6 +395,8 @@ def split_endpoint(url: str) -> tuple[str, str, int, bool]:
     parts = urllib.parse.urlsplit(url)
     with contextlib.suppress(ValueError):
         host, port = parts.hostname, parts.port
+        if host and not host.isascii():
+            host = None  # write it as it stands in the DNS: xn--...
         plain = parts.path in ("", "/") and not parts.query and parts.username is None
         if parts.scheme in ("http", "https") and host and port != 0 and plain:
             secure = parts.scheme == "https"

@@ -29,6 +29,8 @@ __all__ = ["GivenUp", "Session", "Sessions"]
 GIVEN_UP_KEPT_S: Final = 30.0
 # Writes whose outcome can be asked for; their bodies are kept for it.
 GIVEN_UP_MAX: Final = 1024
+# And so many bytes of them. Those of the oldest writes go first.
+GIVEN_UP_BYTES_MAX: Final = 64 * 1024 * 1024
 # The cluster keeps 65,536 numbers from the floor on; this leaves room for what is on its way.
 NUMBERS_MAX: Final = 60_000
 # Sessions put aside whose numbers may still be asked for.
@@ -54,6 +56,7 @@ class Session:
         self._next = 1
         self._unanswered: dict[int, GivenUp | None] = {}
         self._given_up = 0
+        self._given_up_bytes = 0
         self._prefix = f"raftkv-session: {handle}\r\nraftkv-seq: ".encode("ascii")
 
     @property
@@ -62,7 +65,7 @@ class Session:
         unanswered = self._unanswered
         while unanswered:
             seq, waits = next(iter(unanswered.items()))
-            if waits is None or (self._given_up <= GIVEN_UP_MAX and waits.until > self._clock()):
+            if waits is None or (self._room() and waits.until > self._clock()):
                 return seq
             self.done(seq)
         return self._next
@@ -84,14 +87,20 @@ class Session:
 
     def done(self, seq: int) -> None:
         """The number is answered, or was never sent, or nobody will ask for it any more."""
-        if self._unanswered.pop(seq, None) is not None:
+        waited = self._unanswered.pop(seq, None)
+        if waited is not None:
             self._given_up -= 1
+            self._given_up_bytes -= len(waited.body)
 
     def give_up(self, seq: int, path: bytes, body: bytes) -> None:
         """The caller was told that the outcome is unknown."""
         if seq in self._unanswered:
             self._unanswered[seq] = GivenUp(path, body, self._clock() + GIVEN_UP_KEPT_S)
             self._given_up += 1
+            self._given_up_bytes += len(body)
+
+    def _room(self) -> bool:
+        return self._given_up <= GIVEN_UP_MAX and self._given_up_bytes <= GIVEN_UP_BYTES_MAX
 
     def given_up(self, seq: int) -> GivenUp | None:
         return self._unanswered.get(seq)

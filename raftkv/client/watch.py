@@ -26,13 +26,20 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from raftkv.errors import RaftkvError, Refused, Stopped, WatchCancelled
+from raftkv.errors import (
+    PeerUnreachable,
+    RaftkvError,
+    Refused,
+    Stopped,
+    TooLarge,
+    WatchCancelled,
+)
 from raftkv.kv.commands import Compacted
 from raftkv.kv.watch import WatchBatch
 
 from . import words
 from .calls import Caller, Place
-from .http import Broken, LineStream
+from .http import Broken, Excess, LineStream
 
 __all__ = ["ClientWatch"]
 
@@ -61,6 +68,8 @@ class ClientWatch:
         self._marked_at = 0.0
         self._stream: LineStream | None = None
         self._place: Place | None = None
+        self._opening: asyncio.Task[tuple[Place, LineStream]] | None = None
+        self._last: RaftkvError | None = None
         self._began = 0
         self._cancelled: WatchCancelled | None = None
         self._closed = False
@@ -98,6 +107,9 @@ class ClientWatch:
     def close(self) -> None:
         """End the watch; whoever iterates over it comes to its end. Idempotent."""
         self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening.add_done_callback(_close_stream)
         if self._stream is not None:
             self._stream.close()
 
@@ -155,10 +167,15 @@ class ClientWatch:
             if self._stream is None:
                 await self._open()
                 return None
-            async with asyncio.timeout(SILENCE_S):
+            # From the last sign of life on: a wait that is cancelled and begun anew is one wait.
+            async with asyncio.timeout_at(self._stream.heard_at + SILENCE_S):
                 line = await self._stream.next()
+        except Excess as error:
+            # It would be as long everywhere, and at every try.
+            self.close()
+            raise TooLarge(f"{error} (answer_bytes_max): watch with a larger one") from None
         except (Broken, TimeoutError):
-            self._drop()
+            self._drop(rest=not self._closed)
             return None
         except Compacted as refusal:
             self._end("compacted", int(refusal.args[1]) if len(refusal.args) > 1 else 0)
@@ -175,12 +192,31 @@ class ClientWatch:
         return self._judge(line)
 
     async def _open(self) -> None:
-        request = dict(self._request)
-        if self._next:
-            request["start_revision"] = str(self._next)
-        body = _encode({"create_request": request})
-        deadline = self._caller.deadline(max(BEGIN_S, self._caller.timeout_s))
-        self._place, self._stream = await self._caller.stream(words.WATCH, body, deadline=deadline)
+        if self._opening is None:
+            request = dict(self._request)
+            if self._next:
+                request["start_revision"] = str(self._next)
+            body = _encode({"create_request": request})
+            deadline = self._caller.deadline(max(BEGIN_S, self._caller.timeout_s))
+            # A task of its own: a wait that is cancelled goes on at the next one.
+            last, self._last = self._last, None
+            opening = self._caller.stream(words.WATCH, body, deadline=deadline, last=last)
+            self._opening = asyncio.get_running_loop().create_task(opening, name="begin a watch")
+            self._opening.add_done_callback(_heed)
+        task = self._opening
+        try:
+            opened = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not self._closed or (current is not None and current.cancelling()):
+                raise
+            self._opening = None  # `close` has ended it, not whoever waits here
+            return
+        except BaseException:
+            self._opening = None
+            raise
+        self._opening = None
+        self._place, self._stream = opened
         self.resumptions += 1
         if self._closed:
             self._stream.close()
@@ -191,6 +227,7 @@ class ClientWatch:
             if rest:
                 # Whatever is wrong with it: no loop without a pause.
                 self._caller.failed(self._place)
+                self._last = PeerUnreachable("the stream has ended")
         self._stream = None
 
     def _end(self, reason: str, compact_revision: int = 0) -> None:
@@ -202,7 +239,7 @@ class ClientWatch:
     def _judge(self, line: bytes) -> WatchBatch | None:
         try:
             found = _line(line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError):
             self._drop()  # half a line before the end of the stream, or no answer of a door
             return None
         result = found.result
@@ -236,3 +273,13 @@ class ClientWatch:
         else:
             # On from the position. A node that stops must rest; a user who was slow need not.
             self._drop(rest=not reason.startswith("raftkv: slow"))
+
+
+def _close_stream(opening: asyncio.Task[tuple[Place, LineStream]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[1].close()
+
+
+def _heed(opening: asyncio.Task[tuple[Place, LineStream]]) -> None:
+    if not opening.cancelled():
+        opening.exception()  # its user may have gone
