@@ -194,7 +194,8 @@ def _spaced_number(step: Step, etcd: Answer, raftkv: Answer) -> bool:
 
 def _more_pages(step: Step, etcd: Answer, raftkv: Answer) -> bool:
     """Pages of later etcds."""
-    return step.path in ("/livez", "/readyz") and (etcd.status, raftkv.status) == (404, 200)
+    later = ("/livez", "/readyz", "/v3/maintenance/hashkv")
+    return step.path in later and (etcd.status, raftkv.status) == (404, 200)
 
 
 DIFFERENCES: Final[dict[str, Holds]] = {

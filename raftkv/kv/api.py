@@ -16,6 +16,7 @@ from raftkv.plugin import Consistency, Host
 
 from .changing import check_ignored
 from .commands import (
+    FROM_KEY,
     Compact,
     CompactResult,
     Compare,
@@ -39,7 +40,8 @@ from .commands import (
     TxnResult,
     bounds_of,
 )
-from .history import revision_of
+from .hashing import KeyspaceHash, hash_in_slices
+from .history import lowest_revision, revision_of
 from .large import is_large, read_in_slices
 from .leases import LeaseApi
 from .ranges import read_range, reads_all
@@ -218,6 +220,21 @@ class KVApi:
             raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
         return Walk(self._host, operation)
 
+    async def hash(
+        self,
+        revision: int = 0,
+        *,
+        consistency: Consistency = "linearizable",
+        timeout_s: float | None = None,
+    ) -> KeyspaceHash:
+        """A digest of all keys of this node as of a revision, 0 the newest: the same on all nodes.
+
+        Raises `Compacted` and `FutureRevision` as a read does. "local" asks nobody: what this copy
+        holds by now.
+        """
+        await self._host.barrier(consistency, timeout_s=timeout_s)
+        return await hash_in_slices(Walk(self._host, RangeOp(b"\0", FROM_KEY, revision=revision)))
+
     async def delete(
         self,
         key: bytes | None = None,
@@ -328,6 +345,11 @@ class KVApi:
     def revision(self) -> int:
         """The keyspace's revision in this node's copy."""
         return revision_of(self._host.view())
+
+    @property
+    def lowest_revision(self) -> int:
+        """The lowest that can be read or watched from in this node's copy; -1: all there were."""
+        return lowest_revision(self._host.view())
 
     def _check(self, key: object, value: object = b"") -> None:
         if not isinstance(key, bytes) or not isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""etcd's words on the cluster that are served: the list of members, and a member's status.
+"""etcd's words on the cluster that are served: the list of members, a member's status, its hash.
 
 A replicant is shown as a learner: it has all the data, answers every word, and has no vote. Sizes
 of a database file are left out, because there is none.
@@ -60,6 +60,7 @@ class ClusterWords:
         self._header = headers.json
         self._scheme = scheme
         self._requests = messages.decoder_of(messages.NoRequest)
+        self._hash_requests = messages.decoder_of(messages.HashRequest)
 
     async def members(self, body: bytes) -> bytes:
         """`POST /v3/cluster/member/list`. The header has no revision, as etcd's."""
@@ -85,6 +86,18 @@ class ClusterWords:
         )
         rest = msgspec.json.encode(shown)[1:]
         return b'{"header":%b,%b' % (self._header(self._node.kv.revision), rest)
+
+    async def hash(self, body: bytes) -> bytes:
+        """`POST /v3/maintenance/hashkv`, of later etcds: of this node's own keys, as they are here.
+
+        With `hash_revision`, as etcd 3.6 has it, and beside it `keys` and the whole `digest`.
+        """
+        request = messages.decode(self._hash_requests, body)
+        kv = self._node.kv
+        found = await kv.hash(max(0, request.revision), consistency="local")
+        form = b'{"header":%b,"hash":%d,"compact_revision":"%d","hash_revision":"%d",'
+        head = form % (self._header(kv.revision), found.short, kv.lowest_revision, found.revision)
+        return head + b'"keys":"%d","digest":"%b"}' % (found.keys, found.digest.hex().encode())
 
     def _member(self, cluster_id: str, member: MemberStanding) -> _Member:
         client = member.http_address

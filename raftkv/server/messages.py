@@ -28,6 +28,7 @@ __all__ = [
     "Compare",
     "DeleteRangeRequest",
     "GrantRequest",
+    "HashRequest",
     "KeepAliveRequest",
     "LeasesRequest",
     "NoRequest",
@@ -124,6 +125,12 @@ class CompactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     physical: bool = False
 
 
+class HashRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """`revision` 0 is the newest."""
+
+    revision: Int64 = 0
+
+
 class GrantRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     TTL: Int64 = 0
     ID: Int64 = 0
@@ -217,6 +224,7 @@ _NAMES: Final = {
         RequestOp,
         TxnRequest,
         CompactionRequest,
+        HashRequest,
         GrantRequest,
         RevokeRequest,
         KeepAliveRequest,

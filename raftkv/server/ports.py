@@ -26,6 +26,7 @@ from raftkv.kv import (
     TxnResult,
     Watch,
 )
+from raftkv.kv.hashing import KeyspaceHash
 from raftkv.kv.leases import LeaseStatus
 from raftkv.plugin import Consistency
 
@@ -103,6 +104,13 @@ class Keyspace(KeyspaceWriter, Protocol):
     ) -> RangeResult: ...
 
     def walk(self, operation: RangeOp) -> Walk: ...
+
+    async def hash(
+        self, revision: int = 0, *, consistency: Consistency = "linearizable"
+    ) -> KeyspaceHash: ...
+
+    @property
+    def lowest_revision(self) -> int: ...
 
     @property
     def revision(self) -> int: ...

@@ -406,6 +406,23 @@ def test_endpoints_and_members(dev: DevCluster, shell: Shell) -> None:
     assert shell.run("member", "list").splitlines()[1].startswith("core1 ")
 
 
+def test_the_nodes_hold_the_same_keys(dev: DevCluster, shell: Shell) -> None:
+    for number in range(5):
+        revision = shell.json("put", f"hash/{number}", "v")["revision"]
+    shell.json("get", "hash/4")  # a linearizable read: the leader, at least, has it
+    found = shell.json("endpoint", "hashkv", "--cluster", "--rev", str(revision - 2))
+    assert (found["revision"], found["same"], len(found["nodes"])) == (revision - 2, True, 2)
+    assert len({each["digest"] for each in found["nodes"]}) == 1
+    assert found["nodes"][0]["keys"] >= 3
+    rows = shell.run("endpoint", "hashkv", "--cluster").splitlines()
+    assert rows[0].split() == ["ENDPOINT", "HASH", "REVISION", "KEYS", "ERROR"]
+    assert len(rows) == 3
+    assert rows[1].split()[1:] == rows[2].split()[1:]
+    future = shell.json("endpoint", "hashkv", "--rev", "99999999", code=3)
+    assert future["same"] is False
+    assert "99999999" in future["nodes"][0]["error"]
+
+
 def test_an_endpoint_that_does_not_answer_is_code_3(dev: DevCluster) -> None:
     at = ("--endpoint", f"{dev.endpoint('core1')},http://127.0.0.1:1", "--timeout", "5")
     done = raftkv("health", *at)

@@ -61,6 +61,7 @@ CASES = [
     ("not-served", Step("/v3/maintenance/snapshot", {})),
     ("not-served", Step("/v3/cluster/member/remove", {"ID": 5})),
     ("more-pages", Step("/livez", b"", "GET")),
+    ("more-pages", Step("/v3/maintenance/hashkv", {})),
 ]
 
 

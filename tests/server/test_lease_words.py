@@ -22,6 +22,21 @@ def ask(served: Served, path: str, body: Any) -> Any:
     return answer
 
 
+def test_the_hash_of_the_keys(served: Served) -> None:
+    for number in range(3):
+        served.put(b"%d" % number, b"v")
+    newest = ask(served, "/v3/maintenance/hashkv", {})
+    assert newest["header"]["revision"] == newest["hash_revision"] == "4"
+    assert (newest["keys"], newest["compact_revision"]) == ("3", "-1")
+    assert newest["hash"] == int(newest["digest"][:8], 16)
+    former = ask(served, "/v3/maintenance/hashkv", {"revision": "3"})
+    assert (former["hash_revision"], former["keys"]) == ("3", "2")
+    assert former["header"]["revision"] == "4"
+    assert former["digest"] != newest["digest"]
+    status, answer = served.post("/v3/maintenance/hashkv", {"revision": "9"})
+    assert (status, answer["reason"]) == (400, "future_revision")
+
+
 def test_a_lease_is_granted_looked_at_and_revoked(served: Served) -> None:
     grant = ask(served, "/v3/lease/grant", {"TTL": "60", "ID": 5})
     assert grant == {"header": HEAD, "ID": "5", "TTL": "60"}
