@@ -19,6 +19,7 @@ import msgspec
 
 from raftkv.errors import NoLeader
 from raftkv.server.answers import failure_of
+from raftkv.server.cluster_words import ClusterWords
 from raftkv.server.encoding import Headers
 from raftkv.server.gateway import Gateway
 from raftkv.server.json_stream import JsonStream
@@ -74,6 +75,7 @@ WORDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("revoke", {"ID": "7"}),
     ("time_to_live", {"ID": "7", "keys": True}),
     ("list", {}),
+    ("hash", {"revision": "5"}),
     ("watch", _WATCH),
 )
 _STRANGE: Final[tuple[Any, ...]] = (
@@ -90,11 +92,13 @@ class _Deaf:
     async def _nothing(self, *arguments: Any, **named: Any) -> Any:
         raise NoLeader("there is no cluster behind this door")
 
-    put = read = delete_range = txn = compact = _nothing
+    put = read = delete_range = txn = compact = hash = _nothing
     grant = revoke = time_to_live = list = _nothing
 
-    def open(self, *arguments: Any, **named: Any) -> Any:
+    def _none(self, *arguments: Any, **named: Any) -> Any:
         raise NoLeader("there is no cluster behind this door")
+
+    open = walk = _none
 
     @property
     def hub(self) -> _Deaf:
@@ -125,6 +129,7 @@ class _Words:
         self.delete_range, self.compaction = gateway.delete_range, gateway.compaction
         self.grant, self.revoke = leases.grant, leases.revoke
         self.time_to_live, self.list = leases.time_to_live, leases.list
+        self.hash = ClusterWords(node, headers).hash
 
     async def watch(self, body: bytes) -> None:
         stream = WatchStream(self._node, self._headers)
