@@ -286,10 +286,9 @@ class OsWorker:
             raise RuntimeError("the runtime is closed: its worker takes no more work")
         if self._thread is None:
             arguments = (self._loop, self._jobs)
-            self._thread = threading.Thread(
-                target=_work, args=arguments, name=self._name, daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=_work, args=arguments, name=self._name, daemon=True)
+            thread.start()  # may fail: then the next call tries again
+            self._thread = thread
             # A worker that is forgotten takes its thread along.
             weakref.finalize(self, self._jobs.put, None)
         future = self._loop.create_future()
@@ -324,6 +323,10 @@ def _work(loop: asyncio.AbstractEventLoop, jobs: SimpleQueue[_Job | None]) -> No
 def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.done():
         return
+    if isinstance(error, StopIteration):
+        # A future refuses it, and whoever waits would take it for the end of his own work.
+        stopped, error = error, RuntimeError("blocking work ended with StopIteration")
+        error.__cause__ = stopped
     if error is None:
         future.set_result(result)
     else:

@@ -112,6 +112,9 @@ def _snapshots(part: CorePart) -> Iterator[Family]:
     yield gauge("snapshot_writing", snapshotting.writing, "1 while a snapshot is being written.")
     yield counter("snapshots_written_total", counts.snapshots_written, "Snapshots written.")
     yield counter(
+        "snapshots_failed_total", counts.snapshots_failed, "Snapshots that could not be written."
+    )
+    yield counter(
         "snapshot_written_bytes_total", counts.snapshot_written_bytes, "Bytes of snapshots written."
     )
     yield histogram(

@@ -32,6 +32,7 @@ class Counts:
         # Applying one entry.
         self.apply_s = Histogram()
         self.snapshots_written = 0
+        self.snapshots_failed = 0
         self.snapshot_written_bytes = 0
         self.snapshot_write_s = Histogram(LONG_SECONDS)
         self.snapshots_sent = 0

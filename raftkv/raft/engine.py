@@ -503,9 +503,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         if self.stopped or future.cancelled():
             return
         error = future.exception()
+        if error is not None:
+            self.failed(error)  # whatever it is: nobody knows what became of the write
+            return
         try:
-            if error is not None:
-                raise error
             done(future.result())
             self._persist()
         except Exception as failure:

@@ -32,7 +32,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from raftkv import collector
-from raftkv.errors import DamagedSnapshot, NodeFault
+from raftkv.errors import DamagedSnapshot
 
 from . import wire
 from .membership import decode
@@ -163,7 +163,8 @@ class Installing:
             # The file of a newer snapshot has taken its place; that one is taken over instead.
             loading.discard()
             self._asked.pop(snapshot.id, None)
-        except (OSError, NodeFault) as error:
+        except Exception as error:
+            # Also what is no fault of the file: without it this node would never get on.
             loading.discard()
             engine.failed(error)
         self._current = None

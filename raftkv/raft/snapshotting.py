@@ -30,6 +30,9 @@ __all__ = ["Snapshotting"]
 
 log = logging.getLogger("raftkv.raft")
 
+# After a failure that is not the disk's. Each attempt walks over the state.
+RETRY_S = 30.0
+
 # Rows per slice: a slice of this many small rows is encoded in less than half a millisecond.
 SLICE_ROWS = 300
 # Chunks go to the disk thread together up to this size: handing them over costs as much as encoding
@@ -59,6 +62,7 @@ class Snapshotting:
         # A walk that waits for a gap, and from when on it takes one.
         self._waiting: asyncio.Future[None] | None = None
         self._gap_from = 0.0
+        self._not_before = 0.0
         self._engine: Engine
 
     def attach(self, engine: Engine) -> None:
@@ -74,7 +78,9 @@ class Snapshotting:
 
     def tick(self) -> None:
         """Start a snapshot if the log behind the last one has grown over a limit."""
-        if not self._running and self._log_filled(self.last_index) > 1:
+        if self._running or self._log_filled(self.last_index) <= 1:
+            return
+        if self._engine.runtime.monotonic() >= self._not_before:
             self.begin()
 
     def _log_filled(self, index: int) -> float:
@@ -140,6 +146,13 @@ class Snapshotting:
             engine.stop_with(fault)
             return
         except _GivenUp:
+            return
+        except Exception as error:
+            # The disk is well, and the log holds all that the snapshot would: this node goes on,
+            # and tries again. Nothing else tells its operator that the log only grows.
+            engine.counts.snapshots_failed += 1
+            self._not_before = runtime.monotonic() + RETRY_S
+            log.error("writing a snapshot failed, again in %.0f s", RETRY_S, exc_info=error)
             return
         finally:
             frozen.close()

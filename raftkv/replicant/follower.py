@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 from raftkv import collector
 from raftkv.config import NodeConfig
-from raftkv.errors import DamagedSnapshot, Diverged, NodeFault
+from raftkv.errors import DamagedSnapshot, Diverged, InternalFault, NodeFault
 from raftkv.histogram import Histogram
 from raftkv.raft import wire
-from raftkv.raft.engine import APPLY_S_PER_TICK, Loading
+from raftkv.raft.engine import APPLY_S_PER_TICK, BATCH, CONFIGURATION, NO_OP, Loading
 from raftkv.raft.transport import Hub, Link
 from raftkv.runtime import Runtime
 
@@ -35,7 +35,6 @@ log = logging.getLogger("raftkv.replicant")
 Entries = list[tuple[int, int, bytes]]
 """Entries of the log as (index, term, payload)."""
 
-BATCH = 0
 # Entries applied before the loop may do something else.
 APPLY_ENTRIES_PER_TURN = 16
 # Between attempts to reach an upstream; every core is tried in turn.
@@ -324,10 +323,16 @@ class Follower:
                 return
             _, index, term, payload = self._queue.popleft()
             assert index == self.applied + 1, (index, self.applied)
-            if payload[0] == BATCH:
+            kind = payload[0]
+            if kind == BATCH:
                 self._application.apply(index, payload[1:])
-            else:
+            elif kind in (NO_OP, CONFIGURATION):
                 self._application.skip(index)
+            else:
+                raise Diverged(
+                    f"entry {index} has kind {kind}, which this version does not know: it was "
+                    f"written by a newer version. Upgrade this node"
+                )
             self.applied, self.applied_term = index, term
             if self.kept is not None:
                 self.kept.append((index, term, payload))
@@ -343,6 +348,15 @@ class Follower:
             raise  # came from the upstream, not from this node's disk: see `on_snapshot`
         except NodeFault as fault:
             self._fault(fault)
+        except Exception as error:
+            # What was being applied is half done. Nothing may be applied behind it.
+            log.error("an unexpected error in the replicant", exc_info=error)
+            self._fault(
+                InternalFault(
+                    f"the replicant met an error that it does not know ({type(error).__name__}: "
+                    f"{error}) and stops. Report it, then start the node again"
+                )
+            )
 
     def _fault(self, fault: NodeFault) -> None:
         if not self.stopped:

@@ -1,0 +1,186 @@
+"""Errors that nobody expects: no node goes on behind one, or stands still without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from raftkv.config import Limits
+from raftkv.errors import Diverged, InternalFault, NodeFault
+from raftkv.raft import snapshotting, wire
+from raftkv.raft.transport import Hub
+from raftkv.replicant.follower import Follower
+from raftkv.runtime import OsRuntime, OsWorker
+from tests.fakes import FakeRuntime
+from tests.raft.harness import A, B, Bench, C, accepted, append, batch, chunk
+from tests.raft.rule_tools import snapshot_file
+
+
+class Odd(BaseException):
+    """What a debugger throws into a thread, say."""
+
+
+def test_a_write_that_ends_with_anything_at_all_fences_the_node() -> None:
+    bench = Bench(B)
+    bench.runtime.settle()
+    bench.take(A)
+    bench.receive(A, append(1, 2, 1, [(1, batch("x"))], round_number=1))
+    bench.runtime.disk.popleft().future.set_exception(Odd("not written"))
+    bench.runtime.run()
+    assert isinstance(bench.engine.fault, InternalFault)
+    bench.receive(A, append(1, 3, 1, [], round_number=2))
+    assert bench.take(A, wire.AppendReply) == []
+
+
+def test_a_snapshot_that_cannot_be_taken_over_is_a_fault() -> None:
+    bench = Bench(B)
+    loading = bench.application.loading
+
+    def too_large() -> Any:
+        found = loading()
+
+        def add(data: bytes) -> None:
+            raise MemoryError("the state does not fit twice")
+
+        found.add = add  # type: ignore[method-assign]
+        return found
+
+    bench.application.loading = too_large  # type: ignore[method-assign]
+    name, data = snapshot_file(50, 1, [b"state", b"at 50"])
+    bench.receive(A, chunk(1, data, data, 0, index=50, snapshot_term=1, name=name))
+    bench.runtime.settle()
+    assert isinstance(bench.engine.fault, InternalFault)
+
+
+def test_a_snapshot_that_cannot_be_written_is_told_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(A, limits=Limits(snapshot_log_entries=10, log_tail_entries=1))
+    begun = 0
+
+    class Frozen:
+        def slices(self, rows: int) -> Iterator[bytes]:
+            raise MemoryError("no memory")
+            yield b""
+
+        def close(self) -> None:
+            """Nothing is held."""
+
+    freeze = bench.application.freeze
+
+    def failing() -> Any:
+        nonlocal begun
+        begun += 1
+        return Frozen() if begun < 3 else freeze()
+
+    bench.application.freeze = failing  # type: ignore[method-assign]
+    term = bench.lead()
+
+    def write(entries: int) -> None:
+        for _ in range(entries):
+            bench.engine.propose([b"x"])
+            bench.runtime.settle()
+            for peer in (B, C):
+                bench.receive(peer, accepted(term, bench.wal.last_index))
+                bench.take(peer)
+            bench.runtime.settle()
+
+    write(50)
+    assert begun == 1  # and not at every tick
+    assert bench.engine.counts.snapshots_failed == 1
+    assert "writing a snapshot failed" in caplog.text
+    assert bench.engine.fault is None
+    until = bench.runtime.monotonic() + 3 * snapshotting.RETRY_S
+    while not bench.engine.counts.snapshots_written and bench.runtime.monotonic() < until:
+        write(1)
+        bench.runtime.advance(0.05)
+    assert (begun, bench.engine.counts.snapshots_failed) == (3, 2)
+    assert bench.engine.counts.snapshots_written == 1
+    assert bench.wal.first_index > 2
+
+
+class ReplicantApplication:
+    def __init__(self) -> None:
+        self.applied: list[int] = []
+        self.faults: list[NodeFault] = []
+
+    def apply(self, index: int, body: bytes) -> None:
+        if body == b"bad":
+            raise RuntimeError("half done")
+        self.applied.append(index)
+
+    skip = progressed = office_changed = lambda self, *_: None
+
+    def faulted(self, fault: NodeFault) -> None:
+        self.faults.append(fault)
+
+
+@pytest.mark.parametrize(
+    ("payload", "fault"), [(b"\0bad", InternalFault), (b"\x04from a newer version", Diverged)]
+)
+def test_a_replicant_applies_nothing_behind_what_it_could_not_apply(
+    payload: bytes, fault: type[NodeFault]
+) -> None:
+    runtime, application = FakeRuntime(), ReplicantApplication()
+    config = SimpleNamespace(raft=SimpleNamespace(election_timeout_max_ms=1200))
+    follower = Follower(
+        cast(Any, config), cast(Any, None), cast(Any, runtime), cast(Any, application),
+        lambda: [("a", "x")],
+    )  # fmt: skip
+    nothing = lambda *_: None  # noqa: E731
+    link: Any = SimpleNamespace(dialled="x", peer_name="a", send=nothing, close=nothing)
+    follower.link_up(link)
+    follower.on_feed(link, wire.Feed(1, 0, 4, [(1, b"\0good"), (1, payload), (1, b"\0good")]))
+    runtime.advance(1.0)
+    assert application.applied == [2]
+    assert [type(each) for each in application.faults] == [fault]
+    assert follower.stopped
+
+
+def test_a_thread_that_could_not_be_started_is_started_at_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def whole() -> None:
+        worker = OsWorker(asyncio.get_running_loop(), "test")
+
+        def none(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none)
+            with pytest.raises(RuntimeError, match="can't start"):
+                worker.submit(int, ())
+        assert await asyncio.wait_for(worker.submit(lambda: 42, ()), 10) == 42
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(worker.submit(lambda: next(iter(())), ()), 10)
+        worker.close()
+
+    asyncio.run(whole())
+
+
+def test_a_name_that_no_lookup_takes_does_not_end_the_dialling() -> None:
+    asked = 0
+
+    class Owner:
+        def linked(self, name: str) -> bool:
+            return False
+
+    def addresses() -> list[str]:
+        nonlocal asked
+        asked += 1
+        return ["bad..name:1000"]
+
+    async def whole() -> None:
+        hub = Hub(OsRuntime(), cast(Any, Owner()), 1 << 20)
+        hub.keep_dialling("core2", addresses, "raft", 0.0)
+        async with asyncio.timeout(10):
+            while asked < 3:
+                await asyncio.sleep(0.01)
+        hub.stop_dialling("core2")
+
+    asyncio.run(whole())
