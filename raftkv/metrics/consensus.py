@@ -110,6 +110,9 @@ def _snapshots(part: CorePart) -> Iterator[Family]:
         "Size of the newest snapshot.",
     )
     yield gauge("snapshot_writing", snapshotting.writing, "1 while a snapshot is being written.")
+    yield counter(
+        "appends_dropped_total", counts.appends_dropped, "Entries' messages dropped: too many wait."
+    )
     yield counter("snapshots_written_total", counts.snapshots_written, "Snapshots written.")
     yield counter(
         "snapshots_failed_total", counts.snapshots_failed, "Snapshots that could not be written."

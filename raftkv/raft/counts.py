@@ -31,6 +31,7 @@ class Counts:
         self.fsync_s = Histogram()
         # Applying one entry.
         self.apply_s = Histogram()
+        self.appends_dropped = 0
         self.snapshots_written = 0
         self.snapshots_failed = 0
         self.snapshot_written_bytes = 0

@@ -88,6 +88,9 @@ INBOX_S_PER_TICK = 0.005
 # How far ahead a term may lie: a cluster that elects once a second needs eleven days for this many.
 # Without it one message could use up all terms there are.
 TERM_STEP_MAX = 1_000_000
+# Messages that may wait for a tick before further entries are dropped: a hung disk, and a leader
+# that asks again at each beat. They are sent again; 256 beats are 15 s.
+INBOX_APPENDS_MAX = 256
 # A timer that fires later than this was held up by something; sockets are drained first (rule 27).
 LATE_TIMER_S = 0.05
 
@@ -305,6 +308,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             raise wire.ProtocolError(f"term {message.term} cannot follow {self.term}")
         if isinstance(message, wire.Append):
             wire.check_terms(message.prev_term, message.entries, message.term)
+            if message.entries and len(self._inbox) >= INBOX_APPENDS_MAX:
+                # The disk hangs, and the leader goes on asking. It will send them again.
+                self.counts.appends_dropped += 1
+                return
         self._inbox.append((link.peer_id, message))
 
     def send_now(self, peer: str, frame: bytes) -> None:

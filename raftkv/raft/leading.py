@@ -39,6 +39,8 @@ TICK_BYTES_MAX = 2 * 1024 * 1024
 BATCH_COMMANDS_MAX = 1024
 # Numbers whose sending time is remembered: more than answers can be outstanding.
 ROUNDS_KEPT = 1024
+# A follower that has left so much in this process's buffers is not probed again.
+PROBE_UNSENT_MAX = 1024 * 1024
 
 
 class Leading:
@@ -248,9 +250,12 @@ class Leading:
         engine = self._engine
         last_index = engine.wal.last_index
         for peer, progress in self._progress.items():
-            if peer not in engine.links:
+            link = engine.links.get(peer)
+            if link is None:
                 continue
-            if beat:
+            # Not to one that does not even take what was sent: its process stands still, or its
+            # machine is gone, and each beat would add a probe to what waits for it here.
+            if beat and link.unsent_bytes <= PROBE_UNSENT_MAX:
                 progress.probe_again()
             if progress.next <= last_index and self._send_entries(peer, progress):
                 continue

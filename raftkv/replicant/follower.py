@@ -123,7 +123,7 @@ class Follower:
             turn += 1
             try:
                 link = await self._hub.dial(address, "follow", name)
-            except OSError:
+            except (OSError, UnicodeError):  # nobody there, or a name that no lookup takes
                 await self._runtime.sleep(RETRY_S)
                 continue
             await self._watch(name, link)

@@ -45,8 +45,9 @@ __all__ = ["Frozen", "Header", "Image", "Reader", "decode_outcome", "encode_outc
 FORMAT: Final = 1
 # A chunk is encoded in one go on the event loop: 512 KiB take about a millisecond.
 CHUNK_BYTES: Final = 512 * 1024
-# No row comes near: a command is limited to 1.5 MiB.
-CHUNK_BYTES_MAX: Final = 64 * 1024 * 1024
+# A row is never divided, and may grow by many commands. As much as a snapshot's file takes
+# (raft/snapshot_file.py): what was written must be readable.
+CHUNK_BYTES_MAX: Final = 1 << 30
 
 KIND_RESULT: Final = 0
 KIND_REFUSAL: Final = 1

@@ -42,6 +42,8 @@ def configuration_entry(configuration: Configuration) -> bytes:
 class FakeLink:
     """A raft link that keeps what is sent."""
 
+    unsent_bytes = 0
+
     def __init__(self, peer_id: str) -> None:
         self.peer_id = peer_id
         self.messages: list[wire.Message] = []

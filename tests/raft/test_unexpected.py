@@ -12,12 +12,15 @@ import pytest
 
 from raftkv.config import Limits
 from raftkv.errors import Diverged, InternalFault, NodeFault
+from raftkv.raft import snapshot_file as files
 from raftkv.raft import snapshotting, wire
+from raftkv.raft.engine import INBOX_APPENDS_MAX
 from raftkv.raft.transport import Hub
 from raftkv.replicant.follower import Follower
 from raftkv.runtime import OsRuntime, OsWorker
+from raftkv.state import snapshot as state_snapshot
 from tests.fakes import FakeRuntime
-from tests.raft.harness import A, B, Bench, C, accepted, append, batch, chunk
+from tests.raft.harness import BEAT_S, A, B, Bench, C, accepted, append, batch, chunk
 from tests.raft.rule_tools import snapshot_file
 
 
@@ -184,3 +187,54 @@ def test_a_name_that_no_lookup_takes_does_not_end_the_dialling() -> None:
         hub.stop_dialling("core2")
 
     asyncio.run(whole())
+
+
+# Bounds, where somebody stands still --------------------------------------------------------------
+
+
+def test_a_follower_that_takes_nothing_gets_no_further_probes() -> None:
+    """Its process stands still, and its stream is up: what waits for it here must not grow."""
+    bench = Bench(A)
+    term = bench.elect()
+
+    def beats(count: int) -> int:
+        sent = 0
+        for _ in range(count):
+            bench.tick(BEAT_S)
+            bench.runtime.settle()
+            for asked in bench.take(B, wire.Append):
+                bench.receive(B, accepted(term, bench.wal.last_index, asked.round))
+            sent += sum(bool(each.entries) for each in bench.take(C, wire.Append))
+        return sent
+
+    beats(1)
+    for _ in range(3):
+        bench.engine.propose([b"x" * 1000])
+        bench.runtime.settle()
+    assert beats(5) >= 4  # nobody has answered, so it is asked again
+    bench.links[C].unsent_bytes = 2 * 1024 * 1024
+    beats(1)
+    assert beats(20) == 0
+    assert bench.engine.leading is not None
+    bench.links[C].unsent_bytes = 0
+    assert beats(3) >= 2
+
+
+def test_entries_are_dropped_while_too_many_messages_wait_for_the_disk() -> None:
+    bench = Bench(B)
+    payload = batch("x" * 1000)
+    bench.receive(A, append(2, 2, 1, [(2, payload)], round_number=1))  # its write does not end
+    for number in range(1000):
+        bench.receive(A, append(2, 2, 1, [(2, payload)], round_number=2 + number))
+    assert bench.engine.inbox_messages <= INBOX_APPENDS_MAX
+    assert bench.engine.counts.appends_dropped == 1000 - INBOX_APPENDS_MAX
+    bench.receive(A, append(2, 2, 1, [], round_number=2000))
+    assert bench.engine.inbox_messages == INBOX_APPENDS_MAX + 1  # a heartbeat is heard
+    bench.runtime.settle()
+    assert bench.wal.durable_index == 3
+    assert bench.engine.fault is None
+
+
+def test_what_a_snapshots_file_takes_can_be_read() -> None:
+    """A row is a chunk, however large it has grown."""
+    assert state_snapshot.CHUNK_BYTES_MAX == files.CHUNK_BYTES_MAX
