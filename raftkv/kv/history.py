@@ -5,7 +5,7 @@ Rules of this file
    order of the operations. There is no gap up to the newest revision, whose row is never given up.
 2. What can be read or watched begins at the *lowest* revision, meta "compacted". Rows below it may
    still lie there for a while (compaction.py frees them bit by bit), but nobody may look at them
-   who has not begun before: a walk over many pages may (walk.py).
+   who has not begun before: a walk over many pages may (walk.py), and so may live watches.
 3. `bytes_before` counts what all rows before ever held, so the size of the history is a
    subtraction. An event counts with EVENT_BYTES besides its keys and values, or the history of
    small keys would not be bounded at all.

@@ -358,7 +358,9 @@ class WatchHub:
     def _go(self, walk: Walk, watches: dict[Watch, None], target: int) -> int:
         """One turn's steps of a walk; the units that are left once it has reached the target."""
         view = self._host.view()
-        if walk.position + 1 < lowest_revision(view):
+        # Not the live walk, as long as its rows are there: it is on its way already, and a
+        # compaction that was applied in the same turn is no reason to end every watch.
+        if walk is not self._live and walk.position + 1 < lowest_revision(view):
             self._lose(walk, watches)
         # Asked for anew each turn: tables may be exchanged.
         units = walk.go(view.table("history").get, target, UNITS_PER_TURN)

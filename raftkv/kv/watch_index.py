@@ -77,6 +77,11 @@ class WatchIndex:
                     found.append(place)
         return found
 
+    def shared(self, watch: Watch) -> Place | None:
+        """Where a watch of one key stands together with others, if it does."""
+        there = self._exact.get(watch.key)
+        return there if isinstance(there, Place) and watch in there.watches else None
+
     def add(self, watch: Watch) -> None:
         if not watch.range_end:
             self._add_exact(watch)

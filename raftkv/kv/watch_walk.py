@@ -124,6 +124,12 @@ class Walk:
             if number % PIECE == PIECE - 1:
                 yield PIECE
         for place, events in found.items():
+            if not isinstance(place, Place):
+                # If it got company while this was matched, the rest was found for them together.
+                # The others came too late for this revision.
+                shared = self.index.shared(place)
+                if shared is not None:
+                    events = events + found.get(shared, [])
             yield from self._hand_out(revision, tuple(events), _watches_of([place]))
 
     def _hand_out(

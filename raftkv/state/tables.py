@@ -274,10 +274,10 @@ class Table(TableView[K, V]):
 
     def _revert(self, key: Any, old: Any) -> None:
         # What a freeze saved stays right: the key now holds just that value again.
-        if old is ABSENT:
-            del self._rows[key]
-        else:
+        if old is not ABSENT:
             self._rows[key] = old
+        elif key in self._rows:  # else the write itself was refused, a gap in a run say
+            del self._rows[key]
 
     def _detach(self, frozen: FrozenTable) -> None:
         self._frozen = tuple(other for other in self._frozen if other is not frozen)

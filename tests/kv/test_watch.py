@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from raftkv.errors import WatchCancelled
 from raftkv.kv import watch as watch_module
@@ -476,6 +477,39 @@ def test_a_snapshot_without_the_history_that_is_needed_ends_the_watch(node: Fake
     node.run()
     assert ended(watch).compact_revision == 10
     assert [revision for revision, _ in shown(future)] == list(range(15, 22))
+
+
+def test_a_watch_that_gets_company_within_a_revision_gets_all_of_it(node: FakeNode) -> None:
+    """One key is put and deleted in one revision, with much in between; then somebody comes."""
+    node.put(b"z", b"old")
+    watch = node.watch(b"z")
+    others = [(b"a%04d" % number, b"") for number in range(2 * UNITS_PER_TURN)]
+    revision = node.commit((b"z", b"new"), *others, told=False)
+    row = node.tables["history"][revision]
+    gone = Event(KeyValue(b"z", b"", 0, revision, 0), row.kv)
+    node.tables["history"][revision] = replace(row, more=(*row.more, gone))
+    node.hub.progressed()
+    assert watch.take() is None, "it is being matched"
+    late = node.watch(b"z")
+    node.run()
+    assert [(at, len(events)) for at, events in taken(watch)] == [(revision, 2)]
+    assert late.take() is None
+    node.put(b"z", b"anew")
+    assert [[len(events) for _, events in taken(each)] for each in (watch, late)] == [[1], [1]]
+
+
+def test_a_compaction_in_the_same_turn_ends_no_live_watch_while_the_rows_are_there(
+    node: FakeNode,
+) -> None:
+    watch = node.watch()
+    for _ in range(3):
+        node.commit((b"a", b""), told=False)
+    node.tables["meta"]["compacted"] = node.revision  # its rows are freed later
+    behind = node.watch(start_revision=2)
+    node.hub.progressed()
+    node.run()
+    assert [revision for revision, _ in shown(watch)] == [2, 3, 4]
+    assert ended(behind).compact_revision == 4
 
 
 @pytest.mark.parametrize(("compacted", "goes_on"), [(6, True), (7, True), (8, False)])
