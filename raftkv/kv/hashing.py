@@ -22,13 +22,13 @@ from typing import Final
 import msgspec
 
 from .commands import KeyValue
+from .large import SLICE_KEYS
 from .walk import Walk
 
 __all__ = ["KeyspaceHash", "hash_in_slices"]
 
 _DIGEST_BYTES: Final = 32
 _HEAD: Final = struct.Struct(">IIqqqq").pack
-SLICE_KEYS: Final = 1000
 
 
 class KeyspaceHash(msgspec.Struct, frozen=True):

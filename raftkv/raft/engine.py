@@ -66,7 +66,16 @@ from .snapshotting import Snapshotting
 from .transport import Link, RaftTransport
 from .wal import Pending, Wal
 
-__all__ = ["BATCH", "CONFIGURATION", "NO_OP", "Application", "Engine", "Frozen", "Loading"]
+__all__ = [
+    "BATCH",
+    "CONFIGURATION",
+    "NO_OP",
+    "Application",
+    "Engine",
+    "Frozen",
+    "Loading",
+    "newer_kind",
+]
 
 log = logging.getLogger("raftkv.raft")
 
@@ -585,10 +594,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         elif kind in (NO_OP, CONFIGURATION):
             self.application.skip(entry.index)
         else:
-            raise Diverged(
-                f"entry {entry.index} has kind {kind}, which this version does not know: it was "
-                f"written by a newer version. Upgrade this node"
-            )
+            raise newer_kind(entry.index, kind)
 
     def installed(self, index: int) -> None:
         """A snapshot has replaced the state: commit and applied start there."""
@@ -752,3 +758,11 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
         raise AssertionError("recovery happens before the constructor")
+
+
+def newer_kind(index: int, kind: int) -> Diverged:
+    """The fault of a node that meets an entry of a kind that it does not know."""
+    return Diverged(
+        f"entry {index} has kind {kind}, which this version does not know: it was written by a "
+        f"newer version. Upgrade this node"
+    )

@@ -24,7 +24,7 @@ from raftkv.config import NodeConfig
 from raftkv.errors import DamagedSnapshot, Diverged, InternalFault, NodeFault
 from raftkv.histogram import Histogram
 from raftkv.raft import wire
-from raftkv.raft.engine import APPLY_S_PER_TICK, BATCH, CONFIGURATION, NO_OP, Loading
+from raftkv.raft.engine import APPLY_S_PER_TICK, BATCH, CONFIGURATION, NO_OP, Loading, newer_kind
 from raftkv.raft.transport import Hub, Link
 from raftkv.runtime import Runtime
 
@@ -329,10 +329,7 @@ class Follower:
             elif kind in (NO_OP, CONFIGURATION):
                 self._application.skip(index)
             else:
-                raise Diverged(
-                    f"entry {index} has kind {kind}, which this version does not know: it was "
-                    f"written by a newer version. Upgrade this node"
-                )
+                raise newer_kind(index, kind)
             self.applied, self.applied_term = index, term
             if self.kept is not None:
                 self.kept.append((index, term, payload))

@@ -126,7 +126,7 @@ class CompactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class HashRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """`revision` 0 is the newest."""
+    """`revision` 0 or less is the newest."""
 
     revision: Int64 = 0
 

@@ -29,7 +29,6 @@ from raftkv.kv import (
     TxnResult,
     ValueGiven,
 )
-from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 
 T = TypeVar("T")
@@ -37,16 +36,6 @@ T = TypeVar("T")
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
-
-
-@pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
-
-
-@pytest.fixture
-def kv(host: FakeHost) -> KVApi:
-    return KVApi(cast(Host, host))
 
 
 def fill(kv: KVApi) -> None:

@@ -20,11 +20,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
-@pytest.fixture
-def kv() -> KVApi:
-    return KVApi(cast(Host, FakeHost()))
-
-
 def other() -> KVApi:
     return KVApi(cast(Host, FakeHost()))
 

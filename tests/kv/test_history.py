@@ -46,16 +46,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
-@pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
-
-
-@pytest.fixture
-def kv(host: FakeHost) -> KVApi:
-    return KVApi(cast(Host, host))
-
-
 def history(host: FakeHost) -> dict[int, Revision]:
     assert host.machine.invariants() == []
     return dict(host.machine.view("kv").table("history").scan())

@@ -32,16 +32,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftkv.kv.large.RUN_KEYS", 4)
 
 
-@pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
-
-
-@pytest.fixture
-def kv(host: FakeHost) -> KVApi:
-    return KVApi(cast(Host, host))
-
-
 def in_one_go(host: FakeHost, operation: RangeOp) -> RangeResult:
     view = host.machine.view("kv")
     return read_range(view.table("keys"), operation, revision_of(view))

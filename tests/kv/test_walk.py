@@ -40,16 +40,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
-@pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
-
-
-@pytest.fixture
-def kv(host: FakeHost) -> KVApi:
-    return KVApi(cast(Host, host))
-
-
 async def fill(kv: KVApi, keys: int) -> None:
     for number in range(keys):
         await kv.put(b"k%04d" % number, b"old")
