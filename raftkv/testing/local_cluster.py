@@ -126,7 +126,8 @@ class LocalCluster:
 
     async def close(self) -> None:
         """Stop all nodes; remove the directory if it was made here."""
-        await asyncio.gather(*(node.stop() for node in self.running.values()))
+        # No office is handed over where everybody goes: the leader would wait for an heir in vain.
+        await asyncio.gather(*(node.stop(hand_over=False) for node in self.running.values()))
         self.running.clear()
         if self._own_directory:
             shutil.rmtree(self.directory, ignore_errors=True)
