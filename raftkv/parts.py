@@ -210,7 +210,8 @@ class CorePart:
         if engine.configuration is not self._followed:
             self._followed = engine.configuration
             self._peering.follow_configuration(engine.configuration)
-        if handing_over is not None and engine.leading is None and not handing_over.done():
+        awaits_heir = engine.leading is not None and engine.leading.handing_over
+        if handing_over is not None and not awaits_heir and not handing_over.done():
             handing_over.set_result(None)
         if engine.leading is not None and self._told != (engine.me, engine.term):
             self._replica.elected(engine.wal)

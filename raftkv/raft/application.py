@@ -54,7 +54,7 @@ class Application(Protocol):
         """Begin to read a snapshot, beside the state."""
 
     def office_changed(self) -> None:
-        """Role, term or known leader changed."""
+        """Role, term or known leader changed; or nobody took the office that was offered."""
 
     def progressed(self) -> None:
         """Entries were applied or the commit index moved."""

@@ -114,6 +114,8 @@ class Leading:
         if progress is not None:
             progress.disconnected()
             self._sending.drop(peer)
+        if peer == self._heir:
+            self._engine.kick()
 
     def propose(self, commands: Sequence[bytes]) -> bool:
         """Queue commands. False if as much waits already as may be uncommitted (rule 31)."""
@@ -398,27 +400,45 @@ class Leading:
         From now on commands wait at their origins. The heir campaigns at once, without pre-vote,
         and stickiness is bypassed for it (Raft thesis 3.10).
         """
+        heir = self._next_heir()
+        if heir is None or self._engine.commit < self.first_index:
+            return False
+        self._heir, self._heir_told = heir, False
+        self._heir_until = self._engine.runtime.monotonic() + self._window_s
+        return True
+
+    @property
+    def handing_over(self) -> bool:
+        """Whether somebody is still expected to take the office."""
+        return self._heir is not None
+
+    def _next_heir(self) -> str | None:
+        """The voter that is furthest among those that can be reached."""
         engine = self._engine
         heirs = [
             (self._progress[voter].match, voter)
             for voter in engine.configuration.voters
             if voter in self._progress and voter in engine.links
         ]
-        if not heirs or engine.commit < self.first_index:
-            return False
-        self._heir = max(heirs)[1]
-        self._heir_until = engine.runtime.monotonic() + self._window_s
-        self._heir_told = False
-        return True
+        return max(heirs)[1] if heirs else None
 
     def _offer_office(self, now: float) -> None:
-        """Once the heir has the whole log, tell it. If it does not take over, go on leading."""
+        """Once the heir has the whole log, tell it. If it does not take over, go on leading.
+
+        An heir that cannot be reached any more, perhaps because all nodes are stopped at once, is
+        followed by the next one: waiting for it would be in vain.
+        """
         heir, engine = self._heir, self._engine
         if heir is None:
             return
-        if now > self._heir_until or heir not in engine.links or heir not in self._progress:
+        if heir not in engine.links or heir not in self._progress:
+            heir, self._heir_told = self._next_heir(), False
+        if heir is None or now > self._heir_until:
             self._heir = None
-        elif not self._heir_told and self._progress[heir].match == engine.wal.last_index:
+            engine.application.office_changed()
+            return
+        self._heir = heir
+        if not self._heir_told and self._progress[heir].match == engine.wal.last_index:
             self._heir_told = self.offered = True
             engine.send_held(heir, wire.TimeoutNow(engine.term))
 

@@ -98,6 +98,7 @@ class RecordingApplication:
         self.index = 1
         self.applied: list[int] = []
         self.restored: list[int] = []
+        self.offices = 0
         self.discarded = 0
         self.confirmed: list[tuple[Any, int]] = []
         self.failed: list[Any] = []
@@ -127,7 +128,7 @@ class RecordingApplication:
         self.restored.append(index)
 
     def office_changed(self) -> None:
-        """Tests look at the engine."""
+        self.offices += 1
 
     def progressed(self) -> None:
         """Tests look at the engine."""

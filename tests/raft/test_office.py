@@ -217,6 +217,33 @@ class TestPassingOn:
                 confirm(bench, term, B, C)
         assert told == 2
 
+    def test_an_heir_that_cannot_be_reached_any_more_is_followed_by_the_next(self) -> None:
+        bench = Bench(A)
+        term = bench.lead()
+        assert bench.engine.hand_over()
+        bench.runtime.settle()
+        first, next_one = (B, C) if bench.take(B, wire.TimeoutNow) else (C, B)
+        assert bench.engine.leading is not None
+        assert bench.engine.leading.handing_over
+        bench.disconnect(first)
+        bench.runtime.settle()
+        assert bench.take(next_one, wire.TimeoutNow) == [wire.TimeoutNow(term)]
+        assert bench.engine.leading.handing_over
+
+    def test_who_waits_for_an_heir_hears_that_there_is_none(self) -> None:
+        """When all nodes are stopped at once: the leader waited out an election time-out."""
+        bench = Bench(A)
+        bench.lead()
+        assert bench.engine.hand_over()
+        bench.runtime.settle()
+        bench.disconnect(B)
+        told = bench.application.offices
+        bench.disconnect(C)
+        bench.runtime.settle()
+        assert bench.engine.leading is not None
+        assert not bench.engine.leading.handing_over
+        assert bench.application.offices == told + 1
+
     def test_the_heir_campaigns_at_once_and_past_stickiness(self) -> None:
         bench = Bench(B)
         bench.deliver(A, append(2, 2, 1))
