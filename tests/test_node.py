@@ -615,6 +615,33 @@ async def test_a_replicant_far_behind_gets_a_snapshot() -> None:
 
 
 @in_loop
+async def test_a_replicant_is_fed_rows_and_slices_above_a_message() -> None:
+    """One deletion leaves one row of history with all that it deleted."""
+    small = msgspec.structs.replace(
+        SMALL_LOG,
+        value_bytes_max=16 * 1024,
+        key_bytes_max=1024,
+        command_bytes_max=32 * 1024,
+        batch_bytes_max=32 * 1024,
+        frame_bytes_max=64 * 1024,
+        snapshot_chunk_bytes=16 * 1024,
+    )
+    async with LocalCluster(cores=1, replicants=1, limits=small) as cluster:
+        (core,) = cluster.cores
+        await cluster.kill("replicant1")
+        for number in range(40):
+            await core.kv.put(b"gone %d" % number, b"%d" % number * 5000)
+        await core.kv.delete(b"gone ", b"gone!")
+        for number in range(40):
+            await core.kv.put(b"kept %d" % number, b"%d" % number * 5000)
+        await until(lambda: (core.status().first_index or 0) > 60)
+        replicant = await cluster.restart("replicant1")
+        assert (await replicant.kv.range(b"kept ", b"kept!")).count == 40
+        await cluster.converge()
+        assert len(digests(cluster)) == 1
+
+
+@in_loop
 async def test_writers_who_were_jumped_over_by_a_snapshot_get_their_answers() -> None:
     """Rule 15: a replicant's commands are applied while it is cut off, then it gets a snapshot."""
     async with LocalCluster(cores=1, replicants=1, limits=SMALL_LOG) as cluster:

@@ -34,6 +34,8 @@ STATUS_S = 0.2
 SLICE_ROWS = 500
 # Between two slices. The loop has other work; 10^6 rows are on their way within ten seconds.
 SLICE_PAUSE_S = 0.002
+# What a message adds to a chunk of a snapshot: a few numbers.
+MESSAGE_HEAD_BYTES_MAX = 1024
 # Entries in one message, and bytes if it has several, for the same reason.
 MESSAGE_ENTRIES_MAX = 512
 MESSAGE_BYTES_MAX = 512 * 1024
@@ -183,7 +185,8 @@ class Feeds:
         frozen = engine.application.freeze()
         number = 0
         try:
-            for chunk in frozen.slices(SLICE_ROWS):
+            bytes_max = engine.limits.frame_bytes_max - MESSAGE_HEAD_BYTES_MAX
+            for chunk in frozen.slices(SLICE_ROWS, bytes_max):
                 link.send(wire.FeedSnapshot(index, term, number, False, chunk))
                 number += 1
                 self.snapshot_sent_bytes += len(chunk)

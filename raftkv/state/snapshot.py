@@ -6,19 +6,23 @@ Chunks are tagged msgpack arrays, in this order:
     Rows      rows of one table in key order; plugins and their tables in name order
     Opened    one session, in the order of their ids, each followed by its
     Outcomes  kept outcomes in the order of their numbers
+    Piece     a part of any of these that is too large for one chunk; the last one completes it
     End       counts, and the digest of all that went before
 
 Rules of this file
 1. The bytes of a row depend on the row alone, so the digest, which runs over rows and not over
    chunks, does not depend on where the stream was cut: equal states have equal digests, whether
    they were walked at once or in slices between other commands.
-2. A chunk is closed at CHUNK_BYTES; only a single row can make it larger. A reader refuses a chunk
-   above CHUNK_BYTES_MAX before decoding it. A chunk may have no rows: the walk has passed keys that
-   are all younger than the freeze. It must be a step nonetheless, or there is no limit to one.
+2. A chunk is closed at CHUNK_BYTES; only a single row or outcome can make it larger. What would
+   exceed what its way takes (a file, a message) goes as pieces of CHUNK_BYTES. A reader refuses a
+   chunk above CHUNK_BYTES_MAX, and pieces above WHOLE_BYTES_MAX together, before decoding them. A
+   chunk may have no rows: the walk has passed keys that are all younger than the freeze. It must be
+   a step nonetheless, or there is no limit to one.
 3. Reading builds an `Image` aside, chunk by chunk; its tables are ready for use when the last chunk
    has been read. Nothing is replaced before the end marker, the counts and the digest have been
    found right: a restore happens wholly or not at all.
-4. Each step (a chunk written, a chunk read) is short, whatever the size of the state.
+4. Each step (a chunk written, a chunk read) is short, whatever the size of the state; but a row is
+   encoded and decoded in one go, like the command that wrote it.
 
 The digest serves both ends: two nodes at the same index compare it, and a reader verifies it.
 """
@@ -45,9 +49,14 @@ __all__ = ["Frozen", "Header", "Image", "Reader", "decode_outcome", "encode_outc
 FORMAT: Final = 1
 # A chunk is encoded in one go on the event loop: 512 KiB take about a millisecond.
 CHUNK_BYTES: Final = 512 * 1024
-# A row is never divided, and may grow by many commands. As much as a snapshot's file takes
-# (raft/snapshot_file.py): what was written must be readable.
+# One command can leave a row of any size, and what was written must be readable. Up to this size a
+# row goes in one chunk, which version 0.1 reads too; a larger one in pieces.
+UNDIVIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# What a snapshot's file takes (raft/snapshot_file.py): there are chunks from before there were
+# pieces.
 CHUNK_BYTES_MAX: Final = 1 << 30
+# What was divided: the rows are one msgpack string, which has 4 GiB at most, and a few names.
+WHOLE_BYTES_MAX: Final = (1 << 32) + (1 << 20)
 
 KIND_RESULT: Final = 0
 KIND_REFUSAL: Final = 1
@@ -94,8 +103,15 @@ class End(_Chunk, frozen=True, tag=4):
     digest: bytes
 
 
+class Piece(_Chunk, frozen=True, tag=5):
+    """The next bytes of an encoded chunk; `last` completes it."""
+
+    last: bool
+    data: bytes
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decode_chunk = msgspec.msgpack.Decoder(Header | Rows | Opened | Outcomes | End).decode
+_decode_chunk = msgspec.msgpack.Decoder(Header | Rows | Opened | Outcomes | End | Piece).decode
 _decode_outcomes = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]]).decode
 
 
@@ -134,6 +150,8 @@ def _counted(array: bytearray, count: int) -> bytes:
 
 
 _ARRAY_HEAD = 5
+# What a piece adds to its data: an array of three, two of them small, and a length.
+PIECE_HEAD_BYTES_MAX: Final = 16
 
 
 class _Digest:
@@ -195,36 +213,50 @@ class Frozen:
         """The digest, once all slices have been read; empty before."""
         return self._hex
 
-    def slices(self, rows_max: int = 2000) -> Generator[bytes, None, None]:
-        """The chunks, once. Each step reads at most `rows_max` rows and is short."""
+    def slices(
+        self, rows_max: int = 2000, bytes_max: int = UNDIVIDED_BYTES_MAX
+    ) -> Generator[bytes, None, None]:
+        """The chunks, once, each of at most `bytes_max` bytes.
+
+        Each step reads at most `rows_max` rows and is short.
+        """
         assert rows_max > 0
+        assert bytes_max > PIECE_HEAD_BYTES_MAX
         try:
-            yield self._chunk(self.header, 0)
-            for plugin, name, table in self._tables:
-                while (packed := self._pack_rows(table, rows_max)) is not None:
-                    count, rows = packed
-                    yield self._chunk(Rows(plugin, name, rows), count)
-            while (session := self._sessions.next()) is not None:
-                yield self._chunk(_opened(session), 1)
-                todo = iter(sorted(session.done))
-                while (packed := self._pack_outcomes(todo, session.done, rows_max)) is not None:
-                    count, outcomes = packed
-                    yield self._chunk(Outcomes(outcomes), count)
+            for chunk, count in self._chunks(rows_max):
+                self._digest.add(chunk, count)
+                encoded = _encoder.encode(chunk)
+                if len(encoded) <= bytes_max:
+                    yield encoded
+                else:
+                    yield from _pieces(encoded, min(CHUNK_BYTES, bytes_max - PIECE_HEAD_BYTES_MAX))
             end = self._digest.end()
             self._hex = end.digest.hex()
             yield _encoder.encode(end)
         finally:
             self.close()
 
+    def _chunks(
+        self, rows_max: int
+    ) -> Generator[tuple[Header | Rows | Opened | Outcomes, int], None, None]:
+        """What the stream consists of, and how much the digest counts of each."""
+        yield self.header, 0
+        for plugin, name, table in self._tables:
+            while (packed := self._pack_rows(table, rows_max)) is not None:
+                count, rows = packed
+                yield Rows(plugin, name, rows), count
+        while (session := self._sessions.next()) is not None:
+            yield _opened(session), 1
+            todo = iter(sorted(session.done))
+            while (packed := self._pack_outcomes(todo, session.done, rows_max)) is not None:
+                count, outcomes = packed
+                yield Outcomes(outcomes), count
+
     def close(self) -> None:
         """Let go of the state. Idempotent."""
         for _, _, table in self._tables:
             table.close()
         self._sessions.close()
-
-    def _chunk(self, chunk: Header | Rows | Opened | Outcomes, count: int) -> bytes:
-        self._digest.add(chunk, count)
-        return _encoder.encode(chunk)
 
     def _pack_rows(self, table: FrozenTable, rows_max: int) -> tuple[int, bytes] | None:
         """How many rows, and these. None: the table has no more."""
@@ -252,6 +284,14 @@ class Frozen:
             if count == rows_max or len(body) >= CHUNK_BYTES:
                 break
         return (count, _counted(body, count)) if count else None
+
+
+def _pieces(encoded: bytes, size: int) -> Generator[bytes, None, None]:
+    """An encoded chunk as pieces of so many bytes."""
+    whole = memoryview(encoded)
+    for start in range(0, len(whole), size):
+        last = start + size >= len(whole)
+        yield _encoder.encode(Piece(last, cast("bytes", whole[start : start + size])))
 
 
 def _opened(session: Session) -> Opened:
@@ -298,6 +338,7 @@ class Reader:
         self._header: Header | None = None
         self._rows: dict[tuple[str, str], TableRows] = {}
         self._sessions: list[Session] = []
+        self._pieces = bytearray()
         self._ended = False
 
     def add(self, chunk: bytes) -> None:
@@ -305,7 +346,7 @@ class Reader:
         if len(chunk) > CHUNK_BYTES_MAX:
             raise self._damaged(f"a chunk of {len(chunk)} bytes exceeds {CHUNK_BYTES_MAX}")
         try:
-            self._take(_decode_chunk(chunk))
+            self._take(self._whole(_decode_chunk(chunk)))
         except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from None
         self._offset += len(chunk)
@@ -321,9 +362,30 @@ class Reader:
         for rows in self._rows.values():
             waste.add(rows)
         waste.add(self._sessions)
-        self._rows, self._sessions = {}, []
+        self._rows, self._sessions, self._pieces = {}, [], bytearray()
 
-    def _take(self, chunk: Header | Rows | Opened | Outcomes | End) -> None:
+    def _whole(
+        self, chunk: Header | Rows | Opened | Outcomes | End | Piece
+    ) -> Header | Rows | Opened | Outcomes | End | None:
+        """The chunk, or the one that this piece completes; None while pieces are missing."""
+        if not isinstance(chunk, Piece):
+            if self._pieces:
+                raise ValueError("a chunk follows a piece that is not the last one")
+            return chunk
+        if len(self._pieces) + len(chunk.data) > WHOLE_BYTES_MAX:
+            raise ValueError(f"pieces exceed {WHOLE_BYTES_MAX} bytes together")
+        self._pieces += chunk.data
+        if not chunk.last:
+            return None
+        pieces, self._pieces = self._pieces, bytearray()
+        whole: Header | Rows | Opened | Outcomes | End | Piece = _decode_chunk(pieces)
+        if isinstance(whole, Piece):
+            raise ValueError("pieces of a piece")
+        return whole
+
+    def _take(self, chunk: Header | Rows | Opened | Outcomes | End | None) -> None:
+        if chunk is None:
+            return
         if self._ended:
             raise ValueError("a chunk follows the end marker")
         if (self._header is None) != isinstance(chunk, Header):

@@ -66,7 +66,7 @@ class FakeFrozen:
         self._chunks = chunks
         self.closed = False
 
-    def slices(self, rows_max: int) -> Iterator[bytes]:
+    def slices(self, rows_max: int, bytes_max: int = 0) -> Iterator[bytes]:
         yield from self._chunks
 
     def close(self) -> None:

@@ -58,8 +58,8 @@ class SlowFrozen(FakeFrozen):
         self._bench = bench
         self.given = 0
 
-    def slices(self, rows_max: int) -> Iterator[bytes]:
-        for chunk in super().slices(rows_max):
+    def slices(self, rows_max: int, bytes_max: int = 0) -> Iterator[bytes]:
+        for chunk in super().slices(rows_max, bytes_max):
             self._bench.runtime.now += SLICE_S
             self.given += 1
             yield chunk

@@ -67,7 +67,7 @@ def test_a_snapshot_that_cannot_be_written_is_told_and_tried_again(
     begun = 0
 
     class Frozen:
-        def slices(self, rows: int) -> Iterator[bytes]:
+        def slices(self, rows_max: int, bytes_max: int = 0) -> Iterator[bytes]:
             raise MemoryError("no memory")
             yield b""
 

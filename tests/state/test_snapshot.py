@@ -282,6 +282,49 @@ def test_a_flipped_bit_is_found_wherever_it_is() -> None:
                 pytest.fail(f"bit {bit} of byte {at} of chunk {place} went unnoticed")
 
 
+def with_a_large_row() -> tuple[Driver, list[bytes]]:
+    """A state, and its chunks, of which none has more than 200 bytes."""
+    driver = busy()
+    driver.send(Deposit(" ".join(map(str, range(1000))), 7), seq=22)
+    return driver, list(driver.machine.freeze().slices(5, 200))
+
+
+def test_a_large_row_goes_in_pieces() -> None:
+    driver, chunks = with_a_large_row()
+    assert max(map(len, chunks)) <= 200
+    other = fresh()
+    other.restore(chunks, driver.machine.index)
+    assert other.digest() == driver.machine.digest()
+    frozen = driver.machine.freeze()
+    assert max(map(len, frozen.slices())) > 3000
+    assert frozen.digest == driver.machine.digest()
+
+
+def test_pieces_that_are_missing_swapped_or_doubled_are_refused() -> None:
+    driver, chunks = with_a_large_row()
+    index = driver.machine.index
+    pieces = [at for at, chunk in enumerate(chunks) if chunk[1] == 5]
+    assert len(pieces) > 10
+    for at in pieces:
+        refused(chunks[:at] + chunks[at + 1 :], index)
+        refused([*chunks[:at], chunks[at], *chunks[at:]], index)
+        refused(chunks[: at + 1], index)
+        refused([*chunks[: at + 1], chunks[0], *chunks[at + 1 :]], index)
+    first, second = pieces[3:5]
+    chunks[first], chunks[second] = chunks[second], chunks[first]
+    refused(chunks, index)
+
+
+def test_pieces_of_pieces_and_pieces_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = msgspec.msgpack.encode(snapshot.Piece(last=True, data=b"x"))
+    with pytest.raises(DamagedSnapshot, match="pieces of a piece"):
+        fresh().restore([msgspec.msgpack.encode(snapshot.Piece(last=True, data=piece))], 1)
+    monkeypatch.setattr(snapshot, "WHOLE_BYTES_MAX", 100)
+    endless = [msgspec.msgpack.encode(snapshot.Piece(last=False, data=b"x" * 60))] * 2
+    with pytest.raises(DamagedSnapshot, match="exceed 100 bytes together"):
+        fresh().restore(endless, 1)
+
+
 def test_a_foreign_format_and_a_huge_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = busy()
     chunks = list(driver.machine.freeze().slices())
