@@ -35,6 +35,7 @@ _Waiters = list[asyncio.Future[int]]
 TIMEOUT_S = 5.0
 # One attempt: a lessor that is cut off answers nothing, and another one may exist by then.
 ATTEMPT_S = 1.5
+ID_RANGE = range(-(2**63), 2**63)
 # Before the next attempt.
 RETRY_S = 0.05
 
@@ -77,7 +78,7 @@ class LeaseApi:
         that ended in `Timeout` may have left a lease, which ends by itself.
         """
         _check("ttl_s", ttl_s)
-        _check("id", id)
+        _check_id(id)
         result: GrantResult = await self._host.propose(Grant(ttl_s, id), timeout_s=timeout_s)
         return result
 
@@ -86,7 +87,7 @@ class LeaseApi:
 
         Raises `LeaseNotFound`.
         """
-        _check("id", id)
+        _check_id(id)
         result: RevokeResult = await self._host.propose(Revoke(id), timeout_s=timeout_s)
         return result
 
@@ -95,7 +96,7 @@ class LeaseApi:
 
         They count from the moment of this call, not from its answer. Raises `LeaseNotFound`.
         """
-        _check("id", id)
+        _check_id(id)
         ttl_s = await self._insist(lambda: self._join(id), timeout_s)
         if ttl_s == 0:
             raise LeaseNotFound(f"there is no lease {id}: it was revoked, or has expired")
@@ -108,7 +109,7 @@ class LeaseApi:
 
         A lease that does not exist has `ttl_s` -1 and no keys, as in etcd.
         """
-        _check("id", id)
+        _check_id(id)
         left = await self._insist(lambda: self._left(id), timeout_s)
         if left.granted_s and keys:
             await self._host.barrier(timeout_s=timeout_s)
@@ -186,11 +187,15 @@ class LeaseApi:
             renewed = _decode_renewed(await self._call(RENEW, leases))
             if not renewed.lessor:
                 raise NoLeader("the leader has not claimed the leases yet")
-        except RaftkvError as error:
+        except Exception as error:
+            known = isinstance(error, RaftkvError)
             for futures in waiting:
                 for future in futures:
                     if not future.done():
-                        future.set_exception(type(error)(*error.args))
+                        # Each is raised where its caller waits, with a trace of its own.
+                        future.set_exception(type(error)(*error.args) if known else error)
+            if not known:
+                raise
             return
         for ttl_s, futures in zip(renewed.ttls_s, waiting, strict=True):
             for future in futures:
@@ -201,3 +206,10 @@ class LeaseApi:
 def _check(name: str, value: object) -> None:
     if type(value) is not int:
         raise TypeError(f"{name} is a whole number, not {value!r}")
+
+
+def _check_id(id: object) -> None:
+    """Ids are etcd's 64-bit integers: what no door can name is no lease."""
+    _check("id", id)
+    if id not in ID_RANGE:
+        raise ValueError(f"a lease's id is from {ID_RANGE[0]} to {ID_RANGE[-1]}, not {id!r:.40}")

@@ -333,6 +333,23 @@ def test_what_was_granted_is_what_the_settings_allow() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("bad", [2**70, 2**63, -(2**63) - 1])
+def test_an_id_beyond_64_bits_is_refused_and_takes_nobody_with_it(bad: int) -> None:
+    async def test(store: MemoryStore) -> None:
+        await store.leases.grant(5, id=3)
+        kept, refused = await asyncio.gather(
+            store.leases.keep_alive(3), store.leases.keep_alive(bad), return_exceptions=True
+        )
+        assert kept == 5
+        assert isinstance(refused, ValueError)
+        for call in (store.leases.grant(5, id=bad), store.leases.revoke(bad)):
+            with pytest.raises(ValueError, match="a lease's id is from"):
+                await call
+        assert await store.leases.list() == (3,)
+
+    run(test)
+
+
 def test_without_a_lessor_a_keep_alive_says_so_and_may_be_repeated() -> None:
     async def test(store: MemoryStore) -> None:
         lease = (await store.leases.grant(60)).id
