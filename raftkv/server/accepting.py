@@ -6,6 +6,9 @@ among `connections_max` from its first moment, its handshake has `request_timeou
 failed is a figure of the node.
 
 One too many is closed without a word: in TLS nothing can be said before the handshake.
+
+It does not use `loop.sock_accept`: in asyncio's own loop one that is cancelled in the turn in which
+somebody connects fails with InvalidStateError, and nobody closes that connection.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ __all__ = ["ACCEPT_PAUSE_S", "TlsAccepting"]
 
 # After a failure to accept, which mostly is a lack of file descriptors.
 ACCEPT_PAUSE_S: Final = 1.0
+# In one turn of the loop, which has other work.
+ACCEPTS_MAX: Final = 16
 
 
 class TlsAccepting:
@@ -39,24 +44,43 @@ class TlsAccepting:
         self._context = context
         self._make = make
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Accept until cancelled; handshakes under way then end as well."""
         loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        self._listen(loop)
         try:
-            while True:
-                try:
-                    accepted, _ = await loop.sock_accept(self._listener)
-                except ConnectionError:
-                    continue  # gone before it was accepted
-                except OSError:
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
-                    continue
-                self._take(loop, accepted)
+            await loop.create_future()
         finally:
+            self._rest(loop)
             for task in self._handshakes:
                 task.cancel()
             await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._pause = None
+        loop.add_reader(self._listener, self._accept, loop)
+
+    def _rest(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._listener)
+        if self._pause is not None:
+            self._pause.cancel()
+
+    def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Whoever waits at the listener; the rest of a crowd comes in the next turn."""
+        for _ in range(ACCEPTS_MAX):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return  # nobody waits, or who did has gone
+            except OSError:
+                self._rest(loop)
+                self._pause = loop.call_later(ACCEPT_PAUSE_S, self._listen, loop)
+                return
+            accepted.setblocking(False)
+            self._take(loop, accepted)
 
     def _take(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> None:
         state = self._state
