@@ -24,12 +24,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pyarrow import parquet
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark user knows
 from pyspark.sql import types as t
 
@@ -330,9 +332,13 @@ def _nothing_left(directory: Path, counts: dict[str, Any]) -> str:
 
 
 def _write_and_collect(frame: DataFrame, directory: Path, name: str) -> Rows:
-    kept = frame.cache()
-    _write(kept, directory, name)
-    return [{key: _plain(value) for key, value in row.asDict().items()} for row in kept.collect()]
+    """One job of Spark for both: these tables are small, so the driver writes them itself."""
+    table = frame.toArrow()
+    target = directory / "tables" / name
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    parquet.write_table(table, target / "part-00000.parquet")
+    return [{key: _plain(value) for key, value in row.items()} for row in table.to_pylist()]
 
 
 def _write(frame: DataFrame, directory: Path, name: str) -> None:

@@ -114,6 +114,8 @@ def _settings(master: str, work: Path) -> dict[str, str]:
             f"-Dlog4j2.configurationFile={log4j.resolve().as_uri()} -Duser.timezone=UTC "
             "-XX:+UseSerialGC"
         ),
+        # Else each expression asks the JVM twice where in Python it was written.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
