@@ -25,7 +25,9 @@ must not judge by that. Apply compares `due_ms` with the log's clock again; that
 not know of keep-alives, and only keeps a faulty lessor from ending a lease that was just granted.
 
 Time in which the lessor stood still (a stopped process, a suspended machine) does not count: the
-keep-alives of that time lie unread in its sockets. So leases live longer after it, never shorter.
+keep-alives of that time lie unread in its sockets. So leases live longer after it, never shorter;
+but only those that were there: the time of a row is the log's clock, which went on meanwhile, so
+one that was granted after the stall is due by as much earlier on the lessor's own clock.
 
 Cost. Nothing is proposed and no timer runs while there are no leases. With leases there is a tick
 of `TICK_S`, so that is how late an expiry may be. It looks into the table `due`, which is ordered
@@ -35,6 +37,7 @@ by time, from where it stopped last; what lies in the future is never read.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -62,6 +65,8 @@ CALL_BYTES_MAX: Final = 16 * 1024
 TICK_S = 0.5
 # A tick that comes so much late means that the process stood still.
 STALL_S = 0.25
+# So many are told apart; older ones count as none. At most a few in a minute are to be expected.
+STALLS_MAX = 1024
 # A lessor that cannot reach a majority for so long lets its callers look for another.
 BARRIER_S = 1.0
 # A proposal of the lessor is given up, or asked after, when it was not applied for so long.
@@ -116,6 +121,8 @@ class Office:
         self._dues = Dues()
         self._offset_ms = host.now_ms() - self._monotonic_ms()
         self._stalled_ms = 0
+        # Of each stall: the log's clock at its end, and how much there had been until then.
+        self._stalls: list[tuple[int, int]] = []
         self._claimed_ms = self.now_ms()
         # Where the next look into `due` begins, and the state that the last one was of.
         self._from = (0, 0)
@@ -154,7 +161,13 @@ class Office:
         """When the lease is due, as far as this lessor knows now."""
         known = self._dues.due_ms(lease, Identity(row.due_ms, row.ttl_s))
         # The claim has extended what was there before it by the whole time to live.
-        return known or max(row.due_ms, self._claimed_ms + row.ttl_s * 1000)
+        return known or max(self._granted_due_ms(row), self._claimed_ms + row.ttl_s * 1000)
+
+    def _granted_due_ms(self, row: LeaseRow) -> int:
+        """When the row is due that nobody has kept alive, on this lessor's clock."""
+        granted_ms = row.due_ms - row.ttl_s * 1000
+        before = bisect.bisect_right(self._stalls, granted_ms, key=_ended_ms)
+        return row.due_ms - (self._stalls[before - 1][1] if before else 0)
 
     def extend(self, leases: Iterable[int]) -> list[int]:
         """Each of them lives for its time to live from now on. Returns these, 0 if it is gone."""
@@ -192,7 +205,7 @@ class Office:
         self._timer = None
         late_ms = self._monotonic_ms() - self._tick_at_ms
         if late_ms > STALL_S * 1000:
-            self._stalled_ms += late_ms
+            self._note_stall(late_ms)
         view = self._host.view()
         if not len(view.table("leases")):
             return
@@ -202,6 +215,13 @@ class Office:
             if batch:
                 self._task = self._host.spawn(self._expire(batch), "expire leases")
         self._arm(0.0 if more else TICK_S)
+
+    def _note_stall(self, late_ms: int) -> None:
+        self._stalled_ms += late_ms
+        if len(self._stalls) == STALLS_MAX:
+            # Rows from before the second one live longer than they must.
+            del self._stalls[0]
+        self._stalls.append((self._monotonic_ms() + self._offset_ms, self._stalled_ms))
 
     def _collect(self, view: View) -> bool:
         """Take up the leases whose rows have become due. Whether there are more.
@@ -214,7 +234,8 @@ class Office:
             self._from = min(self._from, (self._safe_ms, ID_MIN))
         self._collected_index = view.index
         self._safe_ms = view.now + TTL_MIN_MS
-        end = (self.now_ms() + 1, ID_MIN)
+        # Keys are times of the log's clock, which stalls do not hold up.
+        end = (self._monotonic_ms() + self._offset_ms + 1, ID_MIN)
         if end <= self._from:
             return False
         leases = view.table("leases")
@@ -270,7 +291,7 @@ class Office:
                     if row is None:
                         self._dues.forget(lease)
                     else:
-                        self._dues.put_back(lease, max(not_before_ms, row.due_ms))
+                        self._dues.put_back(lease, max(not_before_ms, self._granted_due_ms(row)))
                 self._release()
                 batch = self._next_batch()
         finally:
@@ -487,6 +508,10 @@ class Lessor:
             Metric("lease_keep_alives_total", "counter", renewals, "Keep-alives answered here."),
             Metric("leases_expired_total", "counter", expired, "Leases this lessor has expired."),
         )
+
+
+def _ended_ms(stall: tuple[int, int]) -> int:
+    return stall[0]
 
 
 def _ids(payload: bytes) -> tuple[int, ...]:

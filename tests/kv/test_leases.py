@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from raftkv.errors import NoLeader, Timeout
-from raftkv.kv import LeaseExists, LeaseNotFound, LeaseStatus, LeaseTtlTooLarge
+from raftkv.kv import LeaseExists, LeaseNotFound, LeaseStatus, LeaseTtlTooLarge, lessor
 from raftkv.kv.commands import ClaimLessor, Expire, Grant, Put, Revoke
 from raftkv.kv.lessor import CALL_IDS_MAX, RENEW, TICK_S, Renewed, _ids
 from tests.kv.memory_store import ROUND_S, MemoryStore, run
@@ -499,5 +499,62 @@ def test_keeping_is_used_once_and_opened_first() -> None:
             with pytest.raises(RuntimeError, match="once"):
                 await keeping.open()
         await keeping.close()
+
+    run(test)
+
+
+def delay_ticks(store: MemoryStore) -> list[float]:
+    """By how many seconds the lessor's ticks come late from now on: what is put in there."""
+    late_s = [0.0]
+    call_later = store.runtime.call_later
+
+    def later(delay_s: float, callback: Any, *arguments: Any) -> Any:
+        late = late_s[0] if callback.__name__ == "_tick" else 0.0
+        return call_later(delay_s + late, callback, *arguments)
+
+    store.runtime.call_later = later  # type: ignore[method-assign]
+    return late_s
+
+
+async def stall(late_s: list[float], by_s: float) -> None:
+    await asyncio.sleep(2 * TICK_S)
+    late_s[0] = by_s
+    await asyncio.sleep(TICK_S)
+    late_s[0] = 0.0
+    await asyncio.sleep(by_s + 2 * TICK_S)
+
+
+def test_a_stall_is_given_to_those_that_were_there_and_to_no_others() -> None:
+    async def test(store: MemoryStore) -> None:
+        late_s = delay_ticks(store)
+        begun_at = now()
+        before = (await store.leases.grant(20)).id
+        await stall(late_s, 8)
+        granted_at = now()
+        after = (await store.leases.grant(5)).id
+        assert (await store.leases.time_to_live(after)).ttl_s in (4, 5)
+        ended = await gone_at(store, after, granted_at + 20)
+        assert ended is not None
+        assert 5 <= ended - granted_at <= 5 + SLACK_S
+        ended = await gone_at(store, before, begun_at + 60)
+        assert ended is not None
+        assert 28 - 2 * TICK_S <= ended - begun_at <= 28 + 2 * TICK_S
+
+    run(test)
+
+
+@pytest.mark.parametrize("told_apart", [1024, 3])
+def test_many_stalls_do_not_add_up(monkeypatch: pytest.MonkeyPatch, told_apart: int) -> None:
+    async def test(store: MemoryStore) -> None:
+        monkeypatch.setattr(lessor, "STALLS_MAX", told_apart)
+        late_s = delay_ticks(store)
+        async with store.leases.keeping(10):
+            for _ in range(30):
+                await stall(late_s, 1)
+            granted_at = now()
+            lease = (await store.leases.grant(5)).id
+            ended = await gone_at(store, lease, granted_at + 60)
+            assert ended is not None
+            assert 5 <= ended - granted_at <= 5 + SLACK_S
 
     run(test)
