@@ -48,7 +48,7 @@ from .hot import Known
 from .lease_words import LeaseWords
 from .ports import DoorNode, SessionBinder, Writer
 from .routes import PluginRoutes, RouteTable, answer_to, encoded, stream_out
-from .streams import Stream, serve_stream
+from .streams import STREAM, Stream, serve_stream
 from .watch_words import WatchStream
 
 __all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App", "Word"]
@@ -234,6 +234,7 @@ class App:
             await self._fail(send, self.failure(path, refusal), close=True)
             return
         self.streams += 1
+        scope[STREAM] = True
         try:
             if path == "/v3/watch":
                 watches = self.limits.stream_watches_max
@@ -348,6 +349,7 @@ class App:
             if response.stream is not None:
                 # Those of plugins are few and bounded by them: counted here, not limited.
                 self.streams += 1
+                scope[STREAM] = True
                 try:
                     await stream_out(response, response.stream, receive, send, self._stopping)
                 finally:

@@ -12,6 +12,12 @@ Bounds:
   once a second costs less than a timer for each request. Who takes none of an answer for
   SEND_TIMEOUT_S is cut as well: the answer would lie in memory for ever.
 - *There are so many connections.* One more is told so, and closed.
+- *One request at a time.* What arrives behind a request is held until that one is answered, and no
+  more is read than HELD_BYTES_MAX of it: the queue of the class below has no limit, and a request
+  in it takes ninety times its bytes. A body and heads behind it may come in one piece, so a few can
+  be in that queue. While an answer is under way the connection is read until the limit is reached,
+  for that a client has gone is noticed by reading alone. A stream may never end: a connection with
+  that much behind one is cut.
 
 Two rules keep answers with their requests:
 - *No refusal in the place of an answer.* What cannot be understood may stand behind a request that
@@ -22,9 +28,8 @@ Two rules keep answers with their requests:
   the head did not come in one piece a request with a body is refused, and behind one without the
   parser stops: it is given the rest of the read anew.
 
-The short way is in hot.py. It is taken only while the parser rests and no answer is under way; all
-that comes meanwhile is held back. The two ways therefore never mix within one request, and answers
-leave in the order of their requests.
+The short way is in hot.py. It is taken only while the parser rests and no answer is under way; the
+two ways therefore never mix within one request, and answers leave in the order of their requests.
 """
 
 from __future__ import annotations
@@ -35,17 +40,20 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
 from .app import App, Word
 from .hot import Heads, Run, response
-from .streams import SEND_TIMEOUT_S
+from .streams import SEND_TIMEOUT_S, STREAM
 
 __all__ = ["BoundedHttp", "DoorState", "protocol_of"]
 
-# What a client may send while its request is answered on the short way; then it is not read.
+# What a client may send while its request is answered; then it is not read.
 HELD_BYTES_MAX: Final = 64 * 1024
+# Within a body at least so much is parsed at a time, whatever it looks like.
+BODY_PIECE_BYTES: Final = 4096
 
 _CLOSED: Final = b"content-length: 0\r\nconnection: close\r\n\r\n"
 _HEAD_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSED
@@ -84,8 +92,20 @@ def protocol_of(state: DoorState) -> Callable[..., BoundedHttp]:
     return make
 
 
+class _Flow(FlowControl):
+    """Does not resume reading for anybody as long as `full`."""
+
+    full = False
+
+    def resume_reading(self) -> None:
+        if not self.full:
+            super().resume_reading()
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection."""
+
+    flow: _Flow
 
     def __init__(self, state: DoorState, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -96,11 +116,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._beside_bytes = 0
         # The parser waits for the first byte of a request.
         self._at_rest = True
-        # An answer is under way on the short way; what came meanwhile; close when it is given.
+        # An answer is under way on the short way; close when it is given.
         self._hot = False
         self._under_way: Run | None = None
-        self._held = bytearray()
         self._leaving = False
+        # The request that is being answered on the other way, or was; what came meanwhile.
+        self._answered_cycle: RequestResponseCycle | None = None
+        self._held = bytearray()
         # Since when the request under way is being received; None while none is.
         self._receiving_since: float | None = None
         self._idle_since = 0.0
@@ -113,6 +135,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         state = self._state
         if len(state.connections) >= state.limits.connections_max:
             state.refused["connections_max"] += 1
@@ -126,6 +149,13 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
         self._held.clear()
+        # The class above tells the newest request only.
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        for cycle in (self._answered_cycle, *waiting):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -183,41 +213,77 @@ class BoundedHttp(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return not self._hot and (cycle is None or cycle.response_complete)
 
+    @property
+    def _answering(self) -> bool:
+        """A request is whole and not answered yet: what follows has to wait."""
+        return self._hot or bool(self.pipeline) or (self._at_rest and not self._rests)
+
     # -- what arrives
 
     def data_received(self, data: bytes) -> None:
-        if self._hot:
-            self._hold(data)
+        if self._held or self._answering:
+            self._held += data
+            self._bound()
+        elif (short := self._short(data)) is not None:
+            self._run(*short)
+        else:
+            self._held += data
+            self._go_on()
+
+    def _bound(self) -> None:
+        """Read no more than is held at most; cut who sends requests behind a stream."""
+        flow, running = self.flow, self._answered_cycle
+        was_full, flow.full = flow.full, len(self._held) > HELD_BYTES_MAX
+        if flow.full:
+            flow.pause_reading()
+        elif was_full or self.pipeline:
+            flow.resume_reading()
+        if flow.full and running is not None and not running.response_complete:
+            scope: Any = running.scope
+            if STREAM in scope:
+                self._abort()
+
+    def _go_on(self) -> None:
+        """Give the parser what is held, until a request is whole."""
+        held = self._held
+        while held and not self._answering and not self.transport.is_closing():
+            short = self._short(held)
+            if short is not None:
+                held.clear()
+                self._run(*short)
+                break
+            end = held.find(_HEAD_END, 0 if self._in_head else BODY_PIECE_BYTES) + 4
+            data = bytes(held[:end] if end >= 4 else held)
+            del held[: len(data)]
+            if self._at_rest and end >= 4:
+                self._take_head(data)
+            else:
+                self._feed(data)
+        self._bound()
+
+    def _short(self, data: bytes | bytearray) -> tuple[bytes, Word, bytes] | None:
+        """The path, word and body of what is one whole request for the short way."""
+        if not self._at_rest or self.flow.write_paused:
+            return None
+        end = data.find(_HEAD_END) + 4
+        if end < 4:
+            return None
+        head, heads = bytes(data[:end]), self._state.heads
+        known = heads.get(head) or heads.numbered(head)
+        if known is None or len(data) != end + known.body_bytes:
+            return None
+        word = self._state.app.hot_word(known)
+        return None if word is None else (known.path, word, bytes(data[end:]))
+
+    def _take_head(self, head: bytes) -> None:
+        """Give the parser a head that came in one piece, and see what it takes it for."""
+        if _UPGRADE.search(head) is not None:
+            self._feed(_UPGRADE.sub(b"", head))
             return
-        if self._at_rest and self._rests and not self.flow.write_paused:
-            end = data.find(_HEAD_END) + 4
-            if end > 4:
-                head, heads = data[:end], self._state.heads
-                known = heads.get(head) or heads.numbered(head)
-                if known is not None and len(data) == end + known.body_bytes:
-                    word = self._state.app.hot_word(known)
-                    if word is not None:
-                        self._run(known.path, word, data[end:])
-                        return
-                if known is None:
-                    if _UPGRADE.search(data, 0, end) is not None:
-                        data = _UPGRADE.sub(b"", data[:end]) + data[end:]
-                    elif data.startswith(b"POST /v3/kv/"):
-                        self._learn(data, end)
-                        return
-        self._feed(data)
-
-    def _hold(self, data: bytes) -> None:
-        self._held += data
-        if len(self._held) > HELD_BYTES_MAX:
-            self.flow.pause_reading()
-
-    def _learn(self, data: bytes, end: int) -> None:
-        """Give the parser the head alone, and see whether that is what it takes for the head."""
-        head = data[:end]
         self._feed(head)
         if (
-            not self._in_head
+            head.startswith(b"POST /v3/kv/")
+            and not self._in_head
             and not self._at_rest
             and not self.transport.is_closing()
             and self.scope["http_version"] == "1.1"
@@ -227,8 +293,6 @@ class BoundedHttp(HttpToolsProtocol):
         ):
             method = self.scope["method"].encode("ascii")
             self._state.heads.learn(head, method, self.url, self.headers)
-        if not self.transport.is_closing():
-            self._feed(data[end:])
 
     def _feed(self, data: bytes) -> None:
         if not data:
@@ -311,6 +375,12 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self._go_on()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered_cycle = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _abort(self) -> None:
         self.transport.abort()
@@ -358,7 +428,4 @@ class BoundedHttp(HttpToolsProtocol):
         if self._leaving:
             transport.close()
         elif self._held:
-            self.flow.resume_reading()
-            data = bytes(self._held)
-            self._held.clear()
-            self.data_received(data)
+            self._go_on()

@@ -92,9 +92,7 @@ class Heads:
         known = self._around.get((head[: found.start()], head[found.end() :]))
         if known is None:
             return None
-        return Known(
-            known.path, known.body_bytes, dict(zip(_NAMES, found.groups(), strict=True))
-        )
+        return Known(known.path, known.body_bytes, dict(zip(_NAMES, found.groups(), strict=True)))
 
     def learn(
         self, head: bytes, method: bytes, path: bytes, headers: list[tuple[bytes, bytes]]

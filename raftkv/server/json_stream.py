@@ -9,6 +9,7 @@ twice, and an object that is too large is refused before it is whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from .answers import BadRequest
@@ -18,6 +19,7 @@ __all__ = ["JsonStream", "first_value"]
 _MARK: Final = re.compile(rb'["{}\[\]]')
 # From the inside of a string: what ends it, or a backslash with what it escapes.
 _IN_STRING: Final = re.compile(rb'"|\\.|\\\Z', re.DOTALL)
+_NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 _BLANK: Final = b" \t\r\n"
 
 
@@ -27,8 +29,10 @@ class JsonStream:
     def __init__(self, object_bytes_max: int) -> None:
         self._bytes_max = object_bytes_max
         self._held = bytearray()
-        # How far `_held` was looked at, and where that was: the depth, and whether in a string.
+        # How far `_held` was looked at, where the object there begins, its depth there, and whether
+        # that is in a string.
         self._seen = 0
+        self._begin = 0
         self._depth = 0
         self._in_string = False
 
@@ -37,28 +41,33 @@ class JsonStream:
         """Whether an object has begun and not ended."""
         return bool(self._held.strip(_BLANK))
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take what has come; the objects that are whole now. Raises BadRequest."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take what has come; each object that is whole now, to be used up. Raises BadRequest.
+
+        They are cut one by one, for there may be a hundred thousand in one piece of data.
+        """
         self._held += data
-        found: list[bytes] = []
-        while (size := self._next()) > 0:
-            found.append(bytes(self._held[:size]))
-            del self._held[:size]
-            self._seen = 0
+        while (end := self._next()) > 0:
+            yield bytes(self._held[self._begin : end])
+        # All that was looked at is objects and blanks, but for one object that has begun.
+        done = self._begin if self._depth else self._seen
+        del self._held[:done]
+        self._seen -= done
+        self._begin = 0
         if len(self._held) > self._bytes_max:
             raise BadRequest(f"a request of the stream exceeds {self._bytes_max} bytes")
-        return found
 
     def _next(self) -> int:
-        """The size of the first object, 0 if it is not whole."""
+        """Where the next object ends, 0 if it is not whole."""
         held = self._held
         if self._depth == 0:
-            blank = len(held) - len(held.lstrip(_BLANK))
-            del held[:blank]
-            if not held:
+            found = _NOT_BLANK.search(held, self._seen)
+            if found is None:
+                self._seen = len(held)
                 return 0
-            if held[0] != ord("{"):
+            if found.group() != b"{":
                 raise BadRequest("the stream must be JSON objects, one after the other")
+            self._begin = self._seen = found.start()
         while True:
             found = (_IN_STRING if self._in_string else _MARK).search(held, self._seen)
             if found is None:
@@ -89,7 +98,7 @@ def first_value(body: bytes) -> bytes | None:
     stream = JsonStream(len(body))
     stream._held += body
     try:
-        size = stream._next()
+        end = stream._next()
     except BadRequest:
         return None
-    return bytes(stream._held[:size]) if size else None
+    return bytes(stream._held[stream._begin : end]) if end else None

@@ -24,7 +24,7 @@ import msgspec
 from .answers import JSON_TYPE, RETRY_AFTER, BadRequest, Failure, failure_of, internal_failure
 from .json_stream import JsonStream
 
-__all__ = ["SEND_TIMEOUT_S", "STREAM_REQUEST_BYTES_MAX", "serve_stream"]
+__all__ = ["SEND_TIMEOUT_S", "STREAM", "STREAM_REQUEST_BYTES_MAX", "serve_stream"]
 
 _log = logging.getLogger("raftkv.server")
 
@@ -34,6 +34,8 @@ Send = Callable[[Message], Awaitable[None]]
 #: From requests to answers, both JSON objects.
 Stream = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
 
+#: Stands in the scope of a request whose answer is a stream: it may never end.
+STREAM: Final = "raftkv.stream"
 # One request of a stream: two keys of 64 KiB in base64 with room around them.
 STREAM_REQUEST_BYTES_MAX: Final = 256 * 1024
 # Requests that wait to be looked at; then no more are received.

@@ -31,9 +31,7 @@ def test_it_is_said_how_near_the_clients_are_to_their_bound() -> None:
         return Sample(load="x", in_flight=1, side=side, round=0, per_s=1.0, client_cpu=cpu)
 
     samples = [sample("zookeeper", 0.5), sample("zookeeper", 0.9), sample("raftkv", 0.25)]
-    found = Comparison(
-        peer="zookeeper", peer_version="3", conditions={}, lines=[], samples=samples
-    )
+    found = Comparison(peer="zookeeper", peer_version="3", conditions={}, lines=[], samples=samples)
     assert ZOOKEEPER.notes(found)[1:] == [
         "Processors that kazoo used: 0.50 to 0.90.",
         "Processors that raftkv.Client used: 0.25 to 0.25.",

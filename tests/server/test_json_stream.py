@@ -50,13 +50,31 @@ def test_there_may_be_no_first_value(body: bytes, found: bytes | None) -> None:
 @pytest.mark.parametrize("text", [b"1", b"[{}]", b'"x"', b"{}null", b"{} }"])
 def test_only_objects_follow_one_another(text: bytes) -> None:
     with pytest.raises(BadRequest):
-        JsonStream(100).feed(text)
+        list(JsonStream(100).feed(text))
 
 
 def test_an_object_that_is_too_large_is_refused_before_it_is_whole() -> None:
     stream = JsonStream(10)
-    assert stream.feed(b'{"a":1}' * 5) == [b'{"a":1}'] * 5
-    assert stream.feed(b'{"a":"1234') == []
+    assert list(stream.feed(b'{"a":1}' * 5)) == [b'{"a":1}'] * 5
+    assert list(stream.feed(b'{"a":"1234')) == []
     assert stream.pending
     with pytest.raises(BadRequest, match="exceeds 10 bytes"):
-        stream.feed(b"5")
+        list(stream.feed(b"5"))
+
+
+def test_blanks_are_not_kept_and_do_not_count() -> None:
+    stream = JsonStream(10)
+    for _ in range(5):
+        assert list(stream.feed(b"\n" * 100)) == []
+        assert not stream.pending
+        assert list(stream.feed(b" " * 50 + b'{"a":')) == []
+        assert list(stream.feed(b"1}" + b" " * 50)) == [b'{"a":1}']
+
+
+def test_objects_are_cut_when_they_are_asked_for() -> None:
+    """A quarter of a megabyte of small ones, cut at once, would hold the loop for seconds."""
+    stream = JsonStream(10)
+    objects = stream.feed(b"{}" * 100_000)
+    assert [next(objects) for _ in range(100)] == [b"{}"] * 100
+    assert stream._seen == 200
+    assert sum(1 for _ in objects) == 99_900
