@@ -297,9 +297,13 @@ class Peering:
             )
 
     def on_refusal(self, link: Link, message: wire.Refusal) -> None:
-        """The dialler will not talk to this node, although this node had accepted it."""
+        """The dialler will not talk to this node, although this node had accepted it.
+
+        Only a core that dials for consensus is believed: a refusal can stop this node.
+        """
         assert link.peer is not None
-        self.refused(message, link.peer.peer_address)
+        if link.purpose == "raft":
+            self.refused(message, link.peer.peer_address)
         link.close()
 
     def link_up(self, link: Link) -> None:
@@ -328,6 +332,8 @@ class Peering:
             self._join(peer.cluster_id, peer.epoch)
 
     def on_founded(self, link: Link, message: wire.Founded) -> None:
+        if link.purpose != "raft":
+            raise wire.ProtocolError(f"Founded on a {link.purpose} link")
         if not self._directory.identity.cluster_id:
             self._join(message.cluster_id)
 

@@ -133,18 +133,21 @@ class RpcHub:
             if link.up:
                 self._connected(link)
             self._runtime.call_later(_CONNECT_S, self._connect_timed_out, link, node)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if not opened.done():
                 opened.set_exception(PeerUnreachable(f"{node} cannot be reached: {error}"))
                 opened.exception()  # the caller may have gone; an unread error is no news
 
     async def _dial(self, node: str) -> Link:
-        """At the first of its addresses where somebody listens. Raises OSError."""
-        error = OSError("no member of this name is known")
+        """At the first of its addresses where somebody listens.
+
+        Raises OSError, or ValueError for a host that is none: members give their addresses.
+        """
+        error: Exception = OSError("no member of this name is known")
         for address in self._addresses_of(node):
             try:
                 return await self._hub.dial(address, "rpc", node)
-            except OSError as failure:
+            except (OSError, ValueError) as failure:
                 error = failure
         raise error
 
@@ -183,6 +186,11 @@ class RpcHub:
             if handler is None:
                 raise RemoteFailed(f"{self._name} has no method {message.method!r}")
             payload = await handler(link.peer_name, message.payload)
+            if len(payload) > self._payload_bytes_max:
+                # The caller would have to close the link, and with it all other calls.
+                raise TooLarge(
+                    f"the answer of {len(payload)} bytes exceeds {self._payload_bytes_max}"
+                )
             link.send(wire.RpcReply(message.number, "", payload))
         except Exception as error:
             if not isinstance(error, RaftkvError):

@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from raftkv.config import NodeConfig
-from raftkv.errors import DiskFailed, NodeFault, OutdatedData, WipedNode, WrongCluster
+from raftkv.errors import (
+    DiskFailed,
+    NodeFault,
+    OutdatedData,
+    RemovedNode,
+    WipedNode,
+    WrongCluster,
+)
 from raftkv.peering import Peering
 from raftkv.raft import wire
 from raftkv.raft.epoch import FOUNDED, Epoch, Standing, standing
@@ -179,3 +186,36 @@ def test_a_refusal_that_comes_again_and_again_is_logged_once(
     lines = [record.getMessage() for record in caplog.records]
     assert [line.count("core2:1") for line in lines] == [1, 0, 1]
     assert met.faults == []
+
+
+class ALink:
+    """An accepted link, as far as what is said on it is concerned."""
+
+    def __init__(self, purpose: str) -> None:
+        self.purpose = purpose
+        self.peer = wire.Hello(1, purpose, "raftkv", "c1", "core2-aa", "core", "core2:1")
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("purpose", ["raft", "rpc", "follow"])
+def test_only_who_dials_for_consensus_can_found_or_stop_a_node(purpose: str) -> None:
+    """The certificate of a replicant does for the other purposes."""
+    believed = purpose == "raft"
+    met = Met()
+    link: Any = ALink(purpose)
+    met.peering.on_refusal(link, wire.Refusal(RemovedNode.code, "no member any more"))
+    assert len(met.faults) == believed
+    assert link.closed == 1
+    runtime: Any = FakeRuntime()
+    config = NodeConfig(name="core2", dir="/d", peer_address="core2:1", cores=CORES, insecure=True)
+    directory = DataDirectory(config, runtime)
+    peering = Peering(config, directory, runtime, lambda fault: None)
+    if believed:
+        peering.on_founded(link, wire.Founded("c1"))
+    else:
+        with pytest.raises(wire.ProtocolError, match="Founded on a"):
+            peering.on_founded(link, wire.Founded("c1"))
+    assert directory.identity.cluster_id == ("c1" if believed else "")

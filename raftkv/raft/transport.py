@@ -140,8 +140,8 @@ class Hub:
                 if link.peer is not None:
                     delay = REDIAL_MIN_S
                     turn = 0
-            except (OSError, UnicodeError):
-                pass  # nobody listens there yet, or the name is none: it may get another address
+            except (OSError, ValueError):
+                pass  # nobody listens there yet, or the host is none: it may get another address
             await self.runtime.sleep(delay * (0.5 + self.runtime.rng.random()))
             delay = min(REDIAL_MAX_S, delay * 2)
 

@@ -1,0 +1,104 @@
+"""Calls between nodes: addresses that are none, and answers that are too large."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from raftkv.errors import PeerUnreachable, RemoteFailed
+from raftkv.raft import wire
+from raftkv.rpc import RpcHub
+
+
+class LoopRuntime:
+    """Of the runtime what calls use."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def future(self) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
+        self.tasks.append(asyncio.get_running_loop().create_task(coroutine))
+        return self.tasks[-1]
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def call_later(self, delay_s: float, callback: Any, *arguments: Any) -> Any:
+        return asyncio.get_running_loop().call_later(delay_s, callback, *arguments)
+
+
+class Sent:
+    """A link that keeps what is sent."""
+
+    up = True
+    peer_name = "b"
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+class Dialler:
+    """Looks hosts up as asyncio does; whoever listens is linked at once."""
+
+    def __init__(self, link: Sent) -> None:
+        self.link = link
+
+    async def dial(self, address: str, purpose: str, name: str) -> Sent:
+        host = address.rpartition(":")[0]
+        if host != "good":
+            await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, 1)
+        return self.link
+
+
+@pytest.mark.parametrize("bad", ["a..b", "x" * 64 + ".example", "a\0b"])
+def test_an_address_that_is_none_is_passed_over_and_may_be_mended(bad: str) -> None:
+    async def test() -> None:
+        runtime: Any = LoopRuntime()
+        link = Sent()
+        dialler: Any = Dialler(link)
+        addresses = [f"{bad}:5"]
+        calls = RpcHub("a", runtime, dialler, lambda node: addresses, 1 << 20)
+        with pytest.raises(PeerUnreachable, match="b cannot be reached"):
+            await calls.call("b", "p.m", b"", 5)
+        addresses.append("good:5")
+        waiting = asyncio.ensure_future(calls.call("b", "p.m", b"", 5))
+        while not link.messages:
+            await asyncio.sleep(0)
+        calls.on_reply(link, wire.RpcReply(1, "", b"answer"))  # type: ignore[arg-type]
+        assert await waiting == b"answer"
+        calls.stop()
+
+    asyncio.run(test())
+
+
+def test_an_answer_that_is_too_large_fails_alone() -> None:
+    async def test() -> None:
+        runtime: Any = LoopRuntime()
+        link: Any = Sent()
+        dialler: Any = Dialler(link)
+        calls = RpcHub("a", runtime, dialler, lambda node: [], 10_000)
+
+        async def handler(sender: str, payload: bytes) -> bytes:
+            return bytes(int(payload))
+
+        calls.register("p.m", handler)
+        for size in (5000, 10_000):
+            calls.on_request(link, wire.RpcRequest(size, "p.m", b"%d" % size))
+        await asyncio.gather(*runtime.tasks)
+        fits, too_large = link.messages
+        assert (fits.error, len(fits.payload)) == ("", 5000)
+        assert too_large.error == "remote_failed"
+        assert b"10000 bytes exceeds" in too_large.payload
+        waiting = asyncio.ensure_future(calls.call("a", "p.none", b"", 5))
+        with pytest.raises(RemoteFailed):
+            await waiting
+
+    asyncio.run(test())
