@@ -46,6 +46,8 @@ __all__ = ["ANSWER_BYTES_MAX", "PAGE_KEYS", "Gateway"]
 PAGE_KEYS: Final = 1000
 # One answer is held in memory as a whole, and so it is at most clients. A million small keys fit.
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+# Of keys and values that are written in one turn of the loop, about two milliseconds as well.
+SLICE_BYTES: Final = 1024 * 1024
 
 _DESCENDING: Final = messages.SORT_ORDERS.index("DESCEND")
 _SORTS: Final[tuple[Literal["key", "version", "create", "mod", "value"], ...]] = (
@@ -80,7 +82,7 @@ class Gateway:
         if operation.range_end and _may_be_paged(operation):
             return await self._paged(operation, consistency)
         found = await self._node.kv.read(operation, consistency=consistency)
-        if len(found.kvs) > PAGE_KEYS:
+        if _is_large(found.kvs):
             return await self._in_parts(found)
         return range_answer(self._header(found.revision), found.kvs, found.more, found.count)
 
@@ -133,22 +135,19 @@ class Gateway:
         # In the header stands the newest revision, whichever one is read.
         revision = self._node.kv.revision if operation.revision > 0 else page.revision
         count = page.count
-        if walk.done():
+        if walk.done() and not _is_large(page.kvs):
             return range_answer(self._header(revision), page.kvs, page.more, count)
         parts = _Parts()
-        parts.add(page.kvs)
+        await parts.add(page.kvs)
         while not walk.done():
-            await asyncio.sleep(0)
             page = await walk.page(PAGE_KEYS)
-            parts.add(page.kvs)
+            await parts.add(page.kvs)
         return parts.answer(self._header(revision), page.more, count)
 
     async def _in_parts(self, found: RangeResult) -> bytes:
         """What was read at once, because of its order or its filters, is written in parts."""
         parts = _Parts()
-        for begin in range(0, len(found.kvs), PAGE_KEYS):
-            parts.add(found.kvs[begin : begin + PAGE_KEYS])
-            await asyncio.sleep(0)
+        await parts.add(found.kvs)
         return parts.answer(self._header(found.revision), found.more, found.count)
 
 
@@ -159,17 +158,38 @@ class _Parts:
         self._written: list[bytes] = []
         self._bytes = 0
 
-    def add(self, kvs: Sequence[KeyValue]) -> None:
-        """Raises TooLarge."""
-        self._written.append(b",".join([kv_json(row) for row in kvs]))
-        self._bytes += len(self._written[-1])
-        if self._bytes > ANSWER_BYTES_MAX:
-            raise TooLarge(f"the answer exceeds {ANSWER_BYTES_MAX} bytes: use limit and pages")
+    async def add(self, kvs: Sequence[KeyValue]) -> None:
+        """Write them, a slice in each turn of the loop. Raises TooLarge before it is too much."""
+        begin = size = 0
+        for end, row in enumerate(kvs, 1):
+            size += len(row.key) + len(row.value)
+            if size < SLICE_BYTES and end - begin < PAGE_KEYS and end < len(kvs):
+                continue
+            # In base64 it will be longer.
+            if self._bytes + size > ANSWER_BYTES_MAX:
+                raise _too_large()
+            self._written.append(b",".join([kv_json(each) for each in kvs[begin:end]]))
+            self._bytes += len(self._written[-1])
+            if self._bytes > ANSWER_BYTES_MAX:
+                raise _too_large()
+            begin, size = end, 0
+            await asyncio.sleep(0)
 
     def answer(self, head: bytes, more: bool, count: int) -> bytes:
         more_field = b',"more":true' if more else b""
         form = b'{"header":%b,"kvs":[%b]%b,"count":"%d"}'
         return form % (head, b",".join(self._written), more_field, count)
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"the answer exceeds {ANSWER_BYTES_MAX} bytes: use limit and pages")
+
+
+def _is_large(kvs: Sequence[KeyValue]) -> bool:
+    """Whether writing them takes more than one turn of the loop should."""
+    if len(kvs) <= 1:
+        return False
+    return len(kvs) > PAGE_KEYS or sum([len(row.value) for row in kvs]) > SLICE_BYTES
 
 
 def _may_be_paged(operation: RangeOp) -> bool:

@@ -158,6 +158,37 @@ def test_a_large_answer_in_another_order_is_written_in_parts(
     assert "1000 bytes" in str(answer)
 
 
+def test_a_range_of_few_large_values_is_written_in_slices(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        served.put(b"%02d" % number, b"v" * 100)
+    requests: list[Any] = [ALL, {**ALL, "limit": "20"}, {**ALL, "sort_order": "DESCEND"}]
+    whole = [served.post("/v3/kv/range", request) for request in requests]
+    assert all(status == 200 for status, _ in whole)
+    monkeypatch.setattr("raftkv.server.gateway.SLICE_BYTES", 500)
+    assert [served.post("/v3/kv/range", request) for request in requests] == whole
+
+    async def turns(request: Any) -> int:
+        """How many turns of the loop it takes."""
+        reading = asyncio.ensure_future(
+            Gateway(served.node).range(json.dumps(request | {"serializable": True}).encode())
+        )
+        count = 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            count += 1
+        return count
+
+    for request in requests:
+        assert served.run(turns(request)) >= 4
+    monkeypatch.setattr("raftkv.server.gateway.ANSWER_BYTES_MAX", 2000)
+    for request in requests:
+        status, answer = served.post("/v3/kv/range", request)
+        assert (status, answer["reason"]) == (400, "too_large")
+    assert served.post("/v3/kv/range", {**ALL, "limit": "4"})[0] == 200
+
+
 def test_keys_only_leaves_the_values_out(served: Served) -> None:
     served.put(b"k", b"v")
     (kv,) = served.post("/v3/kv/range", ALL | {"keys_only": True})[1]["kvs"]
