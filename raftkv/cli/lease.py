@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from raftkv.errors import Refused
+from raftkv.errors import NotApplied, OutcomeUnknown, Refused, RemoteFailed
 
 from .options import At, connected, examples, group
 
@@ -21,6 +21,8 @@ __all__ = ["app"]
 
 # Three keep-alives in the time that a lease lives, as etcd's client does: two may be lost.
 KEEP_ALIVES_PER_TTL: Final = 3
+# After one that failed; a leader is elected within a second or so.
+RETRY_S: Final = 0.2
 
 app = group("Leases: keys that disappear with their owner.")
 
@@ -130,11 +132,23 @@ async def _keep(client: Client, at: At, number: int, *, once: bool) -> None:
     from .requests import lease_text
 
     name = lease_text(number)
+    loop = asyncio.get_running_loop()
+    valid_until = 0.0
     while True:
+        sent_at = loop.time()
+        left_s = valid_until - sent_at
         try:
-            ttl_s = await client.leases.keep_alive(number)
+            # An attempt that hangs leaves time for another one.
+            timeout_s = min(at.timeout_s, left_s / 2) if left_s > 0 else at.timeout_s
+            ttl_s = await client.leases.keep_alive(number, timeout_s=max(0.05, timeout_s))
         except LeaseNotFound:
             raise Refused(f"lease {name} expired or revoked") from None
+        except (NotApplied, OutcomeUnknown, RemoteFailed):
+            if once or loop.time() >= valid_until:
+                raise
+            await asyncio.sleep(RETRY_S)
+            continue
+        valid_until = sent_at + ttl_s
         _say(at, f"lease {name} keepalived with TTL({ttl_s})", {"id": name, "ttl_s": ttl_s})
         if once:
             return

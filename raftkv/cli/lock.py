@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raftkv.client import Client
+    from raftkv.recipes import Lock
 
 __all__ = ["register"]
 
@@ -74,7 +75,10 @@ async def _lock(
     async with Session(client, ttl_s) as session, Signals.caught() as signals:
         held = Lock(session, os.fsencode(name), b"%d" % os.getpid())
         if at_once:
-            token = await held.try_acquire()
+            tried = await signals.unless(_tried(held))
+            if tried is None:
+                return signals.code
+            (token,) = tried
             if token is None:
                 sys.stderr.write(f"the lock {name} is held by another\n")
                 return 1
@@ -88,8 +92,14 @@ async def _lock(
             _say(at, [key], {"token": token}, f"fencing token {token}")
         environment = {b"RAFTKV_LOCK_KEY": key, b"RAFTKV_FENCING_TOKEN": b"%d" % token}
         code = await hold(session, signals, command, environment)
-        await held.release()
+        # Another signal ends waiting for a cluster that cannot be reached; the lease ends it then.
+        await signals.unless(held.release())
         return code
+
+
+async def _tried(lock: Lock) -> tuple[int | None]:
+    """In a tuple, for None means that a signal came."""
+    return (await lock.try_acquire(),)
 
 
 def elect(
@@ -136,7 +146,7 @@ async def _lead(client: Client, at: At, name: str, value: bytes, ttl_s: int) -> 
         key = election.guard().key
         _say(at, [key, value], {"token": token}, f"fencing token {token}")
         code = await hold(session, signals, None, {})
-        await election.resign()
+        await signals.unless(election.resign())
         return code
 
 

@@ -22,7 +22,6 @@ _CONSISTENCY: Final[dict[str, Consistency]] = {
     "local": "local",
     "lease": "lease",
 }
-_LEASE_MAX: Final = 2**63 - 1
 
 
 def bounds(
@@ -104,11 +103,14 @@ def lease_id(text: str) -> int:
     digits = text.lower().removeprefix("0x")
     if digits and all(digit in "0123456789abcdef" for digit in digits):
         number = int(digits, 16)
-        if 0 < number <= _LEASE_MAX:
-            return number
+        if 0 < number < 1 << 64:
+            return number - (number >> 63 << 64)
     raise ConfigError(f"{text!r} is not the id of a lease: hexadecimal digits, as lease list shows")
 
 
 def lease_text(number: int) -> str:
-    """A lease's number as etcdctl writes it: 16 hexadecimal digits."""
-    return f"{number:016x}"
+    """A lease's number as etcdctl writes it: 16 hexadecimal digits.
+
+    Of a negative one the two's complement: with a sign it would be taken for an option.
+    """
+    return f"{number & (1 << 64) - 1:016x}"
