@@ -109,9 +109,10 @@ class Keeping:
         if task is None:
             return
         task.cancel()
-        await asyncio.wait([task])
         known_lost = self._future().done()
+        # Before anything that can be cancelled: nobody keeps the lease from here on.
         self._set_lost()
+        await asyncio.wait([task])
         if revoke and not known_lost:
             with contextlib.suppress(RaftkvError):
                 await self._leases.revoke(self.id, timeout_s=REVOKE_S)

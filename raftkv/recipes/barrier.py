@@ -5,13 +5,15 @@ A barrier is one key, and outlives whoever put it there.
 The double barrier. A process enters by putting a ticket (ticket.py), and all of a round are let in
 when there are `count` of them. That moment is written down: the key `round` holds the create
 revision of the last ticket that belongs to it, and whose own is not greater is in. It never goes
-back, so nothing needs to be cleaned up before the next round, a slow process cannot miss its own,
-and a process too many waits for the next one. The round's revision is the fencing token that all
-who are in it share.
+back, so nothing needs to be cleaned up before the next round, and a process too many waits for the
+next one. The key also keeps the earlier rounds that somebody is still in: so a slow process finds
+its own, and nobody waits for those of another one. The round's revision is the fencing token that
+all who are in it share.
 """
 
 from __future__ import annotations
 
+import bisect
 from types import TracebackType
 
 from raftkv.kv import Compare, DeleteRangeOp, PutOp, RangeOp
@@ -19,7 +21,7 @@ from raftkv.kv import Compare, DeleteRangeOp, PutOp, RangeOp
 from .ports import Store
 from .session import Session
 from .ticket import Ticket
-from .waiting import changed, insist, shrunk, txn
+from .waiting import changed, insist, once, shrunk, txn
 
 __all__ = ["Barrier", "DoubleBarrier"]
 
@@ -36,8 +38,11 @@ class Barrier:
         self._lease = lease
 
     async def hold(self) -> int:
-        """Put the barrier up, unless it is up already; its token, the revision that put it up."""
-        done = await txn(
+        """Put the barrier up, unless it is up already; its token, the revision that put it up.
+
+        Raises OutcomeUnknown if nobody can tell whether it was put up.
+        """
+        done = await once(
             self._store,
             (Compare(self._key, "create", "=", 0),),
             (PutOp(self._key, b"", lease=self._lease),),
@@ -83,6 +88,8 @@ class DoubleBarrier:
         self._count = count
         self._ticket: Ticket | None = None
         self._token = 0
+        # The round before, as far as tickets of it may still be there.
+        self._previous = 0
 
     @property
     def token(self) -> int:
@@ -98,7 +105,8 @@ class DoubleBarrier:
         ticket = self._ticket = Ticket(self._session, self._tickets)
         try:
             await ticket.take()
-            self._token = await self._session.unless_lost(self._let_in(ticket))
+            found = await self._session.unless_lost(self._let_in(ticket))
+            self._token, self._previous = found
         finally:
             if not self._token:
                 self._ticket = None
@@ -106,41 +114,51 @@ class DoubleBarrier:
                     await ticket.abandon()
         return self._token
 
-    async def _let_in(self, ticket: Ticket) -> int:
+    async def _let_in(self, ticket: Ticket) -> tuple[int, int]:
+        """The ticket's round, and the last one before it that is known."""
         store = self._session.store
         while True:
             now = await insist(lambda: store.kv.range(prefix=self._prefix))
-            last = seen = 0
-            waiting = []
+            rounds: list[int] = []
+            seen = 0
+            tickets = []
             for kv in now.kvs:
                 if kv.key == self._round:
-                    last, seen = int(kv.value), kv.mod_revision
+                    rounds, seen = [int(last) for last in kv.value.split()], kv.mod_revision
                 else:
-                    waiting.append(kv.create_revision)
-            if last >= ticket.token:
-                return last
-            if ticket.token not in waiting:
+                    tickets.append(kv.create_revision)
+            place = bisect.bisect_left(rounds, ticket.token)
+            if place < len(rounds):
+                return rounds[place], rounds[place - 1] if place else 0
+            if ticket.token not in tickets:
                 raise ticket.gone()
-            waiting = sorted(revision for revision in waiting if revision > last)
+            tickets.sort()
+            waiting = tickets[bisect.bisect_right(tickets, max(rounds, default=0)) :]
             if len(waiting) < self._count:
                 await changed(store.kv, now.revision, prefix=self._prefix)
                 continue
-            full = PutOp(self._round, b"%d" % waiting[self._count - 1])
+            begun = (*_inhabited(rounds, tickets), waiting[self._count - 1])
+            full = PutOp(self._round, b" ".join(b"%d" % last for last in begun))
             await txn(store, (Compare(self._round, "mod", "=", seen),), (full,))
 
     async def leave(self) -> None:
         """Leave, and wait until all of the round have left or died. Raises LockLost."""
-        last = self.token
+        last, previous = self.token, self._previous
         ticket, self._ticket, self._token = self._ticket, None, 0
         assert ticket is not None
         await ticket.leave()
-        await self._session.unless_lost(self._left(last))
+        await self._session.unless_lost(self._left(previous, last))
 
-    async def _left(self, last: int) -> None:
+    async def _left(self, previous: int, last: int) -> None:
         kv = self._session.store.kv
         while True:
             found = await insist(
-                lambda: kv.range(prefix=self._tickets, keys_only=True, max_create_revision=last)
+                lambda: kv.range(
+                    prefix=self._tickets,
+                    keys_only=True,
+                    min_create_revision=previous + 1,
+                    max_create_revision=last,
+                )
             )
             if not found.kvs:
                 return
@@ -162,3 +180,13 @@ class DoubleBarrier:
             # The others need not wait for this one, nor it for them.
             ticket, self._ticket, self._token = self._ticket, None, 0
             await ticket.abandon()
+
+
+def _inhabited(rounds: list[int], tickets: list[int]) -> list[int]:
+    """Those of the rounds that somebody with one of the tickets is in; both in order."""
+    found = []
+    for place, last in enumerate(rounds):
+        previous = rounds[place - 1] if place else 0
+        if bisect.bisect_right(tickets, previous) < bisect.bisect_right(tickets, last):
+            found.append(last)
+    return found

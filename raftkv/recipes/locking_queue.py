@@ -19,7 +19,7 @@ from raftkv.kv import Compare, DeleteRangeOp, KeyValue, PutOp, RangeOp
 
 from .queue import Producer, rank_of
 from .session import Session
-from .waiting import Done, changed, insist, txn
+from .waiting import Done, changed, insist, once, txn
 
 __all__ = ["Entry", "LockingQueue"]
 
@@ -39,7 +39,10 @@ class Entry:
         return Compare(self._held, "create", "=", self.token)
 
     async def consume(self) -> None:
-        """The work is done: remove the entry. Raises LockLost if it is held no more."""
+        """The work is done: remove the entry. Raises LockLost if it is held no more.
+
+        Raises OutcomeUnknown if nobody can tell whether it was removed; so does `release`.
+        """
         await self._end(DeleteRangeOp(self._held), DeleteRangeOp(self._queued))
 
     async def release(self) -> None:
@@ -48,16 +51,22 @@ class Entry:
 
     async def check(self) -> None:
         """Ask the cluster whether the entry is still held; raises LockLost."""
-        await self._end()
+        kv = self._session.store.kv
+        found = await self._session.unless_lost(insist(lambda: kv.get(self._held)))
+        if found is None or found.create_revision != self.token:
+            raise self._gone()
 
     async def _end(self, *operations: DeleteRangeOp) -> None:
         store = self._session.store
-        done = await self._session.unless_lost(txn(store, (self.guard(),), operations))
-        if not done.succeeded and not done.repeated:
-            raise LockLost(
-                f"the entry {self._queued!r} is held no more: the session's lease has ended, or "
-                f"it was consumed or given back already"
-            )
+        done = await self._session.unless_lost(once(store, (self.guard(),), operations))
+        if not done.succeeded:
+            raise self._gone()
+
+    def _gone(self) -> LockLost:
+        return LockLost(
+            f"the entry {self._queued!r} is held no more: the session's lease has ended, or it was "
+            f"consumed or given back already"
+        )
 
 
 class LockingQueue:

@@ -71,6 +71,7 @@ class KvPort(Protocol):
         revision: int = 0,
         sort_by: SortBy = "key",
         descending: bool = False,
+        min_create_revision: int = 0,
         max_create_revision: int = 0,
         timeout_s: float | None = None,
     ) -> RangeResult: ...

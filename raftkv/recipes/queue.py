@@ -21,7 +21,7 @@ from raftkv.errors import RaftkvError
 from raftkv.kv import Compare, DeleteRangeOp, KeyValue, PutOp, RangeOp, prefix_end
 
 from .ports import Store
-from .waiting import changed, insist, once, txn
+from .waiting import changed, insist, once
 
 __all__ = ["PRIORITY_MAX", "Item", "PriorityQueue", "Producer", "Queue", "rank_of"]
 
@@ -52,7 +52,10 @@ class Producer:
         self._count = 0
 
     async def put(self, rank: bytes, value: bytes) -> int:
-        """Put an entry behind all others of the same rank; its revision."""
+        """Put an entry behind all others of the same rank; its revision.
+
+        Raises OutcomeUnknown if nobody can tell whether it was put.
+        """
         if not self._me:
             numbered = await insist(lambda: self._store.kv.put(self._numbers, b""))
             self._me = numbered.revision
@@ -61,16 +64,9 @@ class Producer:
         # Any read tells the revision of the keyspace; this one finds one key at most.
         seen = await insist(lambda: self._store.kv.range(self._numbers, self._numbers + b"\0"))
         key = self._entries + rank + b"%016x-%016x-%08x" % (seen.revision, self._me, number)
-        done = await txn(
-            self._store,
-            (Compare(key, "create", "=", 0),),
-            (PutOp(key, value),),
-            (RangeOp(key),),
-        )
-        if done.succeeded:
-            return done.revision
-        # An earlier attempt has put it; if it is not there, somebody has taken it by now.
-        return next((kv.create_revision for kv in done.rows()), done.revision)
+        # Not twice: a consumer may have taken it between two attempts.
+        done = await once(self._store, (Compare(key, "create", "=", 0),), (PutOp(key, value),))
+        return done.revision
 
 
 class Entries:
@@ -137,14 +133,14 @@ class Entries:
         )
         if done.succeeded:
             return Item(entry.value, entry.create_revision, entry.key), None
-        return None, next(iter(done.rows()), None) if done.results else None
+        return None, next(iter(done.rows()), None)
 
     async def _put_back(self, taking: asyncio.Task[tuple[Item | None, KeyValue | None]]) -> None:
         with contextlib.suppress(RaftkvError):
             item, _ = await taking
             if item is not None:
                 unused = Compare(item.key, "create", "=", 0)
-                await txn(self._store, (unused,), (PutOp(item.key, item.value),))
+                await once(self._store, (unused,), (PutOp(item.key, item.value),))
 
 
 class Queue(Entries):

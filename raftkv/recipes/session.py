@@ -71,9 +71,12 @@ class Session:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._keeping.close(revoke=revoke)
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:
+            # Also for a caller that is cancelled here: else the lease would be kept for ever.
+            await self._keeping.close(revoke=revoke)
 
     @property
     def lease(self) -> int:
@@ -142,10 +145,15 @@ class Session:
         applied after the one that is to undo it. It is finished, and then `undo` is done.
         """
         task = self._own(self.unless_lost(work))
+        caller = asyncio.current_task()
         try:
             return await asyncio.shield(task)
         except BaseException:
+            # The session was closed by somebody else: nobody has cancelled this caller.
+            closed = task.cancelled() and caller is not None and not caller.cancelling()
             await self.clean_up(_after(task, undo))
+            if closed:
+                raise self._loss() from None
             raise
 
     async def clean_up(self, work: Coroutine[Any, Any, None]) -> None:

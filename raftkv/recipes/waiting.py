@@ -7,9 +7,11 @@ Rules of this package
 2. *Wait for one thing.* Whoever stands in a queue watches its predecessor, so that a release wakes
    one waiter and not all of them.
 3. *Every write may be sent twice.* A write of a recipe is a transaction that compares what it is
-   built on, so that repeating it is harmless and tells whether it had been applied already. Before
-   it is repeated, the former one is settled where the store can do that (`Settling`): otherwise a
-   late one could do its work behind the back of the next.
+   built on. Before it is repeated, the former one is settled where the store can do that
+   (`Settling`), and not repeated if it was applied: otherwise a late one could do its work behind
+   the back of the next. Where nobody can tell, it is repeated (`txn`) or the caller is told
+   (`once`). The latter is for what another one may undo meanwhile, as a consumer does with an
+   entry of a queue: the comparison would hold again.
 4. *No clock.* How long a thing is held is the lease's affair, which the cluster decides. Who wants
    to wait no longer than so long puts `asyncio.timeout` around the call: cancelling cleans up.
 """
@@ -39,6 +41,7 @@ from raftkv.kv import (
     TxnOutcome,
     TxnResult,
 )
+from raftkv.kv.transactions import unflatten
 from raftkv.plugin import Outcome
 
 from .ports import KvPort, Settling, Store
@@ -78,7 +81,10 @@ async def settle(store: Store, unknown: OutcomeUnknown) -> Outcome | None:
 
 
 class Done(NamedTuple):
-    """A transaction that was answered. `repeated`: an earlier attempt may have been applied too."""
+    """A transaction that was answered, or settled later.
+
+    `repeated`: an earlier attempt may have been applied too, and nobody can tell.
+    """
 
     revision: int
     succeeded: bool
@@ -92,13 +98,27 @@ class Done(NamedTuple):
         return result.kvs
 
 
+def _settled(outcome: Outcome, *, repeated: bool) -> Done | None:
+    """What an attempt did that is known to have been applied; None if that is not kept."""
+    result = outcome.result
+    if isinstance(result, TxnOutcome):
+        result = unflatten(result)
+    if not isinstance(result, TxnResult):
+        return None
+    return Done(result.revision, result.succeeded, result.results, repeated)
+
+
 async def txn(
     store: Store,
     compare: Iterable[Compare] = (),
     success: Iterable[Operation] = (),
     failure: Iterable[Operation] = (),
 ) -> Done:
-    """A transaction that may be done twice (rule 3), until it is answered."""
+    """A transaction that may be done twice (rule 3), until it is answered.
+
+    Twice means: at two moments, between which others may have acted on what it did. Where that
+    could do harm, use `once`.
+    """
     compare, success, failure = tuple(compare), tuple(success), tuple(failure)
     repeated = False
     while True:
@@ -107,7 +127,12 @@ async def txn(
             return Done(done.revision, done.succeeded, done.results, repeated)
         except OutcomeUnknown as error:
             outcome = await settle(store, error)
-            if outcome is None or outcome.verdict in ("applied", "expired"):
+            if outcome is None or outcome.verdict == "expired":
+                repeated = True
+            elif outcome.verdict == "applied":
+                known = _settled(outcome, repeated=repeated)
+                if known is not None:
+                    return known
                 repeated = True
         except TRANSIENT:
             await asyncio.sleep(RETRY_S)
@@ -119,10 +144,9 @@ async def once(
     success: Iterable[Operation],
     failure: Iterable[Operation] = (),
 ) -> Done:
-    """A transaction that must not be done twice, until it is answered.
+    """A transaction that must not be done twice, until it is answered or settled.
 
-    Raises OutcomeUnknown if nobody can tell whether it was done. The results may be missing if it
-    was settled later.
+    Raises OutcomeUnknown if nobody can tell whether it was done.
     """
     compare, success, failure = tuple(compare), tuple(success), tuple(failure)
     while True:
@@ -136,10 +160,10 @@ async def once(
             if outcome.verdict == "refused":
                 raise outcome.result from None
             if outcome.verdict == "applied":
-                if not isinstance(outcome.result, TxnResult | TxnOutcome):
+                known = _settled(outcome, repeated=False)
+                if known is None:
                     raise
-                result = outcome.result
-                return Done(result.revision, result.succeeded, (), repeated=False)
+                return known
         except TRANSIENT:
             await asyncio.sleep(RETRY_S)
 

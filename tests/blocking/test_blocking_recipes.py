@@ -6,6 +6,7 @@ same comes out of a thread, and that a call that ends early leaves nothing behin
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import signal
@@ -20,6 +21,7 @@ import pytest
 import raftkv.blocking.recipes
 import raftkv.recipes
 from raftkv import blocking
+from raftkv.blocking.portal import Portal
 from raftkv.blocking.recipes import (
     Barrier,
     Counter,
@@ -43,6 +45,7 @@ from raftkv.blocking.recipes import (
     observe,
     observe_members,
 )
+from raftkv.blocking.recipes.bridge import wait
 from raftkv.errors import LockLost, Stopped
 from raftkv.kv import PutOp
 
@@ -140,6 +143,36 @@ def test_control_c_leaves_the_queue(store: Store) -> None:
         finally:
             signal.signal(signal.SIGINT, former)
         waiters(store, b"l/", 1)
+
+
+def test_control_c_waits_until_what_was_taken_is_back() -> None:
+    portal = Portal("test")
+    begun = threading.Event()
+    back: list[str] = []
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            back.append("back")
+
+    def interrupt() -> None:
+        begun.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            wait(portal, work)
+        assert back == ["back"]
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, former)
+        portal.close()
 
 
 # Sessions ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -348,5 +349,81 @@ def test_a_transaction_goes_on_after_a_compaction_and_says_when_it_is_too_large(
         with pytest.raises(Exception, match="txn_ops_max") as caught:
             await atomically(store, large)
         assert type(caught.value).__name__ in (LimitExceeded.__name__, "TooLarge")
+
+    run(test)
+
+
+def test_a_barrier_that_was_lifted_before_it_was_heard_of_is_not_put_up_again() -> None:
+    async def test(store: MemoryStore) -> None:
+        outcome = store.outcome
+
+        async def later(*arguments: Any, **named: Any) -> Any:
+            await asyncio.sleep(0.05)
+            return await outcome(*arguments, **named)
+
+        store.outcome = later  # type: ignore[method-assign]
+        store.faults.append("answer_lost")
+        holding = asyncio.ensure_future(Barrier(store, b"b").hold())
+        await asyncio.sleep(0.02)
+        assert await Barrier(store, b"b").release()
+        await holding
+        assert await store.kv.get(b"b") is None
+
+    run(test)
+
+
+async def entered(session: Session, count: int = 2) -> tuple[DoubleBarrier, int]:
+    barrier = DoubleBarrier(session, b"db", count)
+    return barrier, await barrier.enter()
+
+
+def test_a_round_does_not_wait_for_those_of_another() -> None:
+    async def test(store: MemoryStore) -> None:
+        sessions = [Session(store, 10) for _ in range(6)]
+        for session in sessions:
+            await session.open()
+        rounds = []
+        for pair in (sessions[:2], sessions[2:4], sessions[4:]):
+            (a, token), (b, same) = await asyncio.gather(*map(entered, pair))
+            assert token == same
+            rounds.append((token, a, b))
+        assert [token for token, *_ in rounds] == sorted({token for token, *_ in rounds})
+        for _, a, b in (rounds[1], rounds[2], rounds[0]):
+            leaving = asyncio.ensure_future(a.leave())
+            await asyncio.sleep(1)
+            assert not leaving.done()
+            await b.leave()
+            await asyncio.wait_for(leaving, 1)
+        # Nothing of rounds that are over is kept.
+        (a, token), (b, _) = await asyncio.gather(*map(entered, sessions[:2]))
+        kept = await store.kv.get(b"db/round")
+        assert kept is not None
+        assert kept.value == b"%d" % token
+        await asyncio.gather(a.leave(), b.leave())
+
+    run(test)
+
+
+def test_who_looks_late_still_finds_its_own_round() -> None:
+    async def test(store: MemoryStore) -> None:
+        sessions = [Session(store, 10) for _ in range(6)]
+        for session in sessions:
+            await session.open()
+        late = DoubleBarrier(sessions[0], b"db", 2)
+        let_in = late._let_in
+
+        async def looks_late(ticket: Any) -> tuple[int, int]:
+            await asyncio.sleep(3)
+            return await let_in(ticket)
+
+        late._let_in = looks_late  # type: ignore[method-assign]
+        waiting = asyncio.ensure_future(late.enter())
+        await asyncio.sleep(0.1)
+        first, token = await entered(sessions[1])
+        others = [await asyncio.gather(*map(entered, sessions[at : at + 2])) for at in (2, 4)]
+        assert await waiting == token
+        await asyncio.gather(first.leave(), late.leave())
+        for pair in others:
+            await asyncio.gather(*(barrier.leave() for barrier, _ in pair))
 
     run(test)

@@ -401,3 +401,43 @@ def test_a_writer_is_not_starved_by_readers() -> None:
             assert await reader > writer.result()
 
     run(test)
+
+
+def test_a_session_is_closed_also_if_who_closes_it_is_cancelled() -> None:
+    async def test(store: MemoryStore) -> None:
+        session = Session(store, 5)
+        await session.open()
+        await Lock(session, b"l").acquire()
+        waiting = asyncio.ensure_future(Lock(session, b"other").acquire())
+        await asyncio.sleep(0.0005)
+        closing = asyncio.ensure_future(session.close())
+        await asyncio.sleep(0)
+        assert session._tasks, "a write is on its way"
+        closing.cancel()
+        await asyncio.wait((closing, waiting))
+        assert closing.cancelled()
+        await settled()
+        assert session.is_lost
+        assert await store.leases.list() == ()
+        assert keys(store, b"") == []
+
+    run(test)
+
+
+def test_a_waiter_hears_that_another_has_closed_its_session() -> None:
+    async def test(store: MemoryStore) -> None:
+        for delay_s in (0.0005, 0.1):
+            session = Session(store, 5)
+            await session.open()
+            async with Session(store, 5) as other, Lock(other, b"l"):
+                waiting = asyncio.ensure_future(Lock(session, b"l").acquire())
+                cancelled = asyncio.ensure_future(Lock(session, b"l").acquire())
+                await asyncio.sleep(delay_s)
+                cancelled.cancel()
+                await session.close()
+                with pytest.raises(LockLost):
+                    await waiting
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+
+    run(test)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from raftkv.errors import LockLost
 from raftkv.kv import PutOp
-from raftkv.recipes import PRIORITY_MAX, LockingQueue, PriorityQueue, Queue, Session
+from raftkv.recipes import PRIORITY_MAX, Item, LockingQueue, PriorityQueue, Queue, Session
 from tests.kv.memory_store import Fault
 from tests.recipes.helpers import MemoryStore, crash, keys, now, run, settled, started, take_away
 
@@ -221,5 +222,57 @@ def test_a_cancelled_or_lost_worker_holds_nothing() -> None:
                 await waiting
             await held.consume()
         assert not await started([])
+
+    run(test)
+
+
+def slow_outcomes(store: MemoryStore) -> None:
+    """Others act between a write and the moment in which its fate is known."""
+    outcome = store.outcome
+
+    async def later(*arguments: Any, **named: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await outcome(*arguments, **named)
+
+    store.outcome = later  # type: ignore[method-assign]
+
+
+def test_an_entry_that_was_taken_before_its_put_was_heard_of_is_not_put_again() -> None:
+    async def test(store: MemoryStore) -> None:
+        slow_outcomes(store)
+        queue = Queue(store, b"q")
+        await queue.put(b"zero")
+        assert (await queue.get()).value == b"zero"
+        taken = [asyncio.ensure_future(Queue(store, b"q").get()) for _ in range(2)]
+        await settled()
+        store.faults.append("answer_lost")
+        token = await queue.put(b"job")
+        await settled()
+        assert [task.done() for task in taken] == [True, False]
+        assert await taken[0] == Item(b"job", token, taken[0].result().key)
+        taken[1].cancel()
+
+    run(test)
+
+
+@pytest.mark.parametrize("word", ["check", "consume", "release"])
+def test_an_entry_that_another_holds_is_lost_also_if_an_answer_was(word: str) -> None:
+    async def test(store: MemoryStore) -> None:
+        slow_outcomes(store)
+        async with Session(store, 10) as session:
+            queue = LockingQueue(session, b"q")
+            await queue.put(b"job")
+            entry = await queue.take()
+            await entry.release()
+            other = await LockingQueue(session, b"q").take()
+            store.faults.append("answer_lost")
+            with pytest.raises(LockLost, match="is held no more"):
+                await getattr(entry, word)()
+            store.faults.clear()
+            assert await queue.size() == 1
+            await other.check()
+            store.faults.append("answer_lost")
+            await other.consume()
+            assert await queue.size() == 0
 
     run(test)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from raftkv.blocking.portal import Portal
 from raftkv.errors import Stopped
@@ -13,6 +14,9 @@ from raftkv.recipes import Store as AsyncStore
 __all__ = ["Store", "leave", "wait"]
 
 T = TypeVar("T")
+
+# After Ctrl-C: a little more than what recipes allow themselves for cleaning up.
+LEAVE_S: Final = 2.5
 
 
 class Store(Protocol):
@@ -27,14 +31,24 @@ def wait(
     """What `work()` gives, run on the portal's loop. After `timeout_s` it is cancelled.
 
     Raises TimeoutError then. What a recipe does when it is cancelled (leave the queue, put back
-    what was taken) is done before this raises, and takes two seconds at most.
+    what was taken) is done before this raises, and takes two seconds at most; so it is after
+    Ctrl-C, unless that comes twice.
     """
+    ended = threading.Event()
 
     async def limited() -> T:
-        async with asyncio.timeout(timeout_s):
-            return await work()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work()
+        finally:
+            ended.set()
 
-    return portal.call(limited())
+    try:
+        return portal.call(limited())
+    except (KeyboardInterrupt, SystemExit):
+        # It is cancelled by now, but a future of threads does not wait for what that entails.
+        ended.wait(LEAVE_S)
+        raise
 
 
 def leave(portal: Portal, leaving: Coroutine[Any, Any, None], error: BaseException | None) -> None:
