@@ -71,7 +71,7 @@ def invoke(
         (("elect", "", "v", *AT), "the election needs a NAME"),
         (("elect", "n", "v", "--listen", *AT), "leave VALUE out"),
         (("lease", "revoke", "xyz", *AT), "'xyz' is not the id of a lease"),
-        (("lease", "timetolive", "8" + "0" * 15, *AT), "is not the id of a lease"),
+        (("lease", "timetolive", "1" + "0" * 16, *AT), "is not the id of a lease"),
         (("lease", "keep-alive", "-0x1", *AT), "No such option"),
         (("lease", "grant", "60", "--id", "", *AT), "'' is not the id of a lease"),
         (("check", "perf", *AT, "--load", "xxl"), "--load xxl is not one of s, m, l, xl"),
