@@ -39,8 +39,17 @@ def files(*suffixes: str) -> Iterator[Path]:
 
 @functools.lru_cache(maxsize=1)
 def nodes_of(text: str) -> tuple[ast.AST, ...]:
-    """All nodes of a module; parsed once for all rules that look at one file in turn."""
-    return tuple(ast.walk(ast.parse(text)))
+    """A module and all its statements, without what they consist of, which is ten times as much.
+
+    Parsed once for all rules that look at one file in turn.
+    """
+    found: list[ast.AST] = [ast.parse(text)]
+    for node in found:  # it grows meanwhile
+        for blocks in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, blocks, ())
+            if isinstance(inner, list):
+                found += inner
+    return tuple(found)
 
 
 @functools.cache
