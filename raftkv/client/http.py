@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import urllib.parse
 from collections import deque
@@ -261,6 +262,8 @@ class HttpEndpoint:
         self._idle: list[_Connection] = []  # the one used last is taken first
         self._busy: set[_Connection] = set()
         self._closed = False
+        # Of the host, which may have several.
+        self._address = ""
 
     async def request(
         self,
@@ -348,10 +351,7 @@ class HttpEndpoint:
                 return connection
             connection.close()
         try:
-            async with asyncio.timeout_at(deadline):
-                _, made = await loop.create_connection(
-                    lambda: _Connection(self._bytes_max), self._host, self._port, ssl=self._tls
-                )
+            made = await self._connect(deadline)
         except TimeoutError:
             raise Unsent(f"{self.url} cannot be reached: no connection in time") from None
         except (OSError, UnicodeError) as error:
@@ -362,6 +362,37 @@ class HttpEndpoint:
             made.close()  # while the connection was being made
             raise
         return made
+
+    async def _connect(self, deadline: float) -> _Connection:
+        """To the first address of the host that answers; the one that did last is asked first.
+
+        Each gets a share of the time: behind a dead one there may be one that lives.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout_at(deadline):
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+        addresses.sort(key=lambda address: address != self._address)
+        name = self._host if self._tls is not None else None
+        failure: OSError = OSError(f"there is no address of {self._host}")
+        for place, address in enumerate(addresses):
+            now = loop.time()
+            share_s = (deadline - now) / (len(addresses) - place)
+            try:
+                async with asyncio.timeout_at(now + share_s):
+                    _, made = await loop.create_connection(
+                        lambda: _Connection(self._bytes_max),
+                        address,
+                        self._port,
+                        ssl=self._tls,
+                        server_hostname=name,
+                    )
+            except OSError as error:  # TimeoutError is one
+                failure = error
+            else:
+                self._address = address
+                return made
+        raise failure
 
     def _close_idle(self) -> None:
         """What has ended one connection may have ended those that are idle: a node that was started

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -305,6 +307,45 @@ async def test_names_that_cannot_be_looked_up() -> None:
                 await client.kv.get(b"k")
     with pytest.raises(ConfigError, match="not an endpoint"):
         HttpEndpoint("http://b\u00fccher:1")
+
+
+@in_loop
+async def test_behind_a_dead_address_of_a_name_stands_another_one() -> None:
+    """A listener whose queue is full answers nothing, like a host that was switched off."""
+    loop = asyncio.get_running_loop()
+    look_up = loop.getaddrinfo
+    asked: list[str] = []
+
+    async def addresses(host: str, port: int, **named: Any) -> Any:
+        asked.append(host)
+        return [
+            *await look_up("127.0.0.2", port, **named),
+            *await look_up("127.0.0.1", port, **named),
+        ]
+
+    loop.getaddrinfo = addresses  # type: ignore[method-assign, assignment]
+    async with FakeDoor(lambda asked: Say({})) as door:
+        port = int(door.url.rpartition(":")[2])
+        with socket.socket() as dead, contextlib.ExitStack() as filled:
+            dead.bind(("127.0.0.2", port))
+            dead.listen(0)
+            for _ in range(3):
+                client = filled.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(dead.getsockname())
+            endpoint = HttpEndpoint(f"http://node.example:{port}")
+            begun = loop.time()
+            answer = await endpoint.request(b"GET", b"/version", deadline=begun + 2)
+            assert answer.status == 200
+            assert loop.time() - begun >= 1
+            # From now on the one that has answered is asked first: nothing is left for another.
+            assert endpoint._address == "127.0.0.1"
+            endpoint._close_idle()
+            dead.close()
+            answer = await endpoint.request(b"GET", b"/version", deadline=loop.time() + 10)
+            assert answer.status == 200
+            assert asked == ["node.example"] * 2
+            endpoint.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/x y", "/v1/x\r\nhost: a", "v1/x", "/v1/\u00fc", "/v1/x\x7f"])
