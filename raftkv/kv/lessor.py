@@ -206,6 +206,7 @@ class Office:
         late_ms = self._monotonic_ms() - self._tick_at_ms
         if late_ms > STALL_S * 1000:
             self._note_stall(late_ms)
+        self._tick_at_ms = self._monotonic_ms()
         view = self._host.view()
         if not len(view.table("leases")):
             return
@@ -255,7 +256,12 @@ class Office:
     # -- expiry
 
     def _next_batch(self) -> tuple[int, ...]:
-        """Leases that are due, as many as one command may delete."""
+        """Leases that are due, as many as one command may delete.
+
+        None before a tick that is late: it has to say first that the process stood still.
+        """
+        if self._monotonic_ms() - self._tick_at_ms > STALL_S * 1000:
+            return ()
         view = self._host.view()
         leases = view.table("leases")
         now_ms = self.now_ms()

@@ -558,3 +558,35 @@ def test_many_stalls_do_not_add_up(monkeypatch: pytest.MonkeyPatch, told_apart: 
             assert 5 <= ended - granted_at <= 5 + SLACK_S
 
     run(test)
+
+
+def test_a_stall_before_the_late_tick_was_heard_of_is_none_of_the_leases_time() -> None:
+    """The loop is held up between the answer to an Expire and the lessor's next turn."""
+
+    async def test(store: MemoryStore) -> None:
+        loop: Any = asyncio.get_running_loop()
+        propose = store.propose
+        stalled = False
+
+        async def holding_up(command: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
+            nonlocal stalled
+            result = await propose(command, timeout_s=timeout_s)
+            if isinstance(command, Expire) and not stalled:
+                stalled = True
+                loop.now += 15
+            return result
+
+        store.propose = holding_up  # type: ignore[method-assign]
+        kept = (await store.leases.grant(10)).id
+        await store.leases.grant(2)
+        while not stalled:
+            await store.leases.keep_alive(kept)
+            await asyncio.sleep(0.5)
+        assert await store.leases.keep_alive(kept) == 10
+        # Afterwards leases end as ever.
+        kept_at = now()
+        ended = await gone_at(store, kept, kept_at + 60)
+        assert ended is not None
+        assert 10 <= ended - kept_at <= 10 + SLACK_S
+
+    run(test)
