@@ -120,6 +120,7 @@ class CorePart:
         )
         peering.engine = self.engine
         self.feeds = Feeds(self.engine)
+        self.engine.snapshotting.fed = self.feeds.in_transit
         self.detector = Detector(
             self.engine, lambda: replica.machine.members, lambda: self.feeds.names, self._down
         )

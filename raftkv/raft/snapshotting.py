@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from raftkv.errors import DiskFailed, NodeFault
@@ -63,6 +64,8 @@ class Snapshotting:
         self._waiting: asyncio.Future[None] | None = None
         self._gap_from = 0.0
         self._not_before = 0.0
+        # The indexes of snapshots on their way to replicants.
+        self.fed: Callable[[], Sequence[int]] = tuple
         self._engine: Engine
 
     def attach(self, engine: Engine) -> None:
@@ -245,10 +248,11 @@ class Snapshotting:
         index = snapshot.meta.index
         self.last_index = index
         self._bytes_at_last = engine.wal.bytes_total
-        base = self._tail_begins(index)
+        # Rule 25: who is installing a snapshot now needs what lies behind it.
+        needed = [self._tail_begins(index), *self.fed()]
         if engine.leading is not None:
-            # Rule 25: who is installing a snapshot now needs what lies behind it.
-            base = min([base, *engine.leading.in_transit()])
+            needed += engine.leading.in_transit()
+        base = min(needed)
         if base > engine.wal.base_index:
             term = engine.wal.term_at(base)
             assert term is not None

@@ -8,6 +8,11 @@ Rule 18: a core that restarted may stand lower than its replicants; it waits unt
 up. A replicant whose (index, term) this core's log contradicts has diverged: it is told so and
 stops. The leader's cost does not grow with the number of replicants, because each core feeds its
 own.
+
+The log keeps what lies behind a snapshot that is on its way to a replicant (rule 25): otherwise a
+core that is written to fast would send one snapshot after the other, and never an entry. A
+replicant that takes nothing of one for SNAPSHOT_STALL_S is cut off, for it holds up the log, and
+the state as it was, with all that has changed since.
 """
 
 from __future__ import annotations
@@ -34,6 +39,9 @@ STATUS_S = 0.2
 SLICE_ROWS = 500
 # Between two slices. The loop has other work; 10^6 rows are on their way within ten seconds.
 SLICE_PAUSE_S = 0.002
+# A replicant that takes nothing of a snapshot for so long, or does not say that it has it, is gone
+# as far as this core is concerned. It dials again.
+SNAPSHOT_STALL_S = 30.0
 # What a message adds to a chunk of a snapshot: a few numbers.
 MESSAGE_HEAD_BYTES_MAX = 1024
 # Entries in one message, and bytes if it has several, for the same reason.
@@ -51,6 +59,10 @@ class Feed:
         self.next: int | None = None
         self.applied = 0
         self.snapshotting = False
+        # The index of the last snapshot until it is reported as installed, and when something of it
+        # last moved.
+        self.snapshot_index: int | None = None
+        self.moved_at = 0.0
         self._inflight: deque[tuple[int, int]] = deque()
         self.inflight_bytes = 0
 
@@ -61,6 +73,8 @@ class Feed:
 
     def progressed(self, index: int) -> None:
         self.applied = max(self.applied, index)
+        if self.snapshot_index is not None and index >= self.snapshot_index:
+            self.snapshot_index = None
         while self._inflight and self._inflight[0][0] <= index:
             self.inflight_bytes -= self._inflight.popleft()[1]
 
@@ -162,7 +176,9 @@ class Feeds:
             if frame is None:
                 pairs = [(entry.term, entry.payload) for entry in entries]
                 frame = wire.encode(wire.Feed(prev_index, prev_term, engine.commit, pairs))
-                self._frames[prev_index, last] = frame
+                # The next feed at the head takes it too. Those of one that lags are its own.
+                if last == engine.commit:
+                    self._frames[prev_index, last] = frame
             feed.link.send_frame(frame)
             feed.sent(last, len(frame))
             sent_bytes += len(frame)
@@ -179,7 +195,7 @@ class Feeds:
 
     async def _send_snapshot(self, feed: Feed) -> None:
         engine, link = self._engine, feed.link
-        index = engine.applied
+        index = feed.snapshot_index = engine.applied
         term = engine.wal.term_at(index)
         assert term is not None
         frozen = engine.application.freeze()
@@ -191,8 +207,7 @@ class Feeds:
                 number += 1
                 self.snapshot_sent_bytes += len(chunk)
                 await engine.runtime.sleep(SLICE_PAUSE_S)
-                while link.unsent_bytes > engine.limits.snapshot_inflight_bytes_max and link.up:
-                    await engine.runtime.sleep(0.01)
+                await self._taken(feed)
                 if not link.up or engine.stopped:
                     return
             link.send(wire.FeedSnapshot(index, term, number, True, b""))
@@ -203,6 +218,30 @@ class Feeds:
             feed.snapshotting = False
         log.info("sent a snapshot at index %d to %s", index, link.peer_name)
         self._push(feed)
+
+    async def _taken(self, feed: Feed) -> None:
+        """Return when there is room on the way for more, or when the link is down."""
+        engine, link = self._engine, feed.link
+        least_bytes = link.unsent_bytes
+        feed.moved_at = engine.runtime.monotonic()
+        while link.unsent_bytes > engine.limits.snapshot_inflight_bytes_max and link.up:
+            await engine.runtime.sleep(0.01)
+            now = engine.runtime.monotonic()
+            if link.unsent_bytes < least_bytes:
+                least_bytes, feed.moved_at = link.unsent_bytes, now
+            elif now - feed.moved_at > SNAPSHOT_STALL_S:
+                log.warning("%s takes nothing of a snapshot: cut off", link.peer_name)
+                link.abort()
+                return
+
+    def in_transit(self) -> list[int]:
+        """The indexes of snapshots on their way to replicants that take them."""
+        since = self._engine.runtime.monotonic() - SNAPSHOT_STALL_S
+        return [
+            feed.snapshot_index
+            for feed in self._feeds.values()
+            if feed.snapshot_index is not None and feed.moved_at >= since
+        ]
 
     # -- who leads
 

@@ -1,0 +1,144 @@
+"""Feeds of replicants: what the log keeps for them, what memory they take, who is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raftkv.config import Limits
+from raftkv.raft import wire
+from raftkv.replicant import upstream
+from raftkv.replicant.upstream import Feeds
+from tests.raft.harness import A, Bench
+
+SMALL = Limits(snapshot_log_entries=10, log_tail_entries=2)
+
+
+class FollowLink:
+    """The link of a replicant, which takes what it is sent as told."""
+
+    def __init__(self, name: str) -> None:
+        self.peer_id = f"{name}-aa"
+        self.peer_name = name
+        self.up = True
+        self.unsent_bytes = 0
+        self.snapshots: list[int] = []
+        self.frames: list[bytes] = []
+        self.feeds: Feeds | None = None
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, wire.FeedSnapshot) and message.last:
+            self.snapshots.append(message.index)
+
+    def send_frame(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        self.up = False
+        assert self.feeds is not None
+        self.feeds.link_down(self)  # type: ignore[arg-type]
+
+
+class Core:
+    """A core that leads alone, is written to, and feeds replicants."""
+
+    def __init__(self, limits: Limits = SMALL) -> None:
+        self.bench = Bench(A, voters=(A,), limits=limits)
+        self.bench.elect()
+        self.feeds = Feeds(self.bench.engine)
+        self.bench.engine.snapshotting.fed = self.feeds.in_transit
+        self.write(30)
+
+    @property
+    def commit(self) -> int:
+        return self.bench.engine.commit
+
+    def write(self, count: int, size: int = 1) -> None:
+        for _ in range(count):
+            self.bench.engine.propose([bytes(size)])
+            self.bench.runtime.settle()
+        self.feeds.progressed()
+        self.bench.runtime.settle()
+
+    def follow(self, link: FollowLink, index: int, term: int) -> None:
+        link.feeds = self.feeds
+        given: Any = link
+        self.feeds.link_up(given)
+        self.feeds.on_follow(given, wire.Follow(index, term))
+
+    def progressed(self, link: FollowLink, index: int) -> None:
+        self.feeds.on_progressed(link, wire.Progressed(index))  # type: ignore[arg-type]
+
+
+def test_the_log_keeps_what_lies_behind_a_snapshot_on_its_way() -> None:
+    """Else a replicant of a core that is written to fast gets snapshots only."""
+    core = Core()
+    assert core.bench.wal.base_index > 2
+    link = FollowLink("r")
+    core.follow(link, 1, 0)
+    core.bench.runtime.advance(0)
+    for _ in range(30):  # the core writes snapshots of its own meanwhile
+        core.bench.runtime.advance(0.01)
+        core.write(10)
+    (index,) = link.snapshots
+    assert core.bench.wal.base_index <= index
+    core.progressed(link, index)
+    assert link.frames, "what came behind it is sent"
+    core.progressed(link, core.commit)
+    core.write(30)
+    assert core.bench.wal.base_index > index, "nothing is kept any more"
+    assert len(link.snapshots) == 1
+
+
+def test_the_log_waits_for_nobody_who_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    core = Core()
+    link = FollowLink("r")
+    link.unsent_bytes = core.bench.limits.snapshot_inflight_bytes_max + 3
+    core.follow(link, 1, 0)
+    core.bench.runtime.advance(0.1)
+    index = core.feeds.in_transit()[0]
+    for _ in range(2):
+        # As long as it takes a little it is waited for.
+        core.bench.runtime.advance(upstream.SNAPSHOT_STALL_S - 1)
+        link.unsent_bytes -= 1
+        core.bench.runtime.advance(0.1)
+        assert core.feeds.in_transit() == [index]
+    core.bench.runtime.advance(upstream.SNAPSHOT_STALL_S + 1)
+    assert not link.up
+    assert core.feeds.in_transit() == []
+    assert "r takes nothing of a snapshot" in caplog.text
+    core.write(30)
+    assert core.bench.wal.base_index > index
+
+
+def test_a_snapshot_that_is_never_reported_as_installed_keeps_nothing_for_ever() -> None:
+    core = Core()
+    link = FollowLink("r")
+    core.follow(link, 1, 0)
+    core.bench.runtime.advance(1)
+    (index,) = link.snapshots
+    core.write(30)
+    assert core.bench.wal.base_index <= index
+    core.bench.runtime.advance(upstream.SNAPSHOT_STALL_S + 1)
+    core.write(30)
+    assert core.bench.wal.base_index > index
+
+
+def test_frames_of_one_that_lags_are_not_kept() -> None:
+    core = Core(Limits())
+    link, second = FollowLink("r"), FollowLink("s")
+    core.follow(link, 1, 0)
+    core.follow(second, core.commit, core.bench.engine.term)
+    core.write(20, size=200_000)
+    core.progressed(link, core.commit)
+    core.bench.runtime.advance(1)
+    assert len(link.frames) > 5
+    assert sum(map(len, core.feeds._frames.values())) <= 2 * upstream.MESSAGE_BYTES_MAX
+    # Those at the head share one.
+    core.progressed(second, core.commit)
+    core.write(1)
+    assert link.frames[-1] is second.frames[-1]
