@@ -174,6 +174,10 @@ class WatchStream:
             raise
         number = request.watch_id or self._number()
         self._watches[number] = watch
+        if self._unmarked:
+            # The mark that is on its way must not speak for events that this one has yet to give.
+            self._unmarked.add(number)
+            watch.request_progress()
         self._say(revision, number, b',"created":true')
         watch.on_ready = partial(self._is_ready, number)
         self._is_ready(number)

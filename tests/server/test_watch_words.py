@@ -336,3 +336,22 @@ def test_streams_and_their_watches_are_bounded(narrow: Served) -> None:
             assert (answer["code"], answer["reason"]) == (8, "overloaded")
             assert "streams_max" in answer["detail"]
     assert narrow.app.refused["streams_max"] == 1
+
+
+def test_a_mark_does_not_speak_for_a_watch_that_came_after_it_was_asked_for(
+    served: Served, wire: Wire
+) -> None:
+    count = 2000
+    for number in range(count):
+        served.put(b"busy", b"%d" % number)
+    begun(
+        wire,
+        create(key=b64(b"quiet")),
+        {"progress_request": {}},
+        create(key=b64(b"busy"), start_revision="2"),
+    )
+    seen = 0
+    while (result := wire.result()).get("watch_id") != "-1":
+        seen += len(result.get("events", ()))
+    assert seen == count
+    assert int(result["header"]["revision"]) == count + 1
