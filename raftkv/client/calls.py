@@ -322,6 +322,7 @@ class Caller:
                 last = error
                 delivered = True
                 if session is None:
+                    self.failed(place)
                     raise _write_failed(last, None, 0, delivered=True) from None
             self.failed(place)
 
@@ -348,11 +349,19 @@ class Caller:
         tries = _Tries()
         while True:
             place = await self._place_for(url, tries, deadline)
-            await self._slot(deadline)
-            limit = deadline if url or not repeat else self._try_until(deadline)
+            try:
+                await self._slot(deadline)
+            except Overloaded as error:
+                raise tries.end(error) from None
+            share = self._try_until(deadline)
+            limit = deadline if url or not repeat else share
+            # Until there is a connection nothing was sent: that may be tried elsewhere.
+            connect_by = deadline if url else share
             try:
                 with self._heeding(place):
-                    answer = await place.http.request(method, path, body, deadline=limit)
+                    answer = await place.http.request(
+                        method, path, body, deadline=limit, connect_by=connect_by
+                    )
             except Unsent as error:
                 tries.failed(PeerUnreachable(str(error)))
             except Broken as error:
@@ -384,11 +393,13 @@ class Caller:
         tries = _Tries()
         while True:
             place = await self._place_for(url, tries, deadline)
-            limit = deadline if url or not repeat else self._try_until(deadline)
+            share = self._try_until(deadline)
+            limit = deadline if url or not repeat else share
+            connect_by = deadline if url else share
             try:
                 with self._heeding(place):
                     answer, lines = await place.http.open_stream(
-                        path, body, deadline=limit, method=method
+                        path, body, deadline=limit, connect_by=connect_by, method=method
                     )
             except Unsent as error:
                 tries.failed(PeerUnreachable(str(error)))
@@ -557,6 +568,9 @@ class Caller:
         """Let an endpoint rest, after a call or in the middle of a stream."""
         self.retries += 1
         now = self._now()
+        if self._places[self._current] is place:
+            # Its rest may be over before the next call, which has another endpoint to begin with.
+            self._current = (self._current + 1) % len(self._places)
         if place.rests_until <= now:  # not already for a call that failed at the same time
             place.rests_until = now + _rest_s(place.failures)
             place.failures += 1

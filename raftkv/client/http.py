@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 import urllib.parse
@@ -85,6 +86,8 @@ class _Connection(asyncio.Protocol):
         self.reusable = False
         self.idle_since = 0.0
         self.closed = False
+        # Whom it is with, of the addresses that a name may have.
+        self.address = ""
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -239,9 +242,11 @@ class LineStream:
         return line
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Hang up. Idempotent. What has arrived and was not taken is dropped."""
         self._connection.close()
         self.end("the stream was closed")
+        self._lines.clear()
+        self._rest = []
 
 
 class HttpEndpoint:
@@ -262,8 +267,10 @@ class HttpEndpoint:
         self._idle: list[_Connection] = []  # the one used last is taken first
         self._busy: set[_Connection] = set()
         self._closed = False
-        # Of the host, which may have several.
-        self._address = ""
+        # Of the addresses that the host may have: the one that has answered, one that has not.
+        self._address = self._shunned = ""
+        self._is_address = _is_address(self._host)
+        self._looking_up: asyncio.Future[Any] | None = None
 
     async def request(
         self,
@@ -291,12 +298,13 @@ class HttpEndpoint:
         except BaseException as error:
             connection.close()
             if isinstance(error, Broken):
-                self._close_idle()
+                self._broke(connection)
             raise
         finally:
             alarm.cancel()
             self._busy.discard(connection)
             self._give_back(connection)
+        self._answered(connection)
         return answer
 
     async def open_stream(
@@ -306,11 +314,12 @@ class HttpEndpoint:
         headers: bytes = b"",
         *,
         deadline: float,
+        connect_by: float | None = None,
         method: bytes = b"POST",
     ) -> tuple[Answer, LineStream]:
         """One request, and the lines that are answered. Status other than 200: an ordinary answer,
         and a stream without lines. The deadline is for its beginning. Raises Unsent or Broken."""
-        connection = await self._take(deadline)
+        connection = await self._take(deadline if connect_by is None else connect_by)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Answer] = loop.create_future()
         alarm = loop.call_at(deadline, self._late, waiter)
@@ -322,11 +331,12 @@ class HttpEndpoint:
         except BaseException as error:
             stream.close()
             if isinstance(error, Broken):
-                self._close_idle()
+                self._broke(connection)
             raise
         finally:
             alarm.cancel()
             self._busy = {each for each in self._busy if not each.closed}
+        self._answered(connection)
         if not stream.flowing:
             stream.close()
         return answer, stream
@@ -364,15 +374,14 @@ class HttpEndpoint:
         return made
 
     async def _connect(self, deadline: float) -> _Connection:
-        """To the first address of the host that answers; the one that did last is asked first.
+        """To an address of the host that takes it; the one that has answered last is asked first.
 
         Each gets a share of the time: behind a dead one there may be one that lives.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout_at(deadline):
-            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-        addresses.sort(key=lambda address: address != self._address)
+            addresses = await self._addresses()
+        addresses.sort(key=lambda each: (each == self._shunned, each != self._address))
         name = self._host if self._tls is not None else None
         failure: OSError = OSError(f"there is no address of {self._host}")
         for place, address in enumerate(addresses):
@@ -390,9 +399,35 @@ class HttpEndpoint:
             except OSError as error:  # TimeoutError is one
                 failure = error
             else:
-                self._address = address
+                made.address = address
                 return made
         raise failure
+
+    async def _addresses(self) -> list[str]:
+        """Of the host, as the operating system gives them.
+
+        One look-up at a time for each name: one that hangs keeps a thread, however soon its callers
+        give up, and a name server that is gone must not use up those for the other names.
+        """
+        if self._is_address:
+            return [self._host]
+        if self._looking_up is None or self._looking_up.done():
+            loop = asyncio.get_running_loop()
+            self._looking_up = asyncio.ensure_future(
+                loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            )
+        found = await asyncio.shield(self._looking_up)
+        return list(dict.fromkeys(str(info[4][0]) for info in found))
+
+    def _answered(self, connection: _Connection) -> None:
+        self._address = connection.address
+        if self._shunned == connection.address:
+            self._shunned = ""
+
+    def _broke(self, connection: _Connection) -> None:
+        """Another address of the host may do better, also if this one takes connections."""
+        self._shunned = connection.address
+        self._close_idle()
 
     def _close_idle(self) -> None:
         """What has ended one connection may have ended those that are idle: a node that was started
@@ -433,6 +468,14 @@ def split_endpoint(url: str) -> tuple[str, str, int, bool]:
             secure = parts.scheme == "https"
             return url.rstrip("/"), host, port or (443 if secure else 80), secure
     raise ConfigError(f"{url!r} is not an endpoint: write http://HOST:PORT or https://HOST:PORT")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _reason(error: Exception) -> str:

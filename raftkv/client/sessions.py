@@ -54,21 +54,18 @@ class Session:
         self.ended = False
         self._clock = clock
         self._next = 1
-        self._unanswered: dict[int, GivenUp | None] = {}
-        self._given_up = 0
+        # In their order: what holds the floor.
+        self._unanswered: dict[int, None] = {}
+        # Of these those whose caller was told Timeout, in the order of that.
+        self._given_up: dict[int, GivenUp] = {}
         self._given_up_bytes = 0
         self._prefix = f"raftkv-session: {handle}\r\nraftkv-seq: ".encode("ascii")
 
     @property
     def floor(self) -> int:
         """The lowest number whose answer is still wanted."""
-        unanswered = self._unanswered
-        while unanswered:
-            seq, waits = next(iter(unanswered.items()))
-            if waits is None or (self._room() and waits.until > self._clock()):
-                return seq
-            self.done(seq)
-        return self._next
+        self._forget()
+        return next(iter(self._unanswered), self._next)
 
     @property
     def full(self) -> bool:
@@ -87,23 +84,32 @@ class Session:
 
     def done(self, seq: int) -> None:
         """The number is answered, or was never sent, or nobody will ask for it any more."""
-        waited = self._unanswered.pop(seq, None)
+        self._unanswered.pop(seq, None)
+        waited = self._given_up.pop(seq, None)
         if waited is not None:
-            self._given_up -= 1
             self._given_up_bytes -= len(waited.body)
 
     def give_up(self, seq: int, path: bytes, body: bytes) -> None:
         """The caller was told that the outcome is unknown."""
-        if seq in self._unanswered:
-            self._unanswered[seq] = GivenUp(path, body, self._clock() + GIVEN_UP_KEPT_S)
-            self._given_up += 1
+        if seq in self._unanswered and seq not in self._given_up:
+            self._given_up[seq] = GivenUp(path, body, self._clock() + GIVEN_UP_KEPT_S)
             self._given_up_bytes += len(body)
+            self._forget()
+
+    def _forget(self) -> None:
+        """The oldest given-up writes whose time is over, or for which there is no room."""
+        now = self._clock()
+        while self._given_up:
+            seq, oldest = next(iter(self._given_up.items()))
+            if self._room() and oldest.until > now:
+                return
+            self.done(seq)
 
     def _room(self) -> bool:
-        return self._given_up <= GIVEN_UP_MAX and self._given_up_bytes <= GIVEN_UP_BYTES_MAX
+        return len(self._given_up) <= GIVEN_UP_MAX and self._given_up_bytes <= GIVEN_UP_BYTES_MAX
 
     def given_up(self, seq: int) -> GivenUp | None:
-        return self._unanswered.get(seq)
+        return self._given_up.get(seq)
 
 
 class Sessions:

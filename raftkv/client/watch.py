@@ -64,6 +64,8 @@ class ClientWatch:
         self._caller = caller
         self._request = request
         self._next = start_revision
+        # The revision of the keyspace when the last stream began.
+        self._reached = 0
         self._progress_s = progress_s
         self._marked_at = 0.0
         self._stream: LineStream | None = None
@@ -174,7 +176,12 @@ class ClientWatch:
             # It would be as long everywhere, and at every try.
             self.close()
             raise TooLarge(f"{error} (answer_bytes_max): watch with a larger one") from None
-        except (Broken, TimeoutError):
+        except TimeoutError:
+            # From a revision that does not exist yet nothing comes, whoever is asked.
+            ahead = self._reached < self._next - 1
+            self._drop(rest=not self._closed and not ahead)
+            return None
+        except Broken:
             self._drop(rest=not self._closed)
             return None
         except Compacted as refusal:
@@ -250,6 +257,7 @@ class ClientWatch:
             self._judge_end(result)
             return None
         if result.created:
+            self._reached = result.header.revision
             self._began = self._began or result.header.revision
             if not self._next:
                 self._next = result.header.revision + 1
