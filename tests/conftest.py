@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SPARK = "tests/bench/test_analysis"
+SPARK = ("tests/bench/test_analysis", "tests/bench/test_check.py")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -22,6 +22,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+            return "spark" if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
 
     return Scheduling(config, log)
