@@ -181,7 +181,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._receiving_since is not None:
-            if now - self._receiving_since > limits.request_timeout_s:
+            # The rest of one that is queued may have come long ago, and is held.
+            if not self.pipeline and now - self._receiving_since > limits.request_timeout_s:
                 self._state.refused["request_timeout_s"] += 1
                 if self._rests:
                     self.transport.write(_TOO_SLOW)
@@ -375,6 +376,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
+        if self._receiving_since is not None:
+            self._receiving_since = self._idle_since
         if not self.transport.is_closing():
             self._go_on()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 import threading
@@ -142,6 +143,24 @@ def test_a_request_in_one_piece_with_a_stream_waits_for_its_end(served: Served) 
         client.sendall(keep_alive + GET + keep_alive + GET)
         found = read(client, b"etcdserver", 2)
         assert found.count(b'"result"') == 2
+
+
+def test_a_request_that_waits_is_not_taken_for_a_slow_one(served: Served) -> None:
+    """Its head came in one piece with the body of the one before, and its own body is held."""
+    head, _, body = put(1).partition(b"\r\n\r\n")
+
+    async def check_later(connection: BoundedHttp) -> bool:
+        timeout_s = connection._state.limits.request_timeout_s
+        connection.check(asyncio.get_running_loop().time() + timeout_s + 1)
+        return connection.transport.is_closing()
+
+    with connected(served) as client:
+        client.sendall(post("/v3/watch", WATCH) + head + b"\r\n\r\n")
+        read(client, b'"created":true')
+        client.sendall(body)
+        (connection,) = served.door._state.connections
+        assert connection.pipeline
+        assert not served.run(check_later(connection))
 
 
 def test_who_sends_much_behind_a_stream_is_cut(served: Served) -> None:
