@@ -353,10 +353,7 @@ class Caller:
                 await self._slot(deadline)
             except Overloaded as error:
                 raise tries.end(error) from None
-            share = self._try_until(deadline)
-            limit = deadline if url or not repeat else share
-            # Until there is a connection nothing was sent: that may be tried elsewhere.
-            connect_by = deadline if url else share
+            connect_by, limit = self._limits(url, repeat, deadline)
             try:
                 with self._heeding(place):
                     answer = await place.http.request(
@@ -393,9 +390,7 @@ class Caller:
         tries = _Tries()
         while True:
             place = await self._place_for(url, tries, deadline)
-            share = self._try_until(deadline)
-            limit = deadline if url or not repeat else share
-            connect_by = deadline if url else share
+            connect_by, limit = self._limits(url, repeat, deadline)
             try:
                 with self._heeding(place):
                     answer, lines = await place.http.open_stream(
@@ -425,6 +420,14 @@ class Caller:
             none = NoLeader("the deadline passed before the request could be sent")
             raise tries.end(tries.last or none)
         return place
+
+    def _limits(self, url: str | None, repeat: bool, deadline: float) -> tuple[float, float]:
+        """Until when one try may connect, and until when it may be answered.
+
+        Before there is a connection nothing was sent: that may be tried elsewhere in any case.
+        """
+        share = self._try_until(deadline)
+        return deadline if url else share, deadline if url or not repeat else share
 
     def _go_on(self, place: Place, tries: _Tries, url: str | None, repeat: bool) -> None:
         """After a try that has failed. Raises it if there must not be another."""

@@ -196,6 +196,7 @@ class Feeds:
     async def _send_snapshot(self, feed: Feed) -> None:
         engine, link = self._engine, feed.link
         index = feed.snapshot_index = engine.applied
+        feed.moved_at = engine.runtime.monotonic()
         term = engine.wal.term_at(index)
         assert term is not None
         frozen = engine.application.freeze()

@@ -80,6 +80,7 @@ class DoorState:
             "head_bytes_max": 0,
             "request_timeout_s": 0,
             "send_timeout_s": 0,
+            "held_bytes_max": 0,
         }
 
 
@@ -241,7 +242,8 @@ class BoundedHttp(HttpToolsProtocol):
             flow.resume_reading()
         if flow.full and running is not None and not running.response_complete:
             scope: Any = running.scope
-            if STREAM in scope:
+            if STREAM in scope and not self.transport.is_closing():
+                self._state.refused["held_bytes_max"] += 1
                 self._abort()
 
     def _go_on(self) -> None:

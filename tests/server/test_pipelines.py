@@ -168,4 +168,5 @@ def test_who_sends_much_behind_a_stream_is_cut(served: Served) -> None:
         client.sendall(post("/v3/watch", WATCH))
         read(client, b'"created":true')
         assert sent_until_closed(client)
+        assert served.door._state.refused["held_bytes_max"] == 1
         until(served, lambda now: now["streams"] == 0 and now["connections"] == 0)
