@@ -96,6 +96,9 @@ class Node:
         self._running = False
         self._part: Part | None = None
         self._directory: DataDirectory | None = None
+        # What `start` and `stop` do, apart from who waits for it.
+        self._joining: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[Any] | None = None
         self._keeper: Keeper | None = None
         self.loop_late_s = Histogram()
@@ -117,7 +120,8 @@ class Node:
     async def start(self) -> None:
         """Recover, listen and begin to take part. Raises ConfigError or NodeFault.
 
-        It does not wait for a leader: `wait_ready` does.
+        It does not wait for a leader: `wait_ready` does. Raises Stopped if `stop` is called
+        meanwhile.
         """
         assert not self._started, "a node is started once"
         self._started = True
@@ -125,7 +129,16 @@ class Node:
         self._fault: asyncio.Future[Any] = runtime.future()
         self._ready: asyncio.Future[Any] = runtime.future()
         try:
-            await self._assemble(runtime)
+            self._assemble(runtime)
+            self._joining = runtime.spawn(self._join(runtime), "start")
+            await self._joining
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._ending is not None and not (task and task.cancelling()):
+                await asyncio.shield(self._ending)
+                raise Stopped("the node was stopped while it started") from None
+            await self._release()
+            raise
         except OSError as error:
             await self._release()
             raise DiskFailed(
@@ -145,7 +158,8 @@ class Node:
         """
         return asyncio.shield(self._fault)
 
-    async def _assemble(self, runtime: Runtime) -> None:
+    def _assemble(self, runtime: Runtime) -> None:
+        """Make the parts that every node has; nothing runs yet."""
         config = self.config
         keeper = self._keeper = self._make_keeper(runtime)
         directory = self._directory = DataDirectory(config, runtime)
@@ -180,14 +194,19 @@ class Node:
         self.metrics = Metrics(self)
         self.hosting = Hosting(self, self._plugins)
         self.hosting.open()
-        self._part = await self._make_part(runtime, directory, replica)
+
+    async def _join(self, runtime: Runtime) -> None:
+        """Recover what the directory holds, listen, and let all parts run."""
+        config, directory, peering = self.config, self._directory, self._peering
+        assert directory is not None
+        self._part = await self._make_part(runtime, directory, self._replica)
         await peering.hub.listen(config.listen_address or config.peer_address)
         await self.hosting.start()
         self._part.start()
         self._office_changed()
         self._opening = runtime.spawn(self._keep_session(), "session")
-        if keeper is not None:
-            keeper.start()
+        if self._keeper is not None:
+            self._keeper.start()
         self._running = not self._fault.done()
 
     def _make_keeper(self, runtime: Runtime) -> Keeper | None:
@@ -307,12 +326,22 @@ class Node:
         """Stop cleanly. What was acknowledged is on disk; calls under way end with an error.
 
         A leader first hands its office over, so that the others need no time-out; without
-        `hand_over` it just goes, as after a crash.
+        `hand_over` it just goes, as after a crash. Whoever calls it again waits for the same end,
+        and it goes on if the one who waits is cancelled.
         """
-        if self._stopping or not self._started:
+        if not self._started:
             return
-        self._stopping, self._running = True, False
-        if hand_over and self._part is not None and not self._fault.done():
+        if self._ending is None:
+            self._stopping, self._running = True, False
+            self._ending = self.runtime.spawn(self._end(hand_over), "stop")
+        await asyncio.shield(self._ending)
+
+    async def _end(self, hand_over: bool) -> None:
+        joining = self._joining
+        if joining is not None and not joining.done():
+            joining.cancel()
+            await asyncio.wait([joining])
+        elif hand_over and self._part is not None and not self._fault.done():
             await self._part.hand_over(self.config.raft.election_timeout_min_ms / 1000)
         await self._release()
         if not self._fault.done():
@@ -483,7 +512,11 @@ class Node:
 
     def plugin(self, plugin: type[Plugin[T]]) -> T:
         """The typed API of a plugin that this node runs. Raises LookupError for another."""
-        api: T = self.hosting.apis[plugin.name]
+        try:
+            api: T = self.hosting.apis[plugin.name]
+        except AttributeError:
+            self._check_running()
+            raise
         return api
 
     @property

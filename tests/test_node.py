@@ -402,6 +402,41 @@ async def test_a_stopped_node_says_so() -> None:
         await raised(node.kv.get(b"k"), Stopped)
         unborn = Node(cluster.configs["core1"], plugins=())
         await raised(unborn.propose("kv", wire.TimeoutNow(1)), Stopped)
+        with pytest.raises(Stopped, match="has not been started"):
+            unborn.kv.revision  # noqa: B018
+
+
+@in_loop
+async def test_a_stop_during_the_start_ends_the_start(tmp_path: Path) -> None:
+    """A signal may come at any moment; a node that is told to stop must not go on to listen."""
+    async with one_core(tmp_path) as cluster:
+        config = cluster.configs["core1"]
+        for _ in range(30):
+            await cluster.nodes[0].kv.put(b"k", b"v")
+        await cluster.kill("core1")
+        for turns in range(0, 40, 3):
+            node = Node(config, plugins=())
+            starting = asyncio.ensure_future(node.start())
+            for _ in range(turns + 1):
+                await asyncio.sleep(0)
+            early = not starting.done()
+            await node.stop()
+            if early:
+                await raised(starting, Stopped)
+        await cluster.restart("core1")  # the address and the directory are free
+        assert (await cluster.nodes[0].kv.get(b"k")).value == b"v"
+
+
+@in_loop
+async def test_who_stops_a_node_a_second_time_waits_for_its_end(tmp_path: Path) -> None:
+    async with one_core(tmp_path) as cluster:
+        node = cluster.running.pop("core1")
+        first = asyncio.ensure_future(node.stop())
+        await asyncio.sleep(0)
+        first.cancel()
+        await raised(first, asyncio.CancelledError)
+        await node.stop()
+        await cluster.restart("core1")  # the address and the directory are free
 
 
 # The office --------------------------------------------------------------------------------------
