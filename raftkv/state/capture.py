@@ -1,6 +1,8 @@
 """Change capture: what the commands of an entry did to the rows, for those who want to know.
 
-Built from the undo log of each accepted command, and only while somebody listens.
+Built from the undo log of each accepted command, and only while somebody listens. Commands that
+write to no table of which anybody wants to hear pay nothing: a captured table records its writes
+by a way of its own, which leaves a mark.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ Listener = Callable[[int, Sequence[Change]], None]
 class Capture:
     """The listeners of one machine, and the changes of the entry that is being applied."""
 
-    def __init__(self, tables: Mapping[str, Collection[Table[Any, Any]]]) -> None:
-        """`tables` by plugin."""
+    def __init__(self, tables: Mapping[str, Collection[Table[Any, Any]]], undo: UndoLog) -> None:
+        """`tables` by plugin; `undo` is the log that they share."""
         self._tables = tables
-        self._changes: list[Change] = []
+        self._undo = undo
         self._listeners: list[tuple[Listener, frozenset[str] | None]] = []
-        #: Whether anybody listens.
-        self.active = False
+        #: Whether a captured table was written to since the last `collect`.
+        self.touched = False
+        #: Of the entry that is being applied.
+        self.changes: list[Change] = []
 
     def subscribe(self, callback: Listener, plugins: Collection[str] | None) -> Callable[[], None]:
         """See `StateMachine.subscribe`."""
@@ -41,28 +45,30 @@ class Capture:
         return unsubscribe
 
     def _mark(self) -> None:
-        self.active = bool(self._listeners)
         for name, tables in self._tables.items():
             captured = any(wanted is None or name in wanted for _, wanted in self._listeners)
             for table in tables:
-                table.captured = captured
+                table.capture(self._record if captured else None)
 
-    def collect(self, undo: UndoLog) -> None:
+    def _record(self, write: tuple[Table[Any, Any], Any, Any]) -> None:
+        self.touched = True
+        self._undo.append(write)
+
+    def collect(self) -> None:
         """Take up what one accepted command has written: first old, last new value of each row."""
+        self.touched = False
         first: dict[tuple[Table[Any, Any], Any], Any] = {}
-        for table, key, old in undo:
+        for table, key, old in self._undo:
             if table.captured:
                 first.setdefault((table, key), old)
         for (table, key), old in first.items():
             new = table.get(key, ABSENT)
             if new is not old:
-                self._changes.append(Change(table.plugin, table.name, key, old, new))
+                self.changes.append(Change(table.plugin, table.name, key, old, new))
 
     def publish(self, index: int) -> None:
         """Tell the listeners about the entry."""
-        if not self._changes:
-            return
-        changes, self._changes = self._changes, []
+        changes, self.changes = self.changes, []
         for callback, wanted in list(self._listeners):
             if wanted is None:
                 callback(index, changes)

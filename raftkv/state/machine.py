@@ -108,7 +108,8 @@ class StateMachine:
         self._settings: dict[str, dict[str, Setting]] = {}
         self._all = self._route(plugins)
         self._tables = [table for r in self._all.values() for table in r.tables.values()]
-        self._capture = Capture({name: r.tables.values() for name, r in self._all.items()})
+        tables = {name: r.tables.values() for name, r in self._all.items()}
+        self._capture = Capture(tables, self._undo)
         self._active: dict[str, Routed] = {}
         self._views = {name: StateView(self, routed) for name, routed in self._all.items()}
         self.members: Mapping[str, Member] = self._all[CORE].members
@@ -196,7 +197,7 @@ class StateMachine:
         for table in self._tables:
             if len(table._rows) > SMALL_ROWS_MAX and table.crowded:
                 table.grow()
-        if self._capture.active:
+        if self._capture.changes:
             self._capture.publish(index)
         return outcomes
 
@@ -240,8 +241,8 @@ class StateMachine:
         if self._after:
             self._finish()
         if undo:
-            if self._capture.active:
-                self._capture.collect(undo)
+            if self._capture.touched:
+                self._capture.collect()
             undo.clear()
         return result
 

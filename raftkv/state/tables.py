@@ -182,7 +182,7 @@ class TableView(Generic[K, V]):
 class Table(TableView[K, V]):
     """A table as the command that is being applied sees it. Made by the state machine only."""
 
-    __slots__ = ("_frozen", "_record", "_waste", "captured", "plugin", "view")
+    __slots__ = ("_frozen", "_record", "_undo", "_waste", "captured", "plugin", "view")
 
     _empty: ClassVar[type[Rows]] = SmallRows
 
@@ -192,6 +192,7 @@ class Table(TableView[K, V]):
         super().__init__(name, self.view._rows)
         self.captured = False
         self._waste = Waste() if waste is None else waste
+        self._undo = undo
         self._record: Callable[[tuple[Table[Any, Any], Any, Any]], None] = undo.append
         self._frozen: tuple[FrozenTable, ...] = ()
 
@@ -232,6 +233,14 @@ class Table(TableView[K, V]):
         """Remove the first `count` rows in key order; fewer if there are not so many."""
         for key in list(islice(self._rows, max(0, count))):
             self.delete(key)
+
+    def capture(self, record: Callable[[tuple[Table[Any, Any], Any, Any]], None] | None) -> None:
+        """Record writes in this way from now on: it must append them to the undo log; None ends it.
+
+        Between two commands only.
+        """
+        self.captured = record is not None
+        self._record = self._undo.append if record is None else record
 
     def freeze(self) -> FrozenTable:
         """A view of the rows as they are now, to be walked in slices. Close it, or walk it."""

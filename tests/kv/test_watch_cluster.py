@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from msgspec.msgpack import encode
 
 from raftkv.config import Limits, RaftTimes
 from raftkv.errors import DiskFailed, NotApplied, OutcomeUnknown, Stopped, WatchCancelled
@@ -13,6 +14,7 @@ from raftkv.kv import KVApi, PutOp, Watch, WatchBatch, prefix_end
 from raftkv.kv.commands import DeleteRangeOp, events_of
 from raftkv.node import Node
 from raftkv.plugin import Host
+from raftkv.state.core import SetSetting
 from raftkv.testing import LocalCluster
 from raftkv.testing.watch_check import Watched, check_watch
 from tests.kv.fake_host import FakeHost
@@ -160,10 +162,22 @@ def test_a_node_that_stops_itself_ends_its_watches() -> None:
 def test_a_watch_makes_writes_no_dearer() -> None:
     async def story() -> None:
         async with LocalCluster(cores=1, fsync="off") as cluster:
-            async with cluster.nodes[0].kv.watch():
-                machine = cluster.nodes[0].machine
-                assert machine._capture.active  # the node hears of its members
-                assert not any(table.captured for table in machine._all["kv"].tables.values())
+            node = cluster.nodes[0]
+            async with node.kv.watch():
+                routed, capture = node.machine._all, node.machine._capture
+                assert routed["core"].tables["members"].captured  # the node hears of its members
+                assert not any(table.captured for table in routed["kv"].tables.values())
+                collect, collected = capture.collect, []
+
+                def collecting() -> None:
+                    collected.append({table.plugin for table, _, _ in node.machine._undo})
+                    collect()
+
+                capture.collect = collecting  # type: ignore[method-assign]
+                await node.kv.put(b"k", b"v")
+                await node.propose("core", SetSetting("kv", "leases_max", encode(7)))
+                assert {"core"} in collected
+                assert {"kv"} not in collected
 
     asyncio.run(story())
 
