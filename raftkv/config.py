@@ -32,7 +32,7 @@ __all__ = [
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
-_MAY_BE_ZERO = ("lease_ms", "clock_drift_permille")
+_MAY_BE_ZERO = ("lease_ms", "clock_drift_permille", "snapshot_log_percent")
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -81,9 +81,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # What a leader appends before it is committed: without its quorum it soon stops, and the
     # commands wait at their origins.
     uncommitted_bytes_max: int = 64 * MIB
-    # A snapshot is written when the log behind the last one exceeds either.
+    # A snapshot is written when the log behind the last one exceeds either: a start applies it.
     snapshot_log_bytes: int = 64 * MIB
     snapshot_log_entries: int = 200_000
+    # But its bytes must be so much of the last snapshot's, too, or a large state would be written
+    # again and again for a little log. With 50 at most two bytes are written for one of the log.
+    snapshot_log_percent: int = 50
     # Entries kept behind a snapshot, so that a slow follower needs no snapshot.
     log_tail_entries: int = 10_000
     # And not more than so much of it, because it is kept in memory, too.

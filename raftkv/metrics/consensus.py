@@ -109,6 +109,14 @@ def _snapshots(part: CorePart) -> Iterator[Family]:
         None if latest is None else latest.size_bytes,
         "Size of the newest snapshot.",
     )
+    yield gauge(
+        "snapshot_log_bytes",
+        snapshotting.log_bytes,
+        "The log behind the newest snapshot: what a start has to apply.",
+    )
+    yield gauge(
+        "snapshot_log_bytes_max", snapshotting.log_bytes_max, "How much of it begins the next one."
+    )
     yield gauge("snapshot_writing", snapshotting.writing, "1 while a snapshot is being written.")
     yield counter(
         "appends_dropped_total", counts.appends_dropped, "Entries' messages dropped: too many wait."

@@ -10,23 +10,46 @@ So a slice waits for a gap: the moment at which the disk has what was written, t
 and nothing else is to be done. A follower then waits for the leader, and a leader for its
 followers, for longer than a slice takes. Between two slices lies a multiple of what the first one
 took, so that the walk gets a share of the loop: at most GAP_SHARE in gaps, and at least
-`least_share`, if no gap comes. When the log behind the snapshot is half as long as begins the next
-one, the shares begin to grow, until the walk has a slice in each turn; so it ends whatever the
-load. In a node at rest nothing waits.
+`least_share`, if no gap comes. When the log behind the snapshot is half as long as begins the
+next one, the least share begins to grow, up to HASTE_SHARE: so the walk ends whatever the load,
+and the log is not much longer than that when it does.
+
+A node under full load has few turns: each of them takes milliseconds, and a slice less than one. To
+have its share the walk must take several slices in one turn. What it did not get is a credit that
+it may use at once, but never more than BURST_S of it: nobody is to wait longer than that.
+
+In a node at rest nothing waits.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import Final, NamedTuple
 
-__all__ = ["GAP_SHARE", "REST_S", "Pace"]
+__all__ = ["AT_ONCE", "BURST_S", "GAP_SHARE", "HASTE_SHARE", "NEXT_TURN", "REST_S", "Pace", "Wait"]
 
 GAP_SHARE: Final = 0.25
 # Where the log behind the snapshot makes the walk hurry, as a part of what begins the next one.
-HURRY: Final = 0.75
+HURRY: Final = 0.5
+# What it then has of the loop in the end: the other half is the callers', who write the log.
+HASTE_SHARE: Final = 0.5
+BURST_S: Final = 0.004
 # A node that has applied nothing for so long is at rest. Between two entries of a node at work lie
 # many turns of its loop, and a sync of its disk.
 REST_S: Final = 0.05
+
+
+class Wait(NamedTuple):
+    """When the next slice is due: in a gap from `earliest` on, at `latest` without one."""
+
+    earliest: float
+    latest: float
+
+
+#: In this turn of the loop.
+AT_ONCE: Final = Wait(-math.inf, -math.inf)
+#: Without regard to gaps.
+NEXT_TURN: Final = Wait(0.0, 0.0)
 
 
 class Pace:
@@ -36,22 +59,29 @@ class Pace:
         self._least_share = least_share
         self._applied = -1
         self._moved_at = 0.0
+        # When the last slice ended, and how much longer than it did the walk might have taken.
+        self._ended_at = math.inf
+        self._credit_s = 0.0
 
-    def after(
-        self, slice_s: float, now: float, applied: int, log_filled: float
-    ) -> tuple[float, float] | None:
-        """When to go on behind a slice that took `slice_s`: (at a gap from then on, at the latest).
+    def after(self, slice_s: float, now: float, applied: int, log_filled: float) -> Wait:
+        """When to go on behind a slice that took `slice_s` and has just ended.
 
-        Both on the clock of `now`; None: in the next turn. `applied`: the index that the node has
-        reached. `log_filled`: the log behind the snapshot as a part of what begins the next one.
+        All on the clock of `now`. `applied`: the index that the node has reached. `log_filled`: the
+        log behind the snapshot as a part of what begins the next one.
         """
+        idle_s = max(0.0, now - slice_s - self._ended_at)
+        self._ended_at = now
         if applied != self._applied:
             self._applied, self._moved_at = applied, now
-        if now - self._moved_at > REST_S or slice_s <= 0:
-            return None
-        haste = max(0.0, (log_filled - HURRY) / (1 - HURRY))
-        if haste >= 1:
-            return None
-        least = self._least_share + (1 - self._least_share) * haste
-        most = max(least, GAP_SHARE)
-        return now + slice_s * (1 / most - 1), now + slice_s * (1 / least - 1)
+        haste = min(1.0, max(0.0, (log_filled - HURRY) / (1 - HURRY)))
+        least = self._least_share + max(0.0, HASTE_SHARE - self._least_share) * haste
+        if now - self._moved_at > REST_S or slice_s <= 0 or least >= 1:
+            self._credit_s = 0.0
+            return NEXT_TURN
+        others = 1 / least - 1  # so much of others' time for each second of the walk
+        credit_s = min(BURST_S, self._credit_s + idle_s / others) - slice_s
+        self._credit_s = credit_s = max(-slice_s, credit_s)
+        if credit_s > 0:
+            return AT_ONCE
+        latest = now - credit_s * others
+        return Wait(min(latest, now + slice_s * (1 / GAP_SHARE - 1)), latest)

@@ -2,11 +2,17 @@
 
 A snapshot is a copy-on-write view of the state, walked in short slices on the loop and written by
 a thread of its own, so that neither the loop nor the log's disk thread waits for it. The walk takes
-a share of the loop while the node works (pacing.py). It is written
-at a bounded rate and synced often (the writer does that): a burst of hundreds of megabytes would
-make the next fsync of the log wait for all of them. The log keeps
-a tail behind the snapshot: a follower that is only a little late needs no snapshot. The base of
-the log therefore lies at or below the newest snapshot, never above (recovery checks it).
+a share of the loop while the node works (pacing.py). It is written at a bounded rate and synced
+often (the writer does that): a burst of hundreds of megabytes would make the next fsync of the log
+wait for all of them.
+
+The next snapshot is due when the log behind the *index* of the last one has grown over a limit. So
+what came while that one was written counts, and so does what a start has found: all of it has to be
+applied by the next start, and is in memory until then.
+
+The log keeps a tail behind the snapshot: a follower that is only a little late needs no snapshot.
+The base of the log therefore lies at or below the newest snapshot, never above (recovery checks
+it).
 """
 
 from __future__ import annotations
@@ -14,12 +20,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from raftkv.errors import DiskFailed, NodeFault
 
 from .membership import encode
-from .pacing import Pace
+from .pacing import AT_ONCE, NEXT_TURN, Pace
 from .snapshot import Snapshot, SnapshotMeta, SnapshotStore, SnapshotWriter
 
 if TYPE_CHECKING:
@@ -49,14 +55,22 @@ class _GivenUp(Exception):
     """The node stops: the snapshot that is being written is not needed any more."""
 
 
+class _Begun(NamedTuple):
+    """Where a snapshot was begun: its index, and the log's `written_bytes` there."""
+
+    at: int
+    written_bytes: int
+
+
 class Snapshotting:
     """Writes snapshots of one node and compacts its log."""
 
     def __init__(self, store: SnapshotStore, cluster_id: str = "") -> None:
         self.store = store
         self.cluster_id = cluster_id
-        self.last_index = 0
-        self._bytes_at_last = 0
+        self._last = _Begun(0, 0)
+        # The end of the log that the start has found: nobody is served before it is applied.
+        self._found = 0
         self._running = False
         self._task: asyncio.Task[None] | None = None
         self._damaged_in_a_row = 0
@@ -71,8 +85,19 @@ class Snapshotting:
     def attach(self, engine: Engine) -> None:
         self._engine = engine
         latest = self.store.latest()
-        self.last_index = latest.meta.index if latest is not None else 1
-        self._bytes_at_last = engine.wal.bytes_total
+        self._last = self._begun(latest.meta.index if latest is not None else 1)
+        self._found = engine.wal.last_index
+
+    def _begun(self, index: int) -> _Begun:
+        """What a snapshot at `index` leaves in the log that there is now counts for the next."""
+        wal = self._engine.wal
+        behind = sum(len(entry.payload) for entry in wal.newest_first(index + 1))
+        return _Begun(index, wal.written_bytes - behind)
+
+    @property
+    def last_index(self) -> int:
+        """What the newest snapshot covers; 1 without one."""
+        return self._last.at
 
     @property
     def writing(self) -> bool:
@@ -81,19 +106,37 @@ class Snapshotting:
 
     def tick(self) -> None:
         """Start a snapshot if the log behind the last one has grown over a limit."""
-        if self._running or self._log_filled(self.last_index) <= 1:
+        if self._running or self._log_filled(self._last) <= 1:
             return
-        if self._engine.runtime.monotonic() >= self._not_before:
+        engine = self._engine
+        if engine.applied < min(self._found, engine.wal.last_index):
+            return
+        if engine.runtime.monotonic() >= self._not_before:
             self.begin()
 
-    def _log_filled(self, index: int) -> float:
-        """The log behind `index`, where the last snapshot was begun; 1: the next one is due."""
+    def _log_filled(self, begun: _Begun) -> float:
+        """The log behind a snapshot, which may be still on its way; 1: the next one is due."""
         engine, limits = self._engine, self._engine.limits
-        entries = engine.applied - index
+        entries = engine.applied - begun.at
         if entries <= 0:
             return 0.0
-        grown = engine.wal.bytes_total - self._bytes_at_last
-        return max(entries / limits.snapshot_log_entries, grown / limits.snapshot_log_bytes)
+        return max(entries / limits.snapshot_log_entries, self._grown(begun) / self.log_bytes_max)
+
+    def _grown(self, begun: _Begun) -> int:
+        # Not by the size of the files: that falls when one of them is deleted, at any time.
+        return self._engine.wal.written_bytes - begun.written_bytes
+
+    @property
+    def log_bytes(self) -> int:
+        """The log behind the newest snapshot."""
+        return self._grown(self._last)
+
+    @property
+    def log_bytes_max(self) -> int:
+        """How much of it begins the next one."""
+        limits, known = self._engine.limits, self.store.known
+        part = 0 if known is None else known.size_bytes * limits.snapshot_log_percent // 100
+        return max(limits.snapshot_log_bytes, part)
 
     def begin(self) -> None:
         """Write a snapshot of the applied state now, unless one is being written."""
@@ -110,8 +153,7 @@ class Snapshotting:
             configuration=encode(engine.configurations.at(index)),
             cluster_id=self.cluster_id,
         )
-        self._bytes_at_last = engine.wal.bytes_total
-        work = self._write(meta, engine.application.freeze())
+        work = self._write(meta, self._begun(index), engine.application.freeze())
         self._task = engine.runtime.spawn(work, "snapshot")
 
     def stop(self) -> None:
@@ -126,13 +168,13 @@ class Snapshotting:
         if self._task is not None:
             await asyncio.wait([self._task], timeout=timeout_s)
 
-    async def _write(self, meta: SnapshotMeta, frozen: Frozen) -> None:
+    async def _write(self, meta: SnapshotMeta, begun: _Begun, frozen: Frozen) -> None:
         engine, runtime = self._engine, self._engine.runtime
         began = runtime.monotonic()
         try:
             writer = await runtime.offload_bulk(self.store.writer, meta)
             try:
-                await self._write_slices(writer, frozen, meta.index)
+                await self._write_slices(writer, frozen, begun)
             except BaseException:
                 await runtime.offload_bulk(writer.abort)
                 raise
@@ -164,17 +206,18 @@ class Snapshotting:
         engine.counts.snapshot_written_bytes += snapshot.size_bytes
         engine.counts.snapshot_write_s.observe(runtime.monotonic() - began)
         if not engine.stopped and snapshot.meta.index > self.last_index:
-            self.installed(snapshot)
+            self._installed(begun)
 
-    async def _write_slices(self, writer: SnapshotWriter, frozen: Frozen, index: int) -> None:
-        """One slice a turn of the loop at most; not faster than the limits on average."""
+    async def _write_slices(self, writer: SnapshotWriter, frozen: Frozen, begun: _Begun) -> None:
+        """Slice by slice, as the pace says; not faster than the limits on average."""
         engine, runtime = self._engine, self._engine.runtime
         bytes_per_s = engine.limits.snapshot_write_bytes_per_s
         pace = Pace(engine.limits.snapshot_loop_percent / 100)
         began, total, some, size, turn = runtime.monotonic(), 0, [], 0, 0
         resumed = began
         for chunk in frozen.slices(SLICE_ROWS):
-            slice_s = runtime.monotonic() - resumed
+            ended = runtime.monotonic()
+            slice_s = ended - resumed
             some.append(chunk)
             size += len(chunk)
             turn += len(chunk)
@@ -186,13 +229,14 @@ class Snapshotting:
                 if ahead_s > AHEAD_S_MAX:
                     until = runtime.monotonic() + ahead_s
                     await self._gap(until, until)
-            elif turn >= TURN_BYTES:
+            wait = pace.after(slice_s, ended, engine.applied, self._log_filled(begun))
+            if wait is NEXT_TURN:
+                if turn >= TURN_BYTES:
+                    turn = 0
+                    await runtime.sleep(0)
+            elif wait is not AT_ONCE:
                 turn = 0
-                await runtime.sleep(0)
-            now = runtime.monotonic()
-            times = pace.after(slice_s, now, engine.applied, self._log_filled(index))
-            if times is not None:
-                await self._gap(*times)
+                await self._gap(*wait)
             if engine.stopped:
                 raise _GivenUp
             resumed = runtime.monotonic()
@@ -243,11 +287,13 @@ class Snapshotting:
         return base
 
     def installed(self, snapshot: Snapshot) -> None:
-        """A snapshot is in place, written here or received: the log may forget what it covers."""
-        engine = self._engine
-        index = snapshot.meta.index
-        self.last_index = index
-        self._bytes_at_last = engine.wal.bytes_total
+        """A received snapshot is in place."""
+        self._installed(self._begun(snapshot.meta.index))
+
+    def _installed(self, begun: _Begun) -> None:
+        """A snapshot is in place: the log may forget what it covers."""
+        engine, index = self._engine, begun.at
+        self._last = begun
         # Rule 25: who is installing a snapshot now needs what lies behind it.
         needed = [self._tail_begins(index), *self.fed()]
         if engine.leading is not None:
