@@ -85,8 +85,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     snapshot_log_bytes: int = 64 * MIB
     snapshot_log_entries: int = 200_000
     # But its bytes must be so much of the last snapshot's, too, or a large state would be written
-    # again and again for a little log. With 50 at most two bytes are written for one of the log.
-    snapshot_log_percent: int = 50
+    # again and again for a little log. With 33 at most three bytes are written for one of the log,
+    # and what a start applies takes at most three times as long as reading the snapshot.
+    snapshot_log_percent: int = 33
     # Entries kept behind a snapshot, so that a slow follower needs no snapshot.
     log_tail_entries: int = 10_000
     # And not more than so much of it, because it is kept in memory, too.
