@@ -160,7 +160,7 @@ class Measured(TxQueue):
     def apply(self, command: msgspec.Struct, ctx: Any) -> Any:
         done = super().apply(command, ctx)
         # What is written is noted, so that it can be undone, until the command has succeeded.
-        written = len(ctx.table("meta")._record.__self__)
+        written = len(ctx.table("meta")._undo)
         kind = type(command).__name__
         self.rows_max[kind] = max(self.rows_max[kind], written)
         return done
