@@ -18,7 +18,8 @@ import msgspec
 from raftkv.errors import ConfigError, UnknownCommand, UnknownPlugin
 
 from .contract import Member, PurePlugin, Setting, TableSpec
-from .tables import RunTable, Table, TableView, UndoLog, undo_to
+from .runs import RunTable
+from .tables import Table, TableView, UndoLog, undo_to
 from .types import require_bounded, require_frozen
 from .views import MembersView, SettingsView, voters_in
 

@@ -228,6 +228,11 @@ class RunRows:
         else:
             raise ValueError(f"{key!r} is not next to the rows of a run")
 
+    @property
+    def first(self) -> int:
+        """The key of the first row; with none, where it would be."""
+        return self._base + self._head
+
     def replace(self, key: Any, value: Any) -> None:
         """Set the value of a key that is there."""
         self._values[key - self._base] = value

@@ -41,13 +41,12 @@ from sortedcontainers import SortedList
 
 from raftkv.waste import Waste
 
-from .rows import SMALL_ROWS_MAX, Rows, RunRows, SmallRows, grown
+from .rows import SMALL_ROWS_MAX, Rows, SmallRows, grown
 
 __all__ = [
     "ABSENT",
     "Absent",
     "FrozenTable",
-    "RunTable",
     "Table",
     "TableView",
     "UndoLog",
@@ -244,9 +243,12 @@ class Table(TableView[K, V]):
 
     def freeze(self) -> FrozenTable:
         """A view of the rows as they are now, to be walked in slices. Close it, or walk it."""
-        frozen = FrozenTable(self)
+        frozen = self._walk()
         self._frozen = (*self._frozen, frozen)
         return frozen
+
+    def _walk(self) -> FrozenTable:
+        return FrozenTable(self)
 
     def replace_all(self, rows: Rows | None) -> None:
         """Swap in the rows of a snapshot. Not undoable and not captured.
@@ -290,49 +292,6 @@ class Table(TableView[K, V]):
 
     def _detach(self, frozen: FrozenTable) -> None:
         self._frozen = tuple(other for other in self._frozen if other is not frozen)
-
-
-class _First:
-    """In the undo log, in place of a key: so many rows were taken from the front of a run."""
-
-
-_FIRST: Final = _First()
-
-
-class RunTable(Table[int, V]):
-    """A table whose keys are consecutive ints: a log. It grows at its end and is cut at its front.
-
-    Both are frequent (each put of the keyspace adds a row to its history and, in the end, removes
-    one), so both are written out: an addition without looking for the row, a cut in one piece.
-    """
-
-    __slots__ = ()
-
-    _empty: ClassVar[type[Rows]] = RunRows
-    _rows: RunRows
-
-    def put(self, key: int, value: V) -> None:
-        rows = self._rows
-        values = rows._values
-        if key - rows._base != len(values) or len(values) == rows._head:
-            super().put(key, value)
-            return
-        self._record((self, key, ABSENT))
-        for frozen in self._frozen:
-            frozen._save(key, ABSENT, False)
-        values.append(value)
-
-    def delete_first(self, count: int) -> None:
-        if self._frozen or self.captured or count >= len(self._rows):
-            super().delete_first(count)
-        elif count > 0:
-            self._record((self, _FIRST, self._rows.take_first(count)))
-
-    def _revert(self, key: Any, old: Any) -> None:
-        if key is _FIRST:
-            self._rows.put_first(old)
-        else:
-            super()._revert(key, old)
 
 
 def undo_to(log: UndoLog, mark: int) -> None:

@@ -15,7 +15,8 @@ from raftkv.state import StateMachine, TableSpec
 from raftkv.state import rows as rows_module
 from raftkv.state import tables as tables_module
 from raftkv.state.rows import RunRows, ShardedRows, SmallRows, grown
-from raftkv.state.tables import RunTable, Table, UndoLog, undo_to
+from raftkv.state.runs import FrozenRun, RunTable
+from raftkv.state.tables import Table, UndoLog, undo_to
 from raftkv.waste import KEPT_ITEMS_MIN, Waste
 from tests.state.harness import Bank
 
@@ -324,6 +325,53 @@ def test_a_table_that_is_a_run_is_undone_and_walked_like_any_other(
         )
         assert table.count(3) == sum(key >= 3 for key in now)
     assert seen == expected
+
+
+def run_of(count: int, waste: Waste | None = None) -> RunTable[int]:
+    table = RunTable[int]("p", "t", [], waste)
+    for key in range(count):
+        table.put(key, 10 * key)
+    return table
+
+
+def pairs(keys: range) -> list[tuple[int, int]]:
+    return [(key, 10 * key) for key in keys]
+
+
+def test_what_is_cut_during_a_walk_goes_aside_as_it_was_cut() -> None:
+    table = run_of(20)
+    frozen = table.freeze()
+    assert isinstance(frozen, FrozenRun)
+    frozen.passed((frozen.next_rows(3) or [])[-1][0])
+    table.delete_first(2)  # of these the walk has given all,
+    assert len(frozen._cut) == 0
+    table.delete_first(4)  # of these one,
+    table.delete_first(5)
+    table.put(20, 0)
+    table.put(21, 0)
+    table.delete_first(10)  # and of these one is younger.
+    assert len(frozen._saved) == 0
+    assert len(frozen._cut) == 17
+    assert frozen.next_rows(4) == pairs(range(3, 7))
+    frozen.passed(4)
+    assert frozen.next_rows(100) == pairs(range(5, 20))
+    frozen.passed(12)
+    assert len(frozen._cut) == 9, "what is passed is let go, piece by piece"
+    frozen.passed(19)
+    assert frozen.next_rows(1) is None
+
+
+def test_the_remains_of_a_walk_over_a_run_are_freed_in_steps() -> None:
+    waste = Waste()
+    table = run_of(4 * KEPT_ITEMS_MIN, waste)
+    frozen = table.freeze()
+    table.delete_first(KEPT_ITEMS_MIN)
+    table.delete_first(KEPT_ITEMS_MIN)
+    frozen.close()
+    assert len(waste) == 1
+    assert waste.sweep(KEPT_ITEMS_MIN - 1)
+    assert not waste.sweep(KEPT_ITEMS_MIN)
+    assert table.freeze().next_rows(1) == pairs(range(2 * KEPT_ITEMS_MIN, 2 * KEPT_ITEMS_MIN + 1))
 
 
 def test_a_run_of_text_is_a_wrong_declaration() -> None:
