@@ -33,7 +33,7 @@ from bench.arguments import positive, positive_int
 from bench.conditions import conditions
 from bench.embedded_node import Gets, Load, Puts
 from bench.embedding import Cores
-from bench.keys import median_between
+from bench.keys_report import median_between
 from bench.layouts import WorkerFailed
 from bench.orders import ORDERS
 from bench.peers.figures import Spread

@@ -1,6 +1,8 @@
 -- Requests for wrk: puts and gets in the words of etcd's JSON gateway, and transactions of the limbo
 -- (of one key, in the space "bench"). See bench/wrk.py.
---   wrk ... -s wrk.lua URL -- put|get|get-serializable|limbo KEYS VALUE_BYTES
+--   wrk ... -s wrk.lua URL -- put|get|get-serializable|limbo KEYS VALUE_BYTES [SEED]
+-- With a seed each key is as likely as any other, and every request is made anew, however few keys
+-- there are: so the generator costs the same with few keys and with many.
 
 local letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
 
@@ -23,6 +25,7 @@ local paths = { put = '/v3/kv/put', limbo = '/v1/limbo/submit' }
 local headers = { ['Content-Type'] = 'application/json' }
 local word, keys, value
 local kept, at, step = {}, 0, 7919
+local drawn = false
 
 -- What is kept would not fit beside the servers if there are very many keys.
 local kept_max = 10000
@@ -44,14 +47,22 @@ end
 function init(arguments)
    word, keys = arguments[1], tonumber(arguments[2])
    value = base64(string.rep('v', tonumber(arguments[3])))
-   for number = 0, keys <= kept_max and keys - 1 or -1 do
-      kept[number] = built(number)
+   if arguments[4] then
+      drawn = true
+      math.randomseed(tonumber(arguments[4]))
+   else
+      for number = 0, keys <= kept_max and keys - 1 or -1 do
+         kept[number] = built(number)
+      end
    end
    at = math.random(0, keys - 1)
 end
 
 -- A prime step visits every key before it comes back to the first.
 function request()
+   if drawn then
+      return built(math.random(0, keys - 1))
+   end
    at = (at + step) % keys
    return kept[at] or built(at)
 end

@@ -34,13 +34,17 @@ class WrkFailed(Exception):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What to ask for. Puts go round `keys`, so all of them exist after a while."""
+    """What to ask for. Puts go round `keys`, so all of them exist after a while.
+
+    With a `seed` each key is as likely as any other instead.
+    """
 
     word: Word
     connections: int
     seconds: int
     keys: int = 1000
     value_bytes: int = 64
+    seed: int | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,7 @@ def run(program: Program, endpoint: str, load: Load, servers: Sequence[int] = ()
     command = [
         program.path, "-t1", f"-c{load.connections}", f"-d{load.seconds}s", "-s", str(SCRIPT),
         endpoint, "--", load.word, str(load.keys), str(load.value_bytes),
+        *([] if load.seed is None else [str(load.seed)]),
     ]  # fmt: skip
     began_s, before_s = time.monotonic(), cpu_seconds(servers)
     process = subprocess.Popen(

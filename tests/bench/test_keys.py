@@ -6,7 +6,10 @@ import json
 
 import pytest
 
-from bench.keys import Report, _Round, _Turn, level_of, main, median_between
+from bench import keys
+from bench.keys import main
+from bench.keys_report import Report, Round, Turn, level_of, median_between
+from bench.peers import debian
 
 SMALL = ["--keys", "2000", "--watchers", "50", "--rounds", "1", "--seconds", "0.2"]
 SMALL += ["--layout", "1", "--settle-s", "0", "--warm-s", "0.2", "--in-flight", "4", "16"]
@@ -14,7 +17,7 @@ SMALL += ["--layout", "1", "--settle-s", "0", "--warm-s", "0.2", "--in-flight", 
 
 @pytest.mark.cluster
 def test_it_measures_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--json"]) == 0
+    assert main([*SMALL, "--through", "inside", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["keys"] == 2000
     assert found["snapshot_bytes"] > 2000 * 100
@@ -27,18 +30,52 @@ def test_it_measures_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
         assert level["gets_ratio"]["lowest"] == level["gets_ratio"]["highest"]
 
 
-def turn(done: int, seconds: float = 1.0, snapshots: int = 0) -> _Turn:
-    return _Turn(done=done, seconds=seconds, p99_ms=1, snapshots=snapshots, cpu_s=0.5)
+@pytest.mark.cluster
+def test_callers_at_the_door(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        debian.find("wrk")
+    except debian.Missing as missing:
+        pytest.skip(str(missing))
+    assert main([*SMALL, "--through", "door", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(level["in_flight"], level["through"]) for level in found["levels"]] == [
+        (4, "door"),
+        (16, "door"),
+    ]
+    for level in found["levels"]:
+        assert level["puts_per_s"]["median"] > 0
+        assert level["put_cpu_us"] > 0
+        assert level["put_p99_ms"]["median"] > 0
+
+
+def test_without_wrk_the_door_is_left_out_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> debian.Program:
+        raise debian.Missing(f"there is no {name} here")
+
+    monkeypatch.setattr(keys.debian, "find", missing)
+    assert keys._given([])[0].through == ["inside"]
+    assert "the door are left out: there is no wrk here" in capsys.readouterr().err
+    assert keys._given(["--order", "zipf"])[0].through == ["inside"]
+    assert capsys.readouterr().err == ""
+    with pytest.raises(SystemExit):
+        keys._given(["--order", "zipf", "--through", "door"])
+    assert "in the order uniform, not zipf" in capsys.readouterr().err
+
+
+def turn(done: int, seconds: float = 1.0, snapshots: int = 0) -> Turn:
+    return Turn(done=done, seconds=seconds, p99_ms=1, snapshots=snapshots, cpu_s=0.5)
 
 
 def test_what_the_rounds_say_together() -> None:
     puts = [
-        _Round(turn(100), turn(90)),
-        _Round(turn(200), turn(160)),
+        Round(turn(100), turn(90)),
+        Round(turn(200), turn(160)),
         # A snapshot took three seconds, in which the small cluster would have put 300.
-        _Round(turn(100), turn(150, seconds=3.0, snapshots=1)),
+        Round(turn(100), turn(150, seconds=3.0, snapshots=1)),
     ]
-    level = level_of(16, puts, puts[:1])
+    level = level_of(16, "inside", puts, puts[:1])
     assert level.puts_ratio.median == pytest.approx(0.8)
     assert level.puts_ratio_quiet is not None
     assert level.puts_ratio_quiet.median == pytest.approx(0.85)
@@ -56,10 +93,10 @@ def test_where_the_true_median_lies() -> None:
 
 
 def report(ratio: float, restart_s: float) -> Report:
-    each = _Round(turn(1000), turn(int(1000 * ratio)))
+    each = Round(turn(1000), turn(int(1000 * ratio)))
     return Report(
         keys=1, value_bytes=1, watchers=1, load_s=1, loaded_per_s=1, bytes_per_key=1,
-        bytes_per_watcher=1, rss_bytes=1, levels=[level_of(16, [each], [each])],
+        bytes_per_watcher=1, rss_bytes=1, levels=[level_of(16, "door", [each], [each])],
         snapshot_s=1, snapshot_bytes=1, restart_one_s=restart_s, restart_all_s=1, conditions={},
     )  # fmt: skip
 
