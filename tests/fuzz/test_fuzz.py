@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import re
+import socket
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -191,6 +192,17 @@ def test_code_that_an_input_runs_is_found(tmp_path: Path) -> None:
     assert not (tmp_path / "it-ran").exists()
     with Guard():
         wire.decode(wire.encode(wire.TimeoutNow(1))[4:])
+
+
+@pytest.mark.parametrize(("module", "trusted"), [("py4j.clientserver", True), ("odd", False)])
+def test_the_bridge_of_spark_may_connect_at_any_moment(module: str, trusted: bool) -> None:
+    """The collector of a process that has run Spark makes it."""
+    names: dict[str, Any] = {"__name__": module}
+    exec("def connect(client, address):\n    client.connect(address)", names)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        finding = pytest.raises(Finding, match=r"ran code: socket\.connect")
+        with contextlib.nullcontext() if trusted else finding, Guard():
+            names["connect"](client, server.getsockname())
 
 
 # Tools -------------------------------------------------------------------------------------------
