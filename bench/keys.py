@@ -5,7 +5,8 @@ at once as `--in-flight` says (one number or several), are measured on both in t
 each, so that the ratio of the two does not depend on what else the machine does. The callers are
 inside the leader, and then at its door: connections of `wrk`, as in `bench peers etcd`. Which keys
 are chosen says `--order` (bench/orders.py): `uniform` is the worst case, and the only one at the
-door.
+door. wrk is taken as installed, or fetched from Debian; where it cannot be had, the door is left
+out.
 
 On the large one are also measured: how long loading took (32 puts a transaction), the leader's
 resident memory for each key and for each watcher (the memory of the whole process, history and log
@@ -16,7 +17,8 @@ A snapshot takes longer than a second under load. So the turn of a cluster goes 
 cores writes one: each pays for its own, in its own time. Before the first turn both get puts until
 their histories are full, which is how a cluster is found for the rest of its life.
 
-Exit codes: 0 measured; 1 an aim was missed and `--fail` given; 2 a node failed; 130 after Ctrl-C.
+Exit codes: 0 measured; 1 an aim was missed and `--fail` given; 2 a node or wrk failed, or bad
+arguments; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class _Done(msgspec.Struct, frozen=True):
     done: int
     seconds: float
     p99_ms: float
+    # Cores that the callers used, if they are a process of their own.
+    client_cpu: float = 0.0
 
 
 # Puts a load on the leader, whose door is the second argument.
@@ -214,7 +218,8 @@ class _Run:
             run = await asyncio.to_thread(wrk.run, program, endpoint, asked)
             if run.refused or run.failed:
                 raise WorkerFailed(f"{run.refused} requests of wrk were refused, {run.failed} lost")
-            return _Done(round(run.per_s * load.seconds), load.seconds, run.p99_ms)
+            done = round(run.per_s * load.seconds)
+            return _Done(done, load.seconds, run.p99_ms, run.client_cpu)
 
         return play
 
@@ -281,6 +286,7 @@ async def _turn(cores: Cores, play: _Play) -> Turn:
         p99_ms=max(each.p99_ms for each in loads),
         snapshots=after.snapshots - before.snapshots,
         cpu_s=await cores.cpu_s() - began_cpu_s,
+        client_cpu=max(each.client_cpu for each in loads),
     )
 
 
@@ -320,19 +326,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _given(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, debian.Program | None]:
-    """The arguments, and wrk if it is needed. Without it the door is left out, and that is said."""
+    """The arguments, and wrk if it is needed.
+
+    Where there is none, the door is left out, and that is said; but not if it was asked for.
+    """
     parser = _parser()
     given = parser.parse_args(argv)
-    if given.through is None:
+    asked = given.through is not None
+    if not asked:
         given.through = list(PLACES) if given.order == "uniform" else ["inside"]
-    elif "door" in given.through and given.order != "uniform":
+    given.through = list(dict.fromkeys(given.through))
+    if "door" not in given.through:
+        return given, None
+    if given.order != "uniform":
         parser.error(f"at the door keys are chosen in the order uniform, not {given.order}")
-    if "door" in given.through:
-        try:
-            return given, debian.find("wrk")
-        except debian.Missing as missing:
-            print(f"bench keys: the callers at the door are left out: {missing}", file=sys.stderr)
-            given.through = [each for each in given.through if each != "door"]
+    try:
+        return given, debian.find("wrk")
+    except debian.Missing as missing:
+        if asked:
+            parser.error(f"nobody can call at the door: {missing}")
+        print(f"bench keys: the callers at the door are left out: {missing}", file=sys.stderr)
+    given.through = ["inside"]
     return given, None
 
 
@@ -356,8 +370,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--through", choices=tuple(PLACES), nargs="+",
-        help="where the callers are: inside the leader, at its door (by wrk), or both, one after "
-        "the other (default: both)",
+        help="where the callers are: inside the leader, at its door (by wrk, which is fetched from "
+        "Debian if it is not installed), or both, one after the other (default: both)",
     )  # fmt: skip
     parser.add_argument(
         "--order", choices=ORDERS, default="uniform",

@@ -230,7 +230,7 @@ class RunRows:
 
     @property
     def first(self) -> int:
-        """The key of the first row; with none, where it would be."""
+        """The key of the first row; without rows a number that means nothing."""
         return self._base + self._head
 
     def replace(self, key: Any, value: Any) -> None:

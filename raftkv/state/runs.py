@@ -12,9 +12,10 @@ one by one. So a log that is written, and cut, all the time costs hardly more du
 
     what a row was at the freeze  =  saved by itself, or else in a piece that was cut, or else live
 
-Of a number each of the three holds what came later than the one before it, for it is only put there
-as long as it is in none of the former. A cut that is undone changes nothing of that: its rows are
-live again, and in the piece, alike.
+A number is saved only while no piece has it, and goes into one piece only. So what is saved is
+older than what is in a piece, and that older than what is live. After a cut that is undone the rows
+are live again, and the piece stays, for whatever is done to them next; a value in it that was
+undone itself has an older one saved.
 
 Why an addition saves nothing: a number behind the freeze's last one is younger, and one before it
 had a row that was saved when it went.
@@ -68,7 +69,7 @@ class RunTable(Table[int, V]):
             for frozen in self._frozen:
                 frozen._save_first(first, taken)
 
-    def _walk(self) -> FrozenRun:
+    def _new_walk(self) -> FrozenRun:
         return FrozenRun(self)
 
     def _revert(self, key: Any, old: Any) -> None:
@@ -86,7 +87,7 @@ class _Cut:
     def __init__(self, first: int) -> None:
         self._pieces: deque[tuple[int, list[Any]]] = deque()
         self._size = 0
-        # Rows before it are here, or were not needed.
+        # Rows before it are here, were saved one by one, or are not needed.
         self.end = first
 
     def __len__(self) -> int:
@@ -114,7 +115,7 @@ class _Cut:
             self._size -= len(pieces.popleft()[1])
 
     def drop_some(self, count: int) -> None:
-        """Forget about so many rows. For freeing only."""
+        """Forget about so many rows, in whole pieces. For freeing only."""
         left = count
         while left > 0 and self._pieces:
             values = self._pieces.pop()[1]

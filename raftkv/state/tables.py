@@ -18,7 +18,8 @@ From then on the first write to each key that the walk has not passed yet saves 
 key had at the freeze. The walk asks the saved values first and the live table otherwise. Keys that
 have vanished from the live table are kept apart, sorted (`_ghosts`), because the walk needs them
 in order. A walk therefore costs what it reads, and a write during a walk one comparison and one
-dict entry; nothing is ever copied whole. What was saved is let go as the walk passes it.
+dict entry; nothing is ever copied whole. What was saved is let go as the walk passes it. Tables
+that are logs are walked by numbers (runs.py).
 
 What is left of a table that a snapshot has replaced, and of a walk that ended early, is freed in
 steps: it goes to the machine's `Waste`. The rows that were replaced go there once the last walk
@@ -243,11 +244,11 @@ class Table(TableView[K, V]):
 
     def freeze(self) -> FrozenTable:
         """A view of the rows as they are now, to be walked in slices. Close it, or walk it."""
-        frozen = self._walk()
+        frozen = self._new_walk()
         self._frozen = (*self._frozen, frozen)
         return frozen
 
-    def _walk(self) -> FrozenTable:
+    def _new_walk(self) -> FrozenTable:
         return FrozenTable(self)
 
     def replace_all(self, rows: Rows | None) -> None:

@@ -46,6 +46,7 @@ def test_callers_at_the_door(capsys: pytest.CaptureFixture[str]) -> None:
         assert level["puts_per_s"]["median"] > 0
         assert level["put_cpu_us"] > 0
         assert level["put_p99_ms"]["median"] > 0
+        assert level["client_cpu"] > 0
 
 
 def test_without_wrk_the_door_is_left_out_and_that_is_said(
@@ -62,6 +63,10 @@ def test_without_wrk_the_door_is_left_out_and_that_is_said(
     with pytest.raises(SystemExit):
         keys._given(["--order", "zipf", "--through", "door"])
     assert "in the order uniform, not zipf" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        keys._given(["--through", "inside", "door"])
+    assert "nobody can call at the door: there is no wrk here" in capsys.readouterr().err
+    assert keys._given(["--through", "inside", "inside"])[0].through == ["inside"]
 
 
 def turn(done: int, seconds: float = 1.0, snapshots: int = 0) -> Turn:

@@ -361,6 +361,51 @@ def test_what_is_cut_during_a_walk_goes_aside_as_it_was_cut() -> None:
     assert frozen.next_rows(1) is None
 
 
+def test_a_cut_that_is_undone_is_kept_once_and_before_what_comes_later() -> None:
+    undo: UndoLog = []
+    table = RunTable[int]("p", "t", undo)
+    for key in range(10):
+        table.put(key, 10 * key)
+    undo.clear()
+    frozen = table.freeze()
+    table.delete_first(4)
+    undo_to(undo, 0)
+    table.put(2, -1)  # it is in the piece already,
+    undo.clear()
+    assert len(frozen._saved) == 0
+    table.delete_first(6)  # and so are the first four of these.
+    undo.clear()
+    assert len(frozen._cut) == 6
+    assert frozen.next_rows(100) == pairs(range(10))
+
+
+def test_what_a_walk_over_a_run_has_passed_is_let_go() -> None:
+    table = run_of(10)
+    frozen = table.freeze()
+    table.put(0, -1)
+    table.put(9, -1)
+    table.delete_first(4)
+    frozen.passed(3)
+    assert len(frozen._cut) == 0
+    assert list(frozen._saved) == [9]
+    table.put(9, -2)
+    table.delete_first(5)
+    assert frozen.next_rows(100) == pairs(range(4, 10))
+    frozen.passed(9)
+    assert len(frozen._cut) == len(frozen._saved) == 0
+
+
+def test_cuts_of_a_captured_run_are_told_row_by_row() -> None:
+    undo: UndoLog = []
+    table = RunTable[int]("p", "t", undo)
+    for key in range(5):
+        table.put(key, 10 * key)
+    undo.clear()
+    table.capture(undo.append)
+    table.delete_first(2)
+    assert [(key, old) for _, key, old in undo] == pairs(range(2))
+
+
 def test_the_remains_of_a_walk_over_a_run_are_freed_in_steps() -> None:
     waste = Waste()
     table = run_of(4 * KEPT_ITEMS_MIN, waste)
