@@ -126,24 +126,24 @@ class _Cut:
 class FrozenRun(FrozenTable):
     """The rows of a run at the moment of the freeze."""
 
-    __slots__ = ("_cut", "_next")
+    __slots__ = ("_cut", "_last", "_next")
 
     _rows: RunRows
 
     def __init__(self, table: RunTable[Any]) -> None:
         super().__init__(table)
-        self._next = table._rows.first
+        rows = table._rows
+        self._next = rows.first
+        self._last = rows.first + len(rows) - 1
         self._cut = _Cut(self._next)
-        if self._end is ABSENT:
-            self._end = self._next - 1
 
     def _save(self, key: Any, old: Any, vanishes: bool) -> None:
-        if self._next <= key <= self._end and key >= self._cut.end:
+        if self._next <= key <= self._last and key >= self._cut.end:
             self._saved.setdefault(key, old)
 
     def _save_first(self, first: int, taken: list[Any]) -> None:
         """The rows from `first` on were cut off. `taken` is nobody's to change."""
-        begin, end = max(first, self._cut.end, self._next), min(first + len(taken), self._end + 1)
+        begin, end = max(first, self._cut.end, self._next), min(first + len(taken), self._last + 1)
         if begin < end:
             whole = end - begin == len(taken)
             self._cut.add(begin, taken if whole else taken[begin - first : end - first])
@@ -151,7 +151,7 @@ class FrozenRun(FrozenTable):
     def next_rows(self, count: int) -> list[tuple[Any, Any]] | None:
         if self._table is None:
             return None
-        low, stop = self._next, min(self._end + 1, self._next + count)
+        low, stop = self._next, min(self._last + 1, self._next + count)
         if low >= stop:
             self.close()
             return None

@@ -34,6 +34,7 @@ batches. So nobody may keep `table.get` beyond one command.
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
@@ -249,7 +250,7 @@ class Table(TableView[K, V]):
         return frozen
 
     def _new_walk(self) -> FrozenTable:
-        return FrozenTable(self)
+        return _SortedWalk(self)
 
     def replace_all(self, rows: Rows | None) -> None:
         """Swap in the rows of a snapshot. Not undoable and not captured.
@@ -325,21 +326,62 @@ class _Ghosts(SortedList):  # type: ignore[misc, unused-ignore]
             self.pop(0)
 
 
-class FrozenTable:
-    """The rows of one table at the moment of the freeze."""
+class FrozenTable(ABC):
+    """The rows of one table at the moment of the freeze: what all walks have in common.
 
-    __slots__ = ("_cursor", "_end", "_ghosts", "_left", "_looked", "_rows", "_saved", "_table")
+    `_rows` are the live ones; `_saved` has what rows were before they were written to.
+    """
+
+    __slots__ = ("_left", "_rows", "_saved", "_table")
 
     def __init__(self, table: Table[Any, Any]) -> None:
         self._table: Table[Any, Any] | None = table
         self._rows = table._rows
-        # The walk ends here. Keys behind it are younger; a log may get very many of them meanwhile.
-        self._end: Any = next(table._rows.irange(reverse=True), ABSENT)
         self._left: _Left | None = None
+        self._saved: dict[Any, Any] = {}
+
+    @abstractmethod
+    def _save(self, key: Any, old: Any, vanishes: bool) -> None:
+        """The row of `key` is about to be written, or to vanish. `old`: what it is, or ABSENT."""
+
+    @abstractmethod
+    def next_rows(self, count: int) -> list[tuple[Any, Any]] | None:
+        """The next rows in key order, found among the next `count` keys; None: the walk is over.
+
+        Of keys that are all younger than the freeze none is given. These are passed.
+        """
+
+    @abstractmethod
+    def passed(self, key: Any) -> None:
+        """The caller has taken all rows up to and including `key`; writes to them are free now."""
+
+    def close(self) -> None:
+        """Stop saving values. Idempotent."""
+        table, left = self._table, self._left
+        if table is None:
+            return
+        table._detach(self)
+        table._waste.add(self._saved)
+        if left is not None:
+            left.walks -= 1
+            if left.walks == 0:
+                table._waste.add(left.rows)
+        self._table = self._left = None
+        self._rows, self._saved = SmallRows(), {}
+
+
+class _SortedWalk(FrozenTable):
+    """The walk over a table of any keys."""
+
+    __slots__ = ("_cursor", "_end", "_ghosts", "_looked")
+
+    def __init__(self, table: Table[Any, Any]) -> None:
+        super().__init__(table)
+        # The walk ends here. Keys behind it are younger.
+        self._end: Any = next(table._rows.irange(reverse=True), ABSENT)
         self._cursor: Any = ABSENT
         # The keys of the slice that was given last: what was saved of them can go when it passes.
         self._looked: list[Any] = []
-        self._saved: dict[Any, Any] = {}
         self._ghosts = _Ghosts()
 
     def _save(self, key: Any, old: Any, vanishes: bool) -> None:
@@ -355,10 +397,6 @@ class FrozenTable:
             self._ghosts.add(key)
 
     def next_rows(self, count: int) -> list[tuple[Any, Any]] | None:
-        """The next rows in key order, found among the next `count` keys; None: the walk is over.
-
-        Of keys that are all younger than the freeze none is given. These are passed.
-        """
         if self._table is None:
             return None
         keys = self._looked = self._next_keys(count)
@@ -386,7 +424,6 @@ class FrozenTable:
         return keys
 
     def passed(self, key: Any) -> None:
-        """The caller has taken all rows up to and including `key`; writes to them are free now."""
         self._cursor = key
         saved = self._saved
         if saved:
@@ -397,17 +434,7 @@ class FrozenTable:
             self._ghosts.pass_to(key)
 
     def close(self) -> None:
-        """Stop saving values. Idempotent."""
-        table, left = self._table, self._left
-        if table is None:
-            return
-        table._detach(self)
-        table._waste.add(self._saved)
-        table._waste.add(self._ghosts)
-        if left is not None:
-            left.walks -= 1
-            if left.walks == 0:
-                table._waste.add(left.rows)
-        self._table = self._left = None
-        self._rows = SmallRows()
-        self._looked, self._saved, self._ghosts = [], {}, _Ghosts()
+        if self._table is not None:
+            self._table._waste.add(self._ghosts)
+            self._looked, self._ghosts = [], _Ghosts()
+        super().close()

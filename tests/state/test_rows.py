@@ -327,10 +327,12 @@ def test_a_table_that_is_a_run_is_undone_and_walked_like_any_other(
     assert seen == expected
 
 
-def run_of(count: int, waste: Waste | None = None) -> RunTable[int]:
-    table = RunTable[int]("p", "t", [], waste)
+def run_of(count: int, waste: Waste | None = None, undo: UndoLog | None = None) -> RunTable[int]:
+    undo = [] if undo is None else undo
+    table = RunTable[int]("p", "t", undo, waste)
     for key in range(count):
         table.put(key, 10 * key)
+    undo.clear()
     return table
 
 
@@ -363,10 +365,7 @@ def test_what_is_cut_during_a_walk_goes_aside_as_it_was_cut() -> None:
 
 def test_a_cut_that_is_undone_is_kept_once_and_before_what_comes_later() -> None:
     undo: UndoLog = []
-    table = RunTable[int]("p", "t", undo)
-    for key in range(10):
-        table.put(key, 10 * key)
-    undo.clear()
+    table = run_of(10, undo=undo)
     frozen = table.freeze()
     table.delete_first(4)
     undo_to(undo, 0)
@@ -397,10 +396,7 @@ def test_what_a_walk_over_a_run_has_passed_is_let_go() -> None:
 
 def test_cuts_of_a_captured_run_are_told_row_by_row() -> None:
     undo: UndoLog = []
-    table = RunTable[int]("p", "t", undo)
-    for key in range(5):
-        table.put(key, 10 * key)
-    undo.clear()
+    table = run_of(5, undo=undo)
     table.capture(undo.append)
     table.delete_first(2)
     assert [(key, old) for _, key, old in undo] == pairs(range(2))
