@@ -158,8 +158,8 @@ class Mnesia:
         task = _COMPILE.format(source=SOURCE, out=self._directory)
         done = subprocess.run(
             [self._program.path, "-noinput", "-eval", task],
-            capture_output=True, text=True, env=self._environment(), timeout=START_TIMEOUT_S,
-            check=False,
+            capture_output=True, text=True, env=self._children.environment(self._environment()),
+            timeout=START_TIMEOUT_S, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             said = (done.stdout + done.stderr).strip()

@@ -152,8 +152,8 @@ class RabbitMq:
             "-name", f"watch@{HOST}", "-eval", watch,
         ]  # fmt: skip
         process = subprocess.Popen(
-            command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
+            command, env=self._children.environment(self._environment), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         until = time.monotonic() + START_TIMEOUT_S
         try:

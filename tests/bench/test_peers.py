@@ -203,6 +203,35 @@ def test_children_are_ended_and_their_words_kept(tmp_path: Path) -> None:
     assert cpu_seconds([busy.pid]) == 0.0
 
 
+@pytest.mark.parametrize("stubborn", [False, True], ids=["ends by itself", "must be killed"])
+def test_what_a_child_has_started_is_gone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool
+) -> None:
+    """As Erlang does it: a helper in a session of its own that waits for its pipe to be closed."""
+    monkeypatch.setattr("bench.peers.children.STOP_TIMEOUT_S", 0.2 if stubborn else 20.0)
+    helper = f"import sys, time; sys.stdin.read(); time.sleep({1000 if stubborn else 0.3})"
+    child = (
+        "import subprocess, sys, time\n"
+        f"helper = subprocess.Popen([sys.executable, '-c', {helper!r}], stdin=subprocess.PIPE,"
+        " start_new_session=True)\n"
+        "print(helper.pid, flush=True)\n"
+        "if len(sys.argv) == 1: time.sleep(1000)\n"
+        # Without the wait for the helper that Python would do.
+        "import os; os._exit(1)\n"
+    )
+    children = Children(tmp_path)
+    helpers = []
+    for name, *more in (("running",), ("gone", "at once")):
+        children.start(name, [sys.executable, "-c", child, *more])
+        until_s = time.monotonic() + 20
+        while not (words := children.last_words(name)).isdecimal():
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        helpers.append(int(words))
+    children.stop()
+    assert [pid for pid in helpers if _alive(pid)] == []
+
+
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from bench.peers.children import Children\n"
