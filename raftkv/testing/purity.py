@@ -1,0 +1,139 @@
+"""Watching a plugin's pure half from outside: what it asks the world, and how much it does.
+
+While `apply` or a hook runs, Python reports every call to a function set by `sys.setprofile`, also
+those deep inside a library. A call of a builtin that asks the world something (the clock, chance,
+files, sockets, the event loop) is a finding, wherever it stands: reading the imports of a module
+would neither see what its helpers do nor let a module hold both halves of a plugin. What this does
+not see is data that differs without a call, such as the order of a set. For that a log is applied
+once more by a process with other hashes (elsewhere.py).
+
+The calls are also counted. They measure the work of one command on every machine alike, which a
+clock would not.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+from typing import Any, Final
+
+__all__ = ["CALLS_MAX", "Watch"]
+
+#: Of one command: at up to a microsecond each, what a node's loop may stand still for.
+CALLS_MAX: Final = 50_000
+
+# Where builtins live that ask the world something, and what in them does not.
+_WORLD: Final = {
+    "_asyncio": (),
+    "_io": (),
+    "io": ("text_encoding",),  # what the module _io calls itself
+    "_multiprocessing": (),
+    "_posixsubprocess": (),
+    "_queue": (),
+    "_random": (),
+    "_signal": (),
+    "_socket": (),
+    "_ssl": (),
+    "_thread": ("get_ident",),
+    "fcntl": (),
+    "mmap": (),
+    "posix": ("fspath",),
+    "resource": (),
+    "select": (),
+    "time": ("gmtime", "localtime", "mktime", "strftime"),
+}
+_BUILTINS: Final = ("breakpoint", "id", "input", "open", "print")
+# In memory, though they live beside files.
+_IN_MEMORY: Final = ("BytesIO", "StringIO")
+_NOW: Final = ("now", "today", "utcnow")
+# A module that is imported by the first call is read from a file. That decides nothing.
+_IMPORTING: Final = ("importlib._bootstrap", "importlib._bootstrap_external")
+
+
+class Watch:
+    """`watched` wraps pure functions; `found` and `calls` are of those that have run since `clear`.
+
+    `calls` is the most that one of them took.
+    """
+
+    def __init__(self) -> None:
+        #: What was asked, and by whom outside of Python's own library:
+        #: "time.time, by raftkv_x.rows.expire".
+        self.found: list[str] = []
+        self.calls = 0
+        self._running = False
+
+    def clear(self) -> None:
+        self.found.clear()
+        self.calls = 0
+
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, watched whenever it runs."""
+
+        def call(*args: Any) -> Any:
+            with self._watching():
+                return function(*args)
+
+        return call
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        if self._running:  # a plugin that is called by the plugin under test
+            yield
+            return
+        calls = 0
+
+        def profile(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal calls
+            if event == "call":
+                calls += 1
+            elif event == "c_call":
+                calls += 1
+                asked = _asks(argument)
+                if asked and frame.f_globals.get("__name__") not in _IMPORTING:
+                    self._note(asked, frame)
+
+        before = sys.getprofile()
+        self._running = True
+        sys.setprofile(profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            self._running = False
+            self.calls = max(self.calls, calls)
+
+    def _note(self, asked: str, frame: FrameType) -> None:
+        module, place = _place(frame)
+        caller: FrameType | None = frame
+        while caller is not None and module.partition(".")[0] in sys.stdlib_module_names:
+            module, place = _place(caller)
+            caller = caller.f_back
+        self.found.append(f"{asked}, by {place}")
+
+
+def _place(frame: FrameType) -> tuple[str, str]:
+    module = str(frame.f_globals.get("__name__"))
+    return module, f"{module}.{frame.f_code.co_qualname}"
+
+
+def _asks(function: Any) -> str:
+    """What this builtin asks of the world; "" for nothing."""
+    # A method that is called through its class has no owner, and is asked of its argument.
+    owner, name = getattr(function, "__self__", None), function.__name__
+    if isinstance(owner, ModuleType):
+        home = owner.__name__
+        if home == "builtins":
+            return name if name in _BUILTINS else ""
+        return f"{home}.{name}" if name not in _WORLD.get(home, (name,)) else ""
+    kind = owner if isinstance(owner, type) else type(owner)
+    if kind.__module__ == "datetime":
+        return f"{kind.__name__}.{name}" if name in _NOW else ""
+    if isinstance(owner, random.Random):
+        return f"random.{name}"
+    if kind.__module__ in _WORLD and kind.__name__ not in _IN_MEMORY:
+        return f"{kind.__name__}.{name}"
+    return ""
