@@ -267,8 +267,10 @@ class HttpEndpoint:
         self._idle: list[_Connection] = []  # the one used last is taken first
         self._busy: set[_Connection] = set()
         self._closed = False
-        # Of the addresses that the host may have: the one that has answered, one that has not.
+        # Of the addresses that the host may have: the one that has answered, one that has not, or
+        # that could not do what it was asked.
         self._address = self._shunned = ""
+        self._several = False
         self._is_address = _is_address(self._host)
         self._looking_up: asyncio.Future[Any] | None = None
 
@@ -304,7 +306,7 @@ class HttpEndpoint:
             alarm.cancel()
             self._busy.discard(connection)
             self._give_back(connection)
-        self._answered(connection)
+        self._answered(connection, answer.status)
         return answer
 
     async def open_stream(
@@ -336,7 +338,7 @@ class HttpEndpoint:
         finally:
             alarm.cancel()
             self._busy = {each for each in self._busy if not each.closed}
-        self._answered(connection)
+        self._answered(connection, answer.status)
         if not stream.flowing:
             stream.close()
         return answer, stream
@@ -381,6 +383,7 @@ class HttpEndpoint:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout_at(deadline):
             addresses = await self._addresses()
+        self._several = len(addresses) > 1
         addresses.sort(key=lambda each: (each == self._shunned, each != self._address))
         name = self._host if self._tls is not None else None
         failure: OSError = OSError(f"there is no address of {self._host}")
@@ -419,9 +422,12 @@ class HttpEndpoint:
         found = await asyncio.shield(self._looking_up)
         return list(dict.fromkeys(str(info[4][0]) for info in found))
 
-    def _answered(self, connection: _Connection) -> None:
+    def _answered(self, connection: _Connection, status: int) -> None:
         self._address = connection.address
-        if self._shunned == connection.address:
+        if self._several and _is_unable(status):
+            self._shunned = connection.address
+            self._close_idle()
+        elif self._shunned == connection.address:
             self._shunned = ""
 
     def _broke(self, connection: _Connection) -> None:
@@ -431,7 +437,8 @@ class HttpEndpoint:
 
     def _close_idle(self) -> None:
         """What has ended one connection may have ended those that are idle: a node that was started
-        anew, a firewall that forgot them. Each would cost a try."""
+        anew, a firewall that forgot them. Each would cost a try, as would each to a node that is
+        cut off from the others."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -468,6 +475,12 @@ def split_endpoint(url: str) -> tuple[str, str, int, bool]:
             secure = parts.scheme == "https"
             return url.rstrip("/"), host, port or (443 if secure else 80), secure
     raise ConfigError(f"{url!r} is not an endpoint: write http://HOST:PORT or https://HOST:PORT")
+
+
+def _is_unable(status: int) -> bool:
+    """Whether this node, or a proxy before it, cannot do now what another one may: it is cut off
+    from the others, say, or stops. 501 is the same everywhere."""
+    return status >= 500 and status != 501
 
 
 def _is_address(host: str) -> bool:

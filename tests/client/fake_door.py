@@ -103,8 +103,11 @@ class Lines:
 class FakeDoor:
     """See the top of the file."""
 
-    def __init__(self, answer: Callable[[Asked], Any], *, port: int = 0) -> None:
+    def __init__(
+        self, answer: Callable[[Asked], Any], *, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.answer = answer
+        self._host = host
         self.asked: list[Asked] = []
         self.connections = 0
         self._port = port
@@ -113,13 +116,13 @@ class FakeDoor:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     def paths(self) -> list[str]:
         return [asked.path for asked in self.asked]
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._serve, self._host, self._port)
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 

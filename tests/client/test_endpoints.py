@@ -15,8 +15,18 @@ from raftkv import Client
 from raftkv.client import sessions
 from raftkv.client import watch as watching
 from raftkv.client.sessions import Session
-from raftkv.errors import NotApplied, Timeout
-from tests.client.fake_door import HANG_UP, SILENCE, Asked, FakeDoor, Lines, Say, in_loop, until
+from raftkv.errors import NotApplied, Refused, Timeout
+from tests.client.fake_door import (
+    HANG_UP,
+    SILENCE,
+    Asked,
+    FakeDoor,
+    Lines,
+    Say,
+    error,
+    in_loop,
+    until,
+)
 
 OK = Say({"header": {"revision": "7"}})
 
@@ -107,6 +117,51 @@ async def test_an_address_that_takes_connections_and_never_answers_is_left() -> 
                 for _ in range(3):
                     await client.kv.range(prefix=b"")
                 assert good.connections == 1
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+@in_loop
+async def test_an_address_that_answers_that_it_cannot_is_left(status: int) -> None:
+    """As a node does that is cut off from the others: one name stands for all of them."""
+    async with FakeDoor(lambda asked: OK) as good:
+        port = int(good.url.rpartition(":")[2])
+        unable = error("no_leader", status)
+        async with FakeDoor(lambda asked: unable, host="127.0.0.2", port=port) as cut_off:
+            of_addresses("127.0.0.2", "127.0.0.1")
+            async with Client(f"http://node.example:{port}") as client:
+                for _ in range(3):
+                    await client.kv.range(prefix=b"")
+                assert len(cut_off.asked) == 1
+                assert good.connections == 1
+                # It is not left for good: the other one may be the next that is cut off.
+                cut_off.answer, good.answer = good.answer, cut_off.answer
+                await client.kv.range(prefix=b"")
+                assert len(cut_off.asked) == 2
+
+
+@in_loop
+async def test_an_address_is_not_left_for_a_verdict_or_for_too_much_work() -> None:
+    async with FakeDoor(lambda asked: OK) as good:
+        port = int(good.url.rpartition(":")[2])
+        answers = [error("compacted", 400), OK, error("overloaded", 429), OK, OK]
+        async with FakeDoor(lambda asked: answers.pop(0), host="127.0.0.2", port=port):
+            of_addresses("127.0.0.2", "127.0.0.1")
+            async with Client(f"http://node.example:{port}") as client:
+                with pytest.raises(Refused):
+                    await client.kv.range(prefix=b"")
+                for _ in range(3):
+                    await client.kv.range(prefix=b"")
+                assert good.asked == []
+
+
+@in_loop
+async def test_a_lone_address_that_cannot_keeps_its_connection() -> None:
+    answers = [error("no_leader", 503), error("no_leader", 503), OK]
+    async with FakeDoor(lambda asked: answers.pop(0)) as door:
+        of_addresses("127.0.0.1")
+        async with Client(door.url.replace("127.0.0.1", "node.example")) as client:
+            await client.kv.range(prefix=b"")
+        assert door.connections == 1
 
 
 @in_loop
