@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,6 +115,31 @@ def test_a_plugin_beside_the_one_that_it_uses() -> None:
 def test_a_plugin_without_commands() -> None:
     assert check_plugin(toys.Lives, logs=3).entries > 300
     assert "time.monotonic, by " in broken(toys.ClockedLives).what
+
+
+class Collected(Locks):
+    """Makes more garbage than the collector lets pass."""
+
+    def acquire(self, command: Any, ctx: Any) -> Any:
+        for _ in range(2_000):
+            cycle: list[Any] = []
+            cycle.append(cycle)
+        return super().acquire(command, ctx)
+
+
+def test_what_the_collector_calls_is_no_fault_of_the_plugin() -> None:
+    called: list[float] = []
+
+    def collects(phase: str, info: Any) -> None:
+        called.append(time.perf_counter())
+
+    gc.callbacks.append(collects)
+    try:
+        check_plugin(Collected, logs=3)
+    finally:
+        gc.callbacks.remove(collects)
+    assert called
+    assert gc.isenabled()
 
 
 def known(rng: random.Random, view: View) -> msgspec.Struct | None:
