@@ -342,8 +342,8 @@ def test_100_000_rows_become_visible_by_one_entry() -> None:
         # What keeps the loop going: nothing is done in steps larger than this.
         assert max(cluster.measured.rows_max.values()) <= WRITTEN_MAX
         assert beat.turns - before > BIG // ROWS_MAX
-        # Nobody lost the leader or was declared dead meanwhile. (A machine that gave this process no
-        # processor for as long says nothing of the queue.)
+        # Nobody lost the leader or was declared dead meanwhile. (If this process got no processor
+        # for as long as that takes, it says nothing of the queue.)
         if beat.longest_s < RaftTimes().election_timeout_min_ms / 2000:
             assert {node.status().term for node in cluster.nodes} == {term}
         print(f"longest turn {beat.longest_s * 1000:.0f} ms, {cluster.measured.rows_max}")
