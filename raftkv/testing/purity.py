@@ -14,6 +14,7 @@ clock would not.
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -26,32 +27,37 @@ __all__ = ["CALLS_MAX", "Watch"]
 #: Of one command: at up to a microsecond each, what a node's loop may stand still for.
 CALLS_MAX: Final = 50_000
 
-# Where builtins live that ask the world something, and what in them does not.
+# Where builtins live that ask the world something, and what in them does not. Locks are not here:
+# nobody else is there, and `functools.cached_property` takes one. Nor can be seen with what `time`
+# is asked, so nothing of it is exempt: `gmtime()` reads the clock, `localtime` the time zone.
 _WORLD: Final = {
     "_asyncio": (),
     "_io": (),
     "io": ("text_encoding",),  # what the module _io calls itself
     "_multiprocessing": (),
     "_posixsubprocess": (),
-    "_queue": (),
     "_random": (),
     "_signal": (),
     "_socket": (),
     "_ssl": (),
-    "_thread": ("get_ident",),
+    "_thread": ("RLock", "allocate_lock"),
     "fcntl": (),
     "mmap": (),
     "posix": ("fspath",),
     "resource": (),
     "select": (),
-    "time": ("gmtime", "localtime", "mktime", "strftime"),
+    "time": (),
 }
 _BUILTINS: Final = ("breakpoint", "id", "input", "open", "print")
-# In memory, though they live beside files.
-_IN_MEMORY: Final = ("BytesIO", "StringIO")
+# Classes that live beside such functions and ask nothing.
+_HARMLESS: Final = ("BytesIO", "RLock", "StringIO", "lock")
 _NOW: Final = ("now", "today", "utcnow")
 # A module that is imported by the first call is read from a file. That decides nothing.
 _IMPORTING: Final = ("importlib._bootstrap", "importlib._bootstrap_external")
+
+
+# The methods of `os.environ`, which is written in Python.
+_ENVIRONMENT: Final = ("__getitem__", "__iter__", "__setitem__", "__delitem__")
 
 
 class Watch:
@@ -91,6 +97,8 @@ class Watch:
             nonlocal calls
             if event == "call":
                 calls += 1
+                if frame.f_globals is vars(os) and frame.f_code.co_name in _ENVIRONMENT:
+                    self._note("os.environ", frame)
             elif event == "c_call":
                 calls += 1
                 asked = _asks(argument)
@@ -139,6 +147,6 @@ def _asks(function: Any) -> str:
         return f"{kind.__name__}.{name}" if name in _NOW else ""
     if isinstance(owner, random.Random):
         return f"random.{name}"
-    if kind.__module__ in _WORLD and kind.__name__ not in _IN_MEMORY:
+    if kind.__module__ in _WORLD and kind.__name__ not in _HARMLESS:
         return f"{kind.__name__}.{name}"
     return ""

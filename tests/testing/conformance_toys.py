@@ -5,9 +5,16 @@ They stand in a module of their own because another process makes them, too.
 
 from __future__ import annotations
 
+import datetime
+import functools
+import hashlib
+import json
 import logging
+import os
 import random
+import re
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -110,6 +117,32 @@ class Chancy(Locks):
     def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
         random.randint(1, 6)
         return super().acquire(command, ctx)
+
+
+class Configured(Locks):
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        os.environ.get("LOCKS")
+        return super().acquire(command, ctx)
+
+
+class Cached(Locks):
+    """Keeps what never changes where `functools` keeps it: nothing is wrong with that."""
+
+    @functools.cached_property
+    def letters(self) -> frozenset[str]:
+        return frozenset("abc")
+
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        assert "a" in type(self)().letters
+        assert _upper(command.name)
+        hashlib.sha256(command.name.encode()).digest()
+        datetime.datetime.fromtimestamp(ctx.now / 1000, datetime.UTC).isoformat()
+        return super().acquire(command, ctx)
+
+
+@functools.lru_cache
+def _upper(name: str) -> str:
+    return re.sub("a", "A", name) + str(uuid.UUID(int=7)) + json.dumps([name])
 
 
 class Logging(Locks):

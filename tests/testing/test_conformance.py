@@ -35,6 +35,10 @@ def test_a_plugin_that_keeps_the_contract() -> None:
     assert checked.refused["Release"]["not_held"] > 500
 
 
+def test_what_asks_nothing_of_the_world_may_be_used() -> None:
+    check_plugin(toys.Cached, logs=5)
+
+
 def test_the_same_seed_plays_the_same_logs() -> None:
     one, other = (check_plugin(Locks, logs=3, seed=7) for _ in range(2))
     assert one == other
@@ -46,7 +50,8 @@ def test_the_same_seed_plays_the_same_logs() -> None:
     [
         (toys.Clocked, "A3, purity", r"time\.time, by .*conformance_toys\.Clocked\.acquire"),
         (toys.Chancy, "A3, purity", r"random\.getrandbits, by .*Chancy\.acquire"),
-        (toys.Logging, "A3, purity", r"RLock\.acquire, by .*Logging\.acquire"),
+        (toys.Configured, "A3, purity", r"os\.environ, by .*Configured\.acquire"),
+        (toys.Logging, "A3, purity", r"time\.time, by .*Logging\.acquire"),
         (toys.Reading, "A3, purity", r"open, by .*Reading\.on_members"),
         (toys.Unordered, "A3, purity", "a process with other hashes"),
         (toys.Remembering, "A1", "got state: count"),
