@@ -72,6 +72,7 @@ def check_plugin(
     *,
     beside: Sequence[Made] = (),
     settings: Mapping[str, Sequence[Any]] | None = None,
+    by_hand: Collection[type[msgspec.Struct]] = (),
     unreached: Collection[type[msgspec.Struct]] = (),
     logs: int = 30,
     steps: int = 100,
@@ -81,15 +82,19 @@ def check_plugin(
 
     `plugin` makes the plugin under test, `beside` those that it uses; a class will do, at the top
     of a module. `settings`: the values to be written, by key; those of other keys are made from
-    their types. `unreached`: commands that no log need get applied. Raises ConfigError for a plugin
-    that no node would load, ValueError for a setting or command that it does not have.
+    their types. `by_hand`: commands that `commands` alone gives, because their sender promises
+    something; none of them is made up. `unreached`: commands that no log need get applied. Raises
+    ConfigError for a plugin that no node would load, ValueError for a setting or command that it
+    does not have.
     """
     declared, tally = plugin(), Tally()
-    _require_known(declared, settings or {}, unreached)
+    _require_known(declared, settings or {}, {*by_hand, *unreached})
+    made = [command for command in declared.commands if command not in by_hand]
     with Elsewhere([*beside, plugin]) as elsewhere:
         judge = Judge(plugin, beside, elsewhere)
         for number in range(logs):
-            author = _Author(declared, commands, settings or {}, random.Random(f"{seed}/{number}"))
+            rng = random.Random(f"{seed}/{number}")
+            author = _Author(declared, commands, made, settings or {}, rng)
             _play(judge, author, steps, tally, f"seed={seed}, log {number}")
     _all_reached(declared, tally, unreached)
     return tally.checked()
@@ -112,10 +117,10 @@ def check_log(
 
 
 def _require_known(
-    plugin: Plugin[Any], settings: Mapping[str, Any], unreached: Collection[type]
+    plugin: Plugin[Any], settings: Mapping[str, Any], commands: Collection[type]
 ) -> None:
     keys = sorted(settings.keys() - {setting.key for setting in plugin.settings})
-    names = sorted(each.__name__ for each in set(unreached) - set(plugin.commands))
+    names = sorted(each.__name__ for each in set(commands) - set(plugin.commands))
     if keys or names:
         raise ValueError(f"{plugin.name!r} does not declare {', '.join([*keys, *names])}")
 
@@ -220,17 +225,19 @@ class _Author:
         self,
         plugin: Plugin[Any],
         commands: Commands | None,
+        made: Sequence[type[msgspec.Struct]],
         settings: Mapping[str, Sequence[Any]],
         rng: random.Random,
     ) -> None:
         self._plugin = plugin
         self._commands = commands
+        self._made = made
         self._settings = settings
         self._types = {setting.key: setting.type for setting in plugin.settings}
         self._rng = rng
-        self._maker = CommandMaker(plugin.commands, rng)
+        self._maker = CommandMaker(made, rng)
         # Each log has its own mixture (swarm testing): in some, what undoes others' work is rare.
-        self._weights = [rng.choice(_SHARES) for _ in plugin.commands]
+        self._weights = [rng.choice(_SHARES) for _ in made]
         self._steps = 0
         # In half of the logs little happens but commands: there long protocols get to their end.
         self._calm = rng.random() < 0.5
@@ -245,9 +252,8 @@ class _Author:
         kind = rng.random()
         if kind < (0.95 if self._calm else 0.80):
             count = 1 if rng.random() < 0.7 else rng.randint(2, 4)
-            if not self._plugin.commands:
-                count = 0
-            return Batch(tuple(self._sent(view) for _ in range(count)), after_ms=after_ms)
+            sent = [self._sent(view) for _ in range(count)]
+            return Batch(tuple(filter(None, sent)), after_ms=after_ms)
         kind = rng.random()
         if kind < 0.3:
             return Again(rng.randrange(8), after_ms=after_ms)
@@ -261,11 +267,13 @@ class _Author:
             return Votes(CORES[: rng.randint(1, 3)], after_ms=after_ms)
         return self._set_to(after_ms)
 
-    def _sent(self, view: View) -> Sent:
+    def _sent(self, view: View) -> Sent | None:
         rng, sender = self._rng, ""
         command = None if self._commands is None else self._commands(rng, view)
         if command is None:
-            [kind] = rng.choices(self._plugin.commands, self._weights)
+            if not self._made:
+                return None
+            [kind] = rng.choices(self._made, self._weights)
             command, sender = self._maker.make(kind)
         elif type(command) not in self._plugin.commands:
             raise TypeError(f"{command!r} is no command of the plugin {self._plugin.name!r}")

@@ -1,6 +1,6 @@
 """The plugins of this repository keep the contract, on logs of chance and on those of their tests.
 
-Made-up commands get far into the keyspace and the registry. Of the longer protocols they reach the
+Made-up commands get far into the keyspace and the registry. Of longer protocols they reach the
 beginnings; what they do not reach is named here, and is judged in the logs that the plugins' own
 random tests write, which know the next step of each.
 """
@@ -15,11 +15,12 @@ import msgspec
 import pytest
 
 from raftkv.kv.keyspace import KV
-from raftkv.plugin import Plugin
+from raftkv.plugin import Plugin, View
 from raftkv.testing import check_log, check_plugin
 from raftkv_cluster_call import Calls
 from raftkv_cluster_call import commands as calls
 from raftkv_lcr import LCR
+from raftkv_lcr.commands import Cleanup
 from raftkv_limbo import Limbo
 from raftkv_limbo import commands as limbo
 from raftkv_subscriptions import Subscriptions
@@ -53,7 +54,28 @@ UNREACHED: Mapping[str, Sequence[type[msgspec.Struct]]] = {
 }
 
 
-@pytest.mark.parametrize("plugin", [KV, LCR, Calls, Limbo, Subscriptions, TxQueue])
+def honest_cleanup(rng: random.Random, view: View) -> Cleanup | None:
+    """As the leader sends it: `done` is its word that there are no other rows."""
+    ended = [key for key, _ in view.table("ended").scan()]
+    if not ended or rng.random() < 0.9:
+        return None
+    node, incarnation = life = rng.choice(ended)
+    held = [
+        client
+        for client, entry in view.table("clients").scan()
+        for channel in (entry.owner, *((entry.claim.channel,) if entry.claim else ()))
+        if (channel.node, channel.incarnation) == life
+    ]
+    some = held[: rng.randint(0, len(held))]
+    return Cleanup(node, incarnation, tuple(some), len(some) == len(held))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_registry(seed: int) -> None:
+    check_plugin(LCR, honest_cleanup, by_hand=[Cleanup], steps=120, seed=seed)
+
+
+@pytest.mark.parametrize("plugin", [KV, Calls, Limbo, Subscriptions, TxQueue])
 def test_made_up_logs(plugin: type[Plugin[Any]]) -> None:
     beside = [KV] if "kv" in plugin.uses else []
     check_plugin(plugin, beside=beside, unreached=UNREACHED.get(plugin.name, ()), steps=120)

@@ -166,6 +166,16 @@ def test_an_author_sends_commands_of_the_plugin_alone() -> None:
         check_plugin(Locks, lambda rng, view: Close("a"))
 
 
+def test_what_is_sent_by_hand_is_not_made_up() -> None:
+    checked = check_plugin(Locks, known, by_hand=[Release], logs=3)
+    # Refused are those that come second in an entry.
+    assert checked.applied["Release"] > 50 > checked.refused["Release"]["not_held"]
+    nothing = check_plugin(Locks, by_hand=[Acquire, Release], unreached=[Acquire, Release], logs=2)
+    assert (nothing.applied, nothing.refused) == ({}, {})
+    with pytest.raises(ValueError, match="'locks' does not declare Deposit"):
+        check_plugin(Locks, by_hand=[Deposit])
+
+
 def test_what_cannot_be_reached_has_to_be_named() -> None:
     assert "Release" not in check_plugin(toys.Deaf, unreached=[Release], logs=3).applied
     with pytest.raises(ValueError, match="'locks' does not declare Deposit"):
