@@ -97,7 +97,8 @@ class Elsewhere:
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths},
         )
         assert self._process.stdin is not None
-        _write(self._process.stdin, self._places)
+        with contextlib.suppress(BrokenPipeError):  # `apply` will tell
+            _write(self._process.stdin, self._places)
         return self
 
     def __exit__(

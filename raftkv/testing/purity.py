@@ -3,9 +3,11 @@
 While `apply` or a hook runs, Python reports every call to a function set by `sys.setprofile`, also
 those deep inside a library. A call of a builtin that asks the world something (the clock, chance,
 files, sockets, the event loop) is a finding, wherever it stands: reading the imports of a module
-would neither see what its helpers do nor let a module hold both halves of a plugin. What this does
-not see is data that differs without a call, such as the order of a set. For that a log is applied
-once more by a process with other hashes (elsewhere.py).
+would neither see what its helpers do nor let a module hold both halves of a plugin.
+
+What this does not see: data that differs without a call, such as the order of a set (for that a log
+is applied once more by a process with other hashes, elsewhere.py); what C code calls by itself, as
+`map(time.time, ...)` does; and a date that is made with the machine's time zone.
 
 The calls are also counted. They measure the work of one command on every machine alike, which a
 clock would not.
@@ -13,8 +15,8 @@ clock would not.
 
 from __future__ import annotations
 
+import datetime
 import gc
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -32,22 +34,39 @@ CALLS_MAX: Final = 50_000
 # is asked, so nothing of it is exempt: `gmtime()` reads the clock, `localtime` the time zone.
 _WORLD: Final = {
     "_asyncio": (),
+    "_ctypes": (),
     "_io": (),
     "io": ("text_encoding",),  # what the module _io calls itself
+    "_locale": (),
     "_multiprocessing": (),
     "_posixsubprocess": (),
     "_random": (),
     "_signal": (),
     "_socket": (),
+    "_sqlite3": (),
     "_ssl": (),
     "_thread": ("RLock", "allocate_lock"),
+    "_uuid": (),
     "fcntl": (),
     "mmap": (),
     "posix": ("fspath",),
+    "pwd": (),
     "resource": (),
     "select": (),
+    "sqlite3": (),
     "time": (),
 }
+# What is written in Python begins with a class there, and making one is not seen as a call.
+_PACKAGES: Final = (
+    "asyncio",
+    "concurrent",
+    "multiprocessing",
+    "selectors",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+)
 _BUILTINS: Final = ("breakpoint", "id", "input", "open", "print")
 # Classes that live beside such functions and ask nothing.
 _HARMLESS: Final = ("BytesIO", "RLock", "StringIO", "lock")
@@ -97,8 +116,9 @@ class Watch:
             nonlocal calls
             if event == "call":
                 calls += 1
-                if frame.f_globals is vars(os) and frame.f_code.co_name in _ENVIRONMENT:
-                    self._note("os.environ", frame)
+                asked = _asks_in_python(frame)
+                if asked:
+                    self._note(asked, frame)
             elif event == "c_call":
                 calls += 1
                 asked = _asks(argument)
@@ -128,6 +148,14 @@ class Watch:
         self.found.append(f"{asked}, by {place}")
 
 
+def _asks_in_python(frame: FrameType) -> str:
+    """What this function of Python's own library asks of the world; "" for nothing."""
+    name = frame.f_globals.get("__name__", "")
+    if name == "os":
+        return "os.environ" if frame.f_code.co_name in _ENVIRONMENT else ""
+    return name if name.partition(".")[0] in _PACKAGES else ""
+
+
 def _place(frame: FrameType) -> tuple[str, str]:
     module = str(frame.f_globals.get("__name__"))
     return module, f"{module}.{frame.f_code.co_qualname}"
@@ -143,7 +171,7 @@ def _asks(function: Any) -> str:
             return name if name in _BUILTINS else ""
         return f"{home}.{name}" if name not in _WORLD.get(home, (name,)) else ""
     kind = owner if isinstance(owner, type) else type(owner)
-    if kind.__module__ == "datetime":
+    if issubclass(kind, datetime.date):
         return f"{kind.__name__}.{name}" if name in _NOW else ""
     if isinstance(owner, random.Random):
         return f"random.{name}"

@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import re
+import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -143,6 +144,24 @@ class Cached(Locks):
 @functools.lru_cache
 def _upper(name: str) -> str:
     return re.sub("a", "A", name) + str(uuid.UUID(int=7)) + json.dumps([name])
+
+
+class Today(datetime.date):
+    pass
+
+
+class Dated(Locks):
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        Today.today()
+        return super().acquire(command, ctx)
+
+
+class Connecting(Locks):
+    """Does nothing with it."""
+
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        socket.socket().close()
+        return super().acquire(command, ctx)
 
 
 class Logging(Locks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import re
 import time
@@ -51,6 +52,8 @@ def test_the_same_seed_plays_the_same_logs() -> None:
         (toys.Clocked, "A3, purity", r"time\.time, by .*conformance_toys\.Clocked\.acquire"),
         (toys.Chancy, "A3, purity", r"random\.getrandbits, by .*Chancy\.acquire"),
         (toys.Configured, "A3, purity", r"os\.environ, by .*Configured\.acquire"),
+        (toys.Dated, "A3, purity", r"Today\.today, by .*Dated\.acquire"),
+        (toys.Connecting, "A3, purity", r"socket.*, by .*Connecting\.acquire"),
         (toys.Logging, "A3, purity", r"time\.time, by .*Logging\.acquire"),
         (toys.Reading, "A3, purity", r"open, by .*Reading\.on_members"),
         (toys.Unordered, "A3, purity", "a process with other hashes"),
@@ -145,6 +148,21 @@ def test_what_the_collector_calls_is_no_fault_of_the_plugin() -> None:
         gc.callbacks.remove(collects)
     assert called
     assert gc.isenabled()
+
+
+def only_here() -> Locks:
+    if os.environ.get("PYTHONHASHSEED") in ("1", "2"):
+        raise RuntimeError("not in another process")
+    return Locks()
+
+
+def test_a_plugin_that_the_other_process_fails_to_make(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with pytest.raises(RuntimeError, match="has ended with exit code 1"):
+        check_plugin(only_here, logs=1)
+    assert "RuntimeError: not in another process" in capfd.readouterr().err
 
 
 def known(rng: random.Random, view: View) -> msgspec.Struct | None:
