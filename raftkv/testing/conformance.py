@@ -88,6 +88,8 @@ def check_plugin(
     does not have.
     """
     declared, tally = plugin(), Tally()
+    if plugin() is declared:
+        raise TypeError(f"{plugin!r} must make a new plugin each time")
     _require_known(declared, settings or {}, {*by_hand, *unreached})
     made = [command for command in declared.commands if command not in by_hand]
     with Elsewhere([*beside, plugin]) as elsewhere:
@@ -127,23 +129,30 @@ def _require_known(
 
 def _play(judge: Judge, author: _Author, steps: int, tally: Tally, origin: str) -> None:
     """One log, judged. Raises ContractBroken with a short one."""
-    trial = _Trial(judge, author.version, tally)
+    try:
+        trial = _Trial(judge, author.version, author.voters, tally)
+    except ContractBroken as broken:
+        text = f"{broken.what}\n  {origin}, while the nodes start"
+        raise ContractBroken(broken.rule, text) from None
     try:
         for _ in range(steps):
             step = author.step(trial.view)
             author.saw(step, trial.play(step), trial.view)
         trial.run.end()
     except ContractBroken as broken:
-        raise _shortest(judge, Log(author.version, tuple(trial.steps)), broken, origin) from None
+        log = Log(author.version, author.voters, tuple(trial.steps))
+        raise _shortest(judge, log, broken, origin) from None
 
 
 class _Trial:
     """Steps that are played on a watched machine."""
 
-    def __init__(self, judge: Judge, version: int, tally: Tally | None = None) -> None:
+    def __init__(
+        self, judge: Judge, version: int, voters: bool, tally: Tally | None = None
+    ) -> None:
         self.run: Run = judge.run(tally)
         self.steps: list[Step] = []
-        self.player = Player(self.run.apply, self.run.machine, judge.name, version)
+        self.player = Player(self.run.apply, self.run.machine, judge.name, version, voters)
         self.view = self.run.machine.view(judge.name)
 
     def play(self, step: Step) -> Outcomes:
@@ -154,7 +163,7 @@ class _Trial:
 def _broken_by(judge: Judge, log: Log) -> ContractBroken | None:
     """The rule that this log breaks."""
     try:
-        trial = _Trial(judge, log.version)
+        trial = _Trial(judge, log.version, log.voters)
         for step in log.steps:
             trial.play(step)
         trial.run.end()
@@ -183,6 +192,13 @@ def _codes(refusals: Counter[str]) -> str:
 
 def _shortest(judge: Judge, log: Log, broken: ContractBroken, origin: str) -> ContractBroken:
     """The error with a log from which nothing can be left out."""
+    again = _broken_by(judge, log)
+    if again is None or again.rule != broken.rule:
+        return ContractBroken(
+            broken.rule,
+            f"{broken.what}\n  {origin}. It does not happen again when this log is played once "
+            f"more: something is kept outside of the plugin's tables and object",
+        )
     attempts, size = 0, max(1, len(log.steps) // 2)
     while attempts < SHORTER_MAX:
         gone = False
@@ -208,14 +224,14 @@ def _without(log: Log, size: int) -> Iterator[Log]:
     """
     steps = log.steps
     for end in range(len(steps), 0, -size):
-        yield Log(log.version, steps[: max(0, end - size)] + steps[end:])
+        yield Log(log.version, log.voters, steps[: max(0, end - size)] + steps[end:])
     if size > 1:
         return
     for number, step in enumerate(steps):
         if isinstance(step, Batch) and len(step.sent) > 1:
             for each in range(len(step.sent)):
                 fewer = Batch(step.sent[:each] + step.sent[each + 1 :], after_ms=step.after_ms)
-                yield Log(log.version, (*steps[:number], fewer, *steps[number + 1 :]))
+                yield Log(log.version, log.voters, (*steps[:number], fewer, *steps[number + 1 :]))
 
 
 class _Author:
@@ -243,6 +259,7 @@ class _Author:
         self._calm = rng.random() < 0.5
         old = plugin.version > 1 and rng.random() < 0.3
         self.version = rng.randrange(1, plugin.version) if old else 0
+        self.voters = rng.random() < 0.8
         for name in NODES:
             self._maker.learn(name, "node")
 
@@ -277,6 +294,9 @@ class _Author:
             command, sender = self._maker.make(kind)
         elif type(command) not in self._plugin.commands:
             raise TypeError(f"{command!r} is no command of the plugin {self._plugin.name!r}")
+        else:
+            # Raises what is wrong with it.
+            msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=type(command))
         return Sent(sender or rng.choice(_SENDERS), command)
 
     def _set_to(self, after_ms: int) -> SetTo:

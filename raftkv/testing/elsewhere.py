@@ -1,8 +1,10 @@
-"""Another process that applies logs of a plugin, with other hashes of strings and bytes.
+"""Other processes that apply logs of a plugin, with other hashes of strings and bytes.
 
 What depends on the order of a set shows in no process by itself: there the order is always the
-same. The other process makes the plugins anew by their names, applies what it is sent, and answers
-with what came out. One serves many logs, because starting it takes longer than a log.
+same. So there are three other processes, for a small set may have one order twice, and another time
+zone in each. They make the plugins anew by their names, apply what they are sent, and answer with
+what came out. Each serves many logs, because starting it takes longer than a log, and applies each
+in a copy of itself (`os.fork`): whatever a plugin remembers in a module or a class is not there.
 
 Both speak MessagePack, each message behind its length. Nothing else than entries and fingerprints
 passes, so the other process can do no more than any node can with its log.
@@ -13,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import inspect
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO, Any, Final
@@ -34,8 +36,9 @@ __all__ = ["Applied", "Elsewhere", "Made", "apply_all", "fingerprints", "serve"]
 Made = Callable[[], Plugin[Any]]
 
 _LENGTH_BYTES: Final = 8
-# Python's own is drawn for each process, unless it was set to one of these.
-_HASH_SEEDS: Final = ("1", "2")
+_HASH_SEEDS: Final = ("1", "2", "3")
+# Far from each other and from whatever the user has.
+_TIME_ZONES: Final = ("EAST-14", "WEST+11", "ODD-05:45")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -81,24 +84,31 @@ def apply_all(machine: StateMachine, bodies: Sequence[bytes | None]) -> Applied:
     return Applied(outcomes, machine.digest())
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A log, from its beginning or behind a snapshot of entry `index`."""
+
+    bodies: Sequence[bytes | None]
+    index: int = 0
+    chunks: Sequence[bytes] = ()
+
+
 class Elsewhere:
-    """The other process, which ends with the context. Raises TypeError for what has no name."""
+    """The other processes, which end with the context. Raises TypeError for what has no name."""
 
     def __init__(self, plugins: Sequence[Made]) -> None:
         self._places = [_place(each) for each in plugins]
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Elsewhere:
-        seed = next(each for each in _HASH_SEEDS if each != os.environ.get("PYTHONHASHSEED"))
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths},
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `apply` will tell
-            _write(self._process.stdin, self._places)
+        paths = os.pathsep.join(str(path) for path in sys.path if path)
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
+        for seed, zone in zip(_HASH_SEEDS, _TIME_ZONES, strict=True):
+            env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths, "TZ": zone}
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+            )
+            self._processes.append(process)
+            _send(process, self._places)
         return self
 
     def __exit__(
@@ -107,23 +117,35 @@ class Elsewhere:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.communicate()
+        for process in self._processes:
+            if kind is not None:
+                process.kill()  # it may be at work for long
+            process.communicate()
 
-    def apply(self, bodies: Sequence[bytes | None]) -> Applied:
-        """What comes of this log there."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        found = None
-        with contextlib.suppress(BrokenPipeError):
-            _write(process.stdin, bodies)
-            found = _read(process.stdout)
-        if found is None:
-            raise RuntimeError(
-                f"the process that applies logs with other hashes has ended with exit code "
-                f"{process.wait()}; what it wrote stands on standard error"
-            )
-        return msgspec.msgpack.decode(found, type=Applied)
+    def apply(
+        self, bodies: Sequence[bytes | None], index: int = 0, chunks: Sequence[bytes] = ()
+    ) -> list[Applied]:
+        """What comes of these entries there, behind that snapshot if there is one."""
+        for process in self._processes:
+            _send(process, Asked(bodies, index, chunks))
+        return [msgspec.msgpack.decode(_answer(each), type=Applied) for each in self._processes]
+
+
+def _send(process: subprocess.Popen[bytes], message: Any) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # `_answer` will tell
+        _write(process.stdin, message)
+
+
+def _answer(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    found = _read(process.stdout)
+    if found is None:
+        raise RuntimeError(
+            f"a process that applies logs with other hashes has ended with exit code "
+            f"{process.wait()}; what it wrote stands on standard error"
+        )
+    return found
 
 
 def _place(made: Made) -> Place:
@@ -131,12 +153,13 @@ def _place(made: Made) -> Place:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is not made:
+    if found is not made or module == "__main__":
         raise TypeError(
             f"{made!r} cannot be made in another process: define the class, or a function that "
-            f"makes the plugin, at the top of a module"
+            f"makes the plugin, at the top of a module that can be imported"
         )
-    return Place(module, name, inspect.getsourcefile(made) or "")
+    file = getattr(sys.modules[module], "__file__", None)
+    return Place(module, name, file or "")
 
 
 def _find(place: Place) -> Made:
@@ -178,5 +201,22 @@ def serve() -> None:
         return
     plugins = [_find(place) for place in msgspec.msgpack.decode(first, type=list[Place])]
     while (request := _read(requests)) is not None:
-        bodies = msgspec.msgpack.decode(request, type=list[bytes | None])
-        _write(answers, apply_all(StateMachine([made() for made in plugins]), bodies))
+        copy = os.fork()
+        if copy == 0:
+            status = 1
+            try:
+                _write(answers, _apply(msgspec.msgpack.decode(request, type=Asked), plugins))
+                status = 0
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        if os.waitpid(copy, 0)[1] != 0:
+            sys.exit(1)
+
+
+def _apply(asked: Asked, plugins: Sequence[Made]) -> Applied:
+    machine = StateMachine([made() for made in plugins])
+    if asked.chunks:
+        machine.restore(asked.chunks, asked.index)
+    return apply_all(machine, asked.bodies)

@@ -4,10 +4,10 @@ While a log is applied, whatever `apply` and the hooks ask of the world is found
 is what they raise, how much they do, and what the invariants say. Then the same entries are applied
 again, by everybody who must come to the same answers and the same state:
 
-    the same plugin object      on a second machine: a plugin that remembers anything outside of
+    a second machine            with the same plugin object: one that remembers anything outside of
                                 its tables gives itself away
-    a new plugin object         on a machine that is restored from a snapshot in mid-log
-    another process             with other hashes of strings (elsewhere.py)
+    other processes             with other hashes of strings (elsewhere.py), from the beginning and
+                                behind a snapshot in mid-log
 
 What is ugly. The limits of work are counted in calls and rows, not in time, so a command whose
 calls are each slow (the sort of a huge list) is not found. The entries are never cut otherwise into
@@ -111,10 +111,11 @@ class Run:
         self._watch = Watch()
         self._plugin = judge.make()
         for method in _PURE:
-            setattr(self._plugin, method, self._watch.watched(getattr(self._plugin, method)))
+            watched = self._watch.watched(getattr(self._plugin, method))
+            object.__setattr__(self._plugin, method, watched)
         self._attributes = dict(vars(self._plugin))
         self.machine = judge.machine(self._plugin)
-        self.machine.subscribe(self._changed, [judge.name])
+        self.machine.subscribe(self._changed, [judge.name, *self._plugin.uses])
         self._changes = 0
         commands = self._plugin.commands
         union: Any = Union[commands] if commands else None  # noqa: UP007
@@ -150,13 +151,24 @@ class Run:
             changed = _difference(before, self._contents())
             if changed:
                 raise ContractBroken("A3, undo", f"a refused command has changed {changed}")
-        wrong = self.machine.invariants()
+        self._check_invariants()
+        if len(self._bodies) % SNAPSHOT_EVERY == 0:
+            self._snapshot = (self.machine.index, self._frozen())
+        return outcomes
+
+    def _check_invariants(self) -> None:
+        try:
+            wrong = self.machine.invariants()
+        except Exception as error:
+            raise ContractBroken("A2, invariants", f"they raise {error!r}") from error
         if wrong:
             raise ContractBroken("A2, invariants", "; ".join(wrong))
-        if len(self._bodies) % SNAPSHOT_EVERY == 0:
-            chunks = list(self.machine.freeze().slices(_CHUNK_ROWS))
-            self._snapshot = (self.machine.index, chunks)
-        return outcomes
+
+    def _frozen(self) -> list[bytes]:
+        try:
+            return list(self.machine.freeze().slices(_CHUNK_ROWS))
+        except _UNREADABLE as error:
+            raise ContractBroken("A2, rows", f"a row cannot be written: {error}") from None
 
     def _applied(self, body: bytes | None) -> Outcomes:
         index = self.machine.index + 1
@@ -177,7 +189,7 @@ class Run:
         except _UNREADABLE:
             return None
         again = self._decode(msgspec.msgpack.encode(command))
-        if again != command:
+        if _bytes(again) != _bytes(command):
             raise ContractBroken("A2, commands", f"{command} is read again as {again}")
         return command
 
@@ -221,36 +233,43 @@ class Run:
             raise ContractBroken(
                 "A2, results", f"{result!r} cannot be read again: {error}"
             ) from None
-        if again != result or type(again) is not type(result):
+        if type(again) is not type(result) or _bytes(again) != _bytes(result):
             raise ContractBroken("A2, results", f"{result!r} is read again as {again!r}")
 
-    def _contents(self) -> dict[tuple[str, str], dict[Any, Any]]:
-        return {
-            (name, table): dict(self.machine.view(name).table(table).scan())
-            for name, table in self.machine.row_counts()
-            if name != "core"
-        }
+    def _contents(self) -> dict[tuple[str, str], dict[Any, bytes]]:
+        """All rows, encoded: one that was changed in its place is the same object as before."""
+        try:
+            return {
+                (name, table): {
+                    key: _bytes(row) for key, row in self.machine.view(name).table(table).scan()
+                }
+                for name, table in self.machine.row_counts()
+                if name != "core"
+            }
+        except _UNREADABLE as error:
+            raise ContractBroken("A2, rows", f"a row cannot be written: {error}") from None
 
     # --- afterwards
 
     def end(self) -> None:
         """Let all others apply it. Raises ContractBroken."""
         judge, bodies = self._judge, self._bodies
+        chunks = self._frozen()
         mine = Applied([fingerprints(each) for each in self._outcomes], self.machine.digest())
         same_object = apply_all(judge.machine(self._plugin), bodies)
-        _compare("A1", "a second machine with the same plugin object", mine, same_object)
-        if self._snapshot is not None:
-            index, chunks = self._snapshot
-            rest = Applied(mine.outcomes[index:], mine.digest)
-            found = apply_all(self._restored(chunks, index), bodies[index:])
-            what = f"a machine restored from a snapshot at entry {index}"
-            _compare("A3, purity", what, rest, found, index)
-        last = self._restored(list(self.machine.freeze().slices()), self.machine.index)
+        self._compare("A1", "a second machine with the same plugin object", mine, same_object)
+        last = self._restored(chunks, self.machine.index)
         if last.digest() != mine.digest:
             raise ContractBroken("A2, rows", "the state differs after a snapshot")
         self._recalls(last)
-        other = judge.elsewhere.apply(bodies)
-        _compare("A3, purity", "a process with other hashes", mine, other)
+        for other in judge.elsewhere.apply(bodies):
+            self._compare("A3, purity", "a process with other hashes", mine, other)
+        if self._snapshot is not None:
+            index, chunks = self._snapshot
+            rest = Applied(mine.outcomes[index:], mine.digest)
+            what = f"a process that was restored from a snapshot at entry {index}"
+            for other in judge.elsewhere.apply(bodies[index:], index, chunks):
+                self._compare("A3, purity", what, rest, other, index)
         self._tally.logs += 1
         self._tally.entries += len(bodies)
 
@@ -270,28 +289,39 @@ class Run:
             kept, again = (
                 machine.recall(session, seq, type(command)) for machine in (self.machine, restored)
             )
-            if type(kept) is not type(again) or _parts(kept) != _parts(again):
+            if type(kept) is not type(again) or _bytes(_parts(kept)) != _bytes(_parts(again)):
                 raise ContractBroken(
                     "A2, results", f"{command} was answered {kept!r}, after a restart {again!r}"
                 )
 
+    def _compare(
+        self, rule: str, who: str, mine: Applied, other: Applied, before: int = 0
+    ) -> None:
+        """`before`: entries that neither has applied."""
+        pairs = zip(mine.outcomes, other.outcomes, strict=False)
+        for number, (one, another) in enumerate(pairs, before):
+            for place, (expected, found) in enumerate(zip(one, another, strict=True)):
+                if expected != found:
+                    raise ContractBroken(
+                        rule,
+                        f"{who} answers {self._told(number, place)} with {_shown(found)}, not "
+                        f"with {_shown(expected)}",
+                    )
+        if other.error:
+            raise ContractBroken(rule, f"{who} ends with {other.error}")
+        if mine.digest != other.digest:
+            raise ContractBroken(rule, f"{who} comes to another state")
 
-def _compare(rule: str, who: str, mine: Applied, other: Applied, before: int = 0) -> None:
-    """`before`: entries that neither has applied."""
-    pairs = enumerate(zip(mine.outcomes, other.outcomes, strict=False), before + 1)
-    for number, (one, another) in pairs:
-        if one != another:
-            expected, found = next(
-                pair for pair in zip(one, another, strict=True) if pair[0] != pair[1]
-            )
-            raise ContractBroken(
-                rule,
-                f"{who} answers entry {number} with {_shown(found)}, not with {_shown(expected)}",
-            )
-    if other.error:
-        raise ContractBroken(rule, f"{who} ends with {other.error}")
-    if mine.digest != other.digest:
-        raise ContractBroken(rule, f"{who} comes to another state")
+    def _told(self, number: int, place: int) -> str:
+        """A command of the log."""
+        body = self._bodies[number]
+        assert body is not None
+        envelope = decode_batch(body).commands[place]
+        return str(self._sent.get((envelope.session, envelope.seq), envelope.plugin))
+
+
+def _bytes(value: Any) -> bytes:
+    return msgspec.msgpack.encode(value)
 
 
 def _parts(outcome: Any) -> Any:
@@ -303,8 +333,8 @@ def _shown(fingerprint: bytes) -> str:
 
 
 def _difference(
-    before: Mapping[tuple[str, str], Mapping[Any, Any]],
-    after: Mapping[tuple[str, str], Mapping[Any, Any]],
+    before: Mapping[tuple[str, str], Mapping[Any, bytes]],
+    after: Mapping[tuple[str, str], Mapping[Any, bytes]],
 ) -> str:
     """The first row that differs, in words; "" if none does."""
     for plugin, table in before:

@@ -23,6 +23,8 @@ __all__ = ["CommandMaker"]
 # Values that are remembered under one name: the last ones, of which most are still true.
 SEEN_MAX: Final = 24
 FOLLOWED_MAX: Final = 32
+# Attempts at a value that its type allows.
+MADE_MAX: Final = 50
 ITEMS_MAX: Final = 3
 WORDS: Final = ("a", "b", "c")
 # How deep into a value one looks for what could be used again.
@@ -71,19 +73,29 @@ class CommandMaker:
 
     def make(self, command: type[msgspec.Struct]) -> tuple[msgspec.Struct, str]:
         """One of this class, within the bounds of its types, and who sends it ("": anybody)."""
-        info, rng = self._infos[command], self._rng
+        for _ in range(MADE_MAX):
+            made, sender = self._try(self._infos[command])
+            try:
+                msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=command)
+            except (msgspec.MsgspecError, OverflowError, UnicodeError, ValueError):
+                continue  # another thing under the same name, or a pattern that nothing meets
+            return made, sender
+        raise TypeError(
+            f"no {command.__name__} can be made from its types: name it in `by_hand`, and let "
+            f"`commands` give it"
+        )
+
+    def _try(self, info: Any) -> tuple[Any, str]:
+        rng, values, sender = self._rng, {}, ""
         if self._followed and rng.random() < 0.7:
             pattern, sender = self._late(self._followed)
             shared = [field for field in info.fields if field.name in pattern]
             values = {field.name: pattern[field.name] for field in shared if rng.random() < 0.9}
-            made = self._struct(info, "", values)
-            try:
-                msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=command)
-            except msgspec.MsgspecError:
-                pass  # another thing under the same name
-            else:
-                return made, sender if values and rng.random() < 0.8 else ""
-        return self._struct(info, "", {}), ""
+        follows = bool(values) and rng.random() < 0.8
+        try:
+            return self._struct(info, "", values), sender if follows else ""
+        except (TypeError, ValueError):  # by __post_init__
+            return None, ""
 
     def _late(self, seen: Sequence[Any]) -> Any:
         """One of these, rather one of the last."""
@@ -103,6 +115,8 @@ class CommandMaker:
             return rng.choice(info.values)
         if isinstance(info, mi.StructType):
             return self._struct(info, name)
+        if isinstance(info, mi.EnumType):
+            return rng.choice(list(info.cls))
         if isinstance(info, mi.BoolType):
             return rng.random() < 0.5
         if isinstance(info, mi.NoneType):
@@ -120,7 +134,8 @@ class CommandMaker:
     def _many(self, info: Any, name: str) -> Any:
         if isinstance(info, mi.TupleType):
             return tuple(self._value(item, name) for item in info.item_types)
-        count = self._rng.randint(info.min_length or 0, ITEMS_MAX)
+        least = info.min_length or 0
+        count = self._rng.randint(least, max(least, ITEMS_MAX))
         if info.max_length is not None:
             count = min(count, info.max_length)
         if isinstance(info, mi.DictType):

@@ -138,13 +138,17 @@ Step = Batch | Again | Up | Down | Promoted | SetTo | Votes
 
 
 class Log(msgspec.Struct, frozen=True):
-    """What is played. `version`: of the plugin on all nodes at first; 0: the newest."""
+    """What is played. `version`: of the plugin on all nodes at first; 0: the newest. `voters`:
+    whether they are announced before the first step."""
 
     version: int
+    voters: bool
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
         lines = [f"    all nodes have format {self.version}"] if self.version else []
+        if not self.voters:
+            lines.append("    nobody has said who votes")
         for number, step in enumerate(self.steps, 1):
             later = f"{step.after_ms} ms later, " if step.after_ms else ""
             lines.append(f"    {number:3}. {later}{step}")
@@ -170,7 +174,8 @@ class Player:
         apply: Callable[[bytes], Outcomes],
         machine: StateMachine,
         plugin: str,
-        version: int = 0,
+        version: int,
+        voters: bool,
     ) -> None:
         self.machine = machine
         self._apply = apply
@@ -182,7 +187,8 @@ class Player:
         self._lives: dict[str, _Life] = {}
         for name in NODES:
             self._start(name, version)
-        self._vote(CORES)
+        if voters:
+            self._vote(CORES)
 
     def play(self, step: Step) -> Outcomes:
         """The outcomes of the entry that this step makes."""

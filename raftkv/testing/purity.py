@@ -6,8 +6,8 @@ files, sockets, the event loop) is a finding, wherever it stands: reading the im
 would neither see what its helpers do nor let a module hold both halves of a plugin.
 
 What this does not see: data that differs without a call, such as the order of a set (for that a log
-is applied once more by a process with other hashes, elsewhere.py); what C code calls by itself, as
-`map(time.time, ...)` does; and a date that is made with the machine's time zone.
+is applied once more by processes with other hashes, elsewhere.py); what C code calls by itself, as
+`map(time.time, ...)` does.
 
 The calls are also counted. They measure the work of one command on every machine alike, which a
 clock would not.
@@ -65,13 +65,13 @@ _PACKAGES: Final = (
     "socket",
     "subprocess",
     "tempfile",
-    "threading",
 )
 _BUILTINS: Final = ("breakpoint", "id", "input", "open", "print")
 # Classes that live beside such functions and ask nothing.
 _HARMLESS: Final = ("BytesIO", "RLock", "StringIO", "lock")
 _NOW: Final = ("now", "today", "utcnow")
-# A module that is imported by the first call is read from a file. That decides nothing.
+# A module that is imported by the first call is read from a file. That decides nothing. Nor does
+# `id` in Python's own library, which keeps count by it (`copy`, `reprlib`).
 _IMPORTING: Final = ("importlib._bootstrap", "importlib._bootstrap_external")
 
 
@@ -122,7 +122,7 @@ class Watch:
             elif event == "c_call":
                 calls += 1
                 asked = _asks(argument)
-                if asked and frame.f_globals.get("__name__") not in _IMPORTING:
+                if asked:
                     self._note(asked, frame)
 
         before, collects = sys.getprofile(), gc.isenabled()
@@ -133,19 +133,25 @@ class Watch:
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(before if callable(before) else None)
             self._running = False
             if collects:
                 gc.enable()
             self.calls = max(self.calls, calls)
 
     def _note(self, asked: str, frame: FrameType) -> None:
-        module, place = _place(frame)
-        caller: FrameType | None = frame
-        while caller is not None and module.partition(".")[0] in sys.stdlib_module_names:
-            module, place = _place(caller)
-            caller = caller.f_back
-        self.found.append(f"{asked}, by {place}")
+        at: FrameType | None = frame
+        own = ""
+        while at is not None and at.f_globals.get("__name__") != __name__:
+            module = str(at.f_globals.get("__name__"))
+            if module in _IMPORTING:
+                return
+            if not own and module.partition(".")[0] not in sys.stdlib_module_names:
+                own = f"{module}.{at.f_code.co_qualname}"
+                if asked == "id" and at is not frame:
+                    return
+            at = at.f_back
+        self.found.append(f"{asked}, by {own or frame.f_code.co_qualname}")
 
 
 def _asks_in_python(frame: FrameType) -> str:
@@ -156,11 +162,6 @@ def _asks_in_python(frame: FrameType) -> str:
     return name if name.partition(".")[0] in _PACKAGES else ""
 
 
-def _place(frame: FrameType) -> tuple[str, str]:
-    module = str(frame.f_globals.get("__name__"))
-    return module, f"{module}.{frame.f_code.co_qualname}"
-
-
 def _asks(function: Any) -> str:
     """What this builtin asks of the world; "" for nothing."""
     # A method that is called through its class has no owner, and is asked of its argument.
@@ -169,7 +170,9 @@ def _asks(function: Any) -> str:
         home = owner.__name__
         if home == "builtins":
             return name if name in _BUILTINS else ""
-        return f"{home}.{name}" if name not in _WORLD.get(home, (name,)) else ""
+        if home not in _WORLD or name in _WORLD[home] or name.startswith("_path_"):
+            return ""  # posix._path_normpath and its like work on strings
+        return f"{home}.{name}"
     kind = owner if isinstance(owner, type) else type(owner)
     if issubclass(kind, datetime.date):
         return f"{kind.__name__}.{name}" if name in _NOW else ""

@@ -42,6 +42,7 @@ UNREACHED: Mapping[str, Sequence[type[msgspec.Struct]]] = {
     "limbo": [limbo.RollBack, limbo.Veto],
     "subscriptions": [subscriptions.Release, subscriptions.Take],
     "txqueue": [
+        txqueue.Commit,
         txqueue.CommitBranch,
         txqueue.End,
         txqueue.ForgetBranch,
@@ -49,6 +50,7 @@ UNREACHED: Mapping[str, Sequence[type[msgspec.Struct]]] = {
         txqueue.PrepareBranch,
         txqueue.RollbackBranch,
         txqueue.Rollback,
+        txqueue.SetTimeout,
         txqueue.Stage,
     ],
 }

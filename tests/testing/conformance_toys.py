@@ -298,6 +298,70 @@ class Careful(Locks):
         return super().acquire(command, ctx)
 
 
+class ClockedSetting(Locks):
+    def on_setting(self, change: SettingChange, ctx: Context) -> None:
+        time.time()
+
+
+class ClockedVoters(Locks):
+    def on_voters(self, old: tuple[str, ...], ctx: Context) -> None:
+        time.time()
+
+
+_FIRST: dict[str, int] = {}
+
+
+class FirstWins(Locks):
+    """What a module remembers of the first log is still there in the second one."""
+
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        return Held(command.name, _FIRST.setdefault(command.name, ctx.serial))
+
+
+class Local(Locks):
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        here = datetime.datetime.fromtimestamp(ctx.now / 1000)  # noqa: DTZ006
+        return Held(str(here), ctx.serial)
+
+
+class InPlace(Locks):
+    """Changes a row that is shared with everybody, and refuses."""
+
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        lock = ctx.table("locks").get(command.name)
+        if lock is not None:
+            msgspec.structs.force_setattr(lock, "ticket", lock.ticket + 1)
+            raise NotHeld(command.name)
+        return super().acquire(command, ctx)
+
+
+class Loose(Locks):
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        return Held(command.name, 3.0)  # type: ignore[arg-type]
+
+
+class Unwritable(Locks):
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        ctx.table("locks").put(command.name, Lock(2**70, "", 0))
+        return Held(command.name, 1)
+
+
+class Hungry(Locks):
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        raise MemoryError
+
+
+class NoVoters(Locks):
+    def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
+        assert ctx.voters[0]
+        return super().acquire(command, ctx)
+
+
+class BadInvariants(Locks):
+    def invariants(self, view: View) -> Sequence[str]:
+        return [str(1 // len(list(view.table("locks").scan())))]
+
+
 class Lives(Plugin[None]):
     """Has no commands: it hears of members only."""
 
