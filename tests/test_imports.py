@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 import raftkv
+import raftkv.testing
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (ROOT / "raftkv", *(p for p in sorted((ROOT / "plugins").iterdir()) if p.is_dir()))
@@ -167,6 +168,13 @@ def test_the_lazy_names_of_the_package_are_those_that_a_type_checker_sees() -> N
         assert name in dir(raftkv)
     with pytest.raises(AttributeError, match="has no attribute 'colour'"):
         _ = raftkv.colour  # type: ignore[attr-defined]
+
+
+def test_all_names_of_the_testing_package_are_there() -> None:
+    for name in raftkv.testing.__all__:
+        assert getattr(raftkv.testing, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'colour'"):
+        _ = raftkv.testing.colour  # type: ignore[attr-defined]
 
 
 def test_the_package_alone_imports_no_engine() -> None:

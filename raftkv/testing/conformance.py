@@ -88,8 +88,6 @@ def check_plugin(
     does not have.
     """
     declared, tally = plugin(), Tally()
-    if plugin() is declared:
-        raise TypeError(f"{plugin!r} must make a new plugin each time")
     _require_known(declared, settings or {}, {*by_hand, *unreached})
     made = [command for command in declared.commands if command not in by_hand]
     with Elsewhere([*beside, plugin]) as elsewhere:

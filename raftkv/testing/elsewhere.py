@@ -6,8 +6,8 @@ zone in each. They make the plugins anew by their names, apply what they are sen
 what came out. Each serves many logs, because starting it takes longer than a log, and applies each
 in a copy of itself (`os.fork`): whatever a plugin remembers in a module or a class is not there.
 
-Both speak MessagePack, each message behind its length. Nothing else than entries and fingerprints
-passes, so the other process can do no more than any node can with its log.
+All speak MessagePack, each message behind its length. Nothing passes but names, entries, snapshots
+and fingerprints.
 """
 
 from __future__ import annotations
@@ -218,5 +218,8 @@ def serve() -> None:
 def _apply(asked: Asked, plugins: Sequence[Made]) -> Applied:
     machine = StateMachine([made() for made in plugins])
     if asked.chunks:
-        machine.restore(asked.chunks, asked.index)
+        try:
+            machine.restore(asked.chunks, asked.index)
+        except Exception as error:
+            return Applied([], "", f"{type(error).__name__}: {error}")
     return apply_all(machine, asked.bodies)

@@ -85,14 +85,20 @@ class Tally:
 
 
 class Judge:
-    """Of one plugin: makes runs, each from the beginning of a log. Raises ConfigError."""
+    """Of one plugin: makes runs, each from the beginning of a log.
+
+    Raises ConfigError for a plugin that no node would load, TypeError if there is only one of it.
+    """
 
     def __init__(self, plugin: Made, beside: Sequence[Made], elsewhere: Elsewhere) -> None:
+        one = plugin()
+        if plugin() is one:  # each run watches its own
+            raise TypeError(f"{plugin!r} must make a new plugin each time")
         self.make = plugin
-        self.name = plugin().name
+        self.name = one.name
         self.elsewhere = elsewhere
         self._beside = beside
-        self.machine(plugin())
+        self.machine(one)
 
     def machine(self, plugin: Plugin[Any]) -> StateMachine:
         return StateMachine([*(make() for make in self._beside), plugin])

@@ -90,13 +90,12 @@ class Again(_Step, frozen=True):
 
 
 class Up(_Step, frozen=True):
-    """A node starts (again), with the plugin in this format; 0: the newest."""
+    """A node starts again, with the plugin in its newest format."""
 
     name: str
-    version: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name} starts" + (f" with format {self.version}" if self.version else "")
+        return f"{self.name} starts"
 
 
 class Down(_Step, frozen=True):
@@ -199,7 +198,7 @@ class Player:
             sent = self._sent
             return self._append([sent[-1 - step.back % len(sent)]] if sent else [])
         if isinstance(step, Up):
-            return self._start(step.name, step.version)
+            return self._start(step.name)
         if isinstance(step, Votes):
             return self._vote(step.names)
         if isinstance(step, Promoted):
@@ -241,7 +240,7 @@ class Player:
         [(_, _, opened)] = self._append([Envelope(0, self._nonce, 1, "core", body)])
         return _Life(opened.session)
 
-    def _start(self, name: str, version: int) -> Outcomes:
+    def _start(self, name: str, version: int = 0) -> Outcomes:
         self._nonce += 1
         versions = self.machine.plugin_versions
         if version:

@@ -70,11 +70,8 @@ _BUILTINS: Final = ("breakpoint", "id", "input", "open", "print")
 # Classes that live beside such functions and ask nothing.
 _HARMLESS: Final = ("BytesIO", "RLock", "StringIO", "lock")
 _NOW: Final = ("now", "today", "utcnow")
-# A module that is imported by the first call is read from a file. That decides nothing. Nor does
-# `id` in Python's own library, which keeps count by it (`copy`, `reprlib`).
+# A module that is imported by the first call is read from a file. That decides nothing.
 _IMPORTING: Final = ("importlib._bootstrap", "importlib._bootstrap_external")
-
-
 # The methods of `os.environ`, which is written in Python.
 _ENVIRONMENT: Final = ("__getitem__", "__iter__", "__setitem__", "__delitem__")
 
@@ -140,6 +137,10 @@ class Watch:
             self.calls = max(self.calls, calls)
 
     def _note(self, asked: str, frame: FrameType) -> None:
+        """It was asked in this frame: find out on whose behalf, and whether that matters.
+
+        `id` in Python's own library does not: `copy` and `reprlib` keep count by it.
+        """
         at: FrameType | None = frame
         own = ""
         while at is not None and at.f_globals.get("__name__") != __name__:

@@ -252,6 +252,15 @@ class WronglyTyped(Locks):
         return []
 
 
+class Healing(WronglyTyped):
+    """The row goes again."""
+
+    def apply(self, command: Any, ctx: Context) -> Any:
+        if isinstance(command, Release):
+            return ctx.table("locks").delete(command.name)
+        return super().apply(command, ctx)
+
+
 class WrongResult(Locks):
     def acquire(self, command: Acquire, ctx: Context) -> Held | Taken:
         return Held(command.name, "one")  # type: ignore[arg-type]

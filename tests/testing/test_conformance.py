@@ -161,7 +161,7 @@ def test_what_the_collector_calls_is_no_fault_of_the_plugin() -> None:
 
 
 def only_here() -> Locks:
-    if os.environ.get("PYTHONHASHSEED") in ("1", "2"):
+    if os.environ.get("PYTHONHASHSEED") in ("1", "2", "3"):
         raise RuntimeError("not in another process")
     return Locks()
 
@@ -232,6 +232,8 @@ def test_a_plugin_that_another_process_cannot_make() -> None:
         check_plugin(lambda: Locks())
     with pytest.raises(TypeError, match="must make a new plugin each time"):
         check_plugin(the_same)
+    with pytest.raises(TypeError, match="must make a new plugin each time"):
+        check_log(the_same, [])
 
 
 _ONE = Locks()
@@ -303,6 +305,16 @@ def test_a_log_of_a_test_is_judged() -> None:
         assert isinstance(held, Held)
         assert log.send(Release("a", held.ticket)) is True
     check_log(Locks, log.entries)
+
+
+def test_a_snapshot_that_cannot_be_read_is_the_plugins_fault_though_a_later_one_can() -> None:
+    log = Written(toys.Healing)
+    log.send(Acquire("a"))
+    while len(log.entries) < 20:
+        log.nothing()
+    assert log.send(Release("a", 1)) is True
+    with pytest.raises(ContractBroken, match="restored from a snapshot at entry 16 ends with"):
+        check_log(toys.Healing, log.entries)
 
 
 def test_a_log_of_a_test_is_judged_by_all_rules() -> None:
