@@ -260,6 +260,12 @@ def test_switch_under_connects_on_real_nodes() -> None:
             seats: dict[str, str] = {}
             published: dict[str, list[str]] = {}
 
+            def spread(name: str, channel: str) -> bool:
+                """Whether no node that would ask its copy of the old registry asks a late one."""
+                modes = {effective_mode(node.machine.view("lcr")).mode for node in cluster.nodes}
+                copies = [node.plugin(LCR).legacy.lookup_local(name) for node in cluster.nodes]
+                return modes == {"enabled"} or all(row and row.channel == channel for row in copies)
+
             async def client(number: int) -> None:
                 name, rng = f"c{number}", random.Random(number)
                 while not stopping:
@@ -271,8 +277,10 @@ def test_switch_under_connects_on_real_nodes() -> None:
                     text = f"m{len(published.setdefault(name, []))}"
                     assert brokers[seat].publish(name, message(text))
                     published[name].append(text)
-                    # The old registry is asked only when its write has been everywhere.
+                    # The old registry tells the truth only when its write has been everywhere.
                     await asyncio.sleep(0.1)
+                    while not spread(name, channel) and not stopping:
+                        await asyncio.sleep(0.01)
 
             async with asyncio.timeout(120):
                 clients = [asyncio.ensure_future(client(number)) for number in range(16)]
