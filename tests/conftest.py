@@ -1,7 +1,11 @@
-"""Which worker runs what, when the tests are spread over several.
+"""What holds for all tests: which worker runs what, and that no property is judged by a clock.
 
-A file stays on one worker, and so do all files that start Spark in their own process: its virtual
-machine stays for the next one and is warm by then, and two of them do not compete for the memory.
+When the tests are spread over several workers, a file stays on one, and so do all files that start
+Spark in their own process: its virtual machine stays for the next one and is warm by then, and two
+of them do not compete for the memory.
+
+hypothesis would fail an example that takes longer than 200 ms, and a test whose examples are made
+slowly. Both say something of the machine, and nothing of the property.
 """
 
 from __future__ import annotations
@@ -9,6 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("raftkv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("raftkv")
 
 SPARK = ("tests/bench/test_analysis", "tests/bench/test_check.py")
 

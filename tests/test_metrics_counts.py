@@ -93,7 +93,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_what_was_taken_has_ended_once_or_is_in_flight(steps: list[tuple[str, Any]]) -> None:
     bench = OutboxBench()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.config import Limits, RaftTimes
@@ -351,7 +351,6 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-@settings(deadline=None)
 def test_nothing_is_lost_doubled_or_wrongly_called_not_applied(
     events: list[tuple[str, Any]],
 ) -> None:

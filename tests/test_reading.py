@@ -197,7 +197,7 @@ KINDS = ("read", "commit", "office", "answer", "late answer", "refuse", "apply",
 STEPS = st.tuples(st.sampled_from(KINDS), st.integers(0, 5))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(STEPS, max_size=80))
 def test_whoever_is_answered_reads_all_that_was_committed_before_he_asked(
     steps: list[tuple[str, int]],

@@ -157,7 +157,7 @@ def test_what_was_synced_in_a_directory_stays(host: Host) -> None:
     assert host.content() == {"old": b"new"}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     steps=st.lists(st.sampled_from(["write", "forget", "kill", "power"]), max_size=12),
     seed=st.integers(0, 1000),

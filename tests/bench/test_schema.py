@@ -59,7 +59,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert parquet.read_table(path).to_pylist() == [msgspec.structs.asdict(row) for row in rows]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.builds(

@@ -109,7 +109,7 @@ async def judge(fates: list[str], writes: int, together: bool) -> None:
         assert len(applied) == writes  # the faults end before the deadline
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     fates=st.lists(st.sampled_from(FATES), max_size=6),
     writes=st.integers(1, 4),

@@ -54,7 +54,10 @@ operations = st.builds(
 
 
 # The sizes are the same for all examples.
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3)), max_size=40), operations)
 def test_slices_make_no_difference(puts: list[tuple[bytes, int]], operation: RangeOp) -> None:
     host = FakeHost()

@@ -163,7 +163,7 @@ async def check_past(host: FakeHost, model: Model) -> None:
 
 
 @given(st.lists(STEPS, max_size=25))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_against_a_model(steps: list[Any]) -> None:
     host, model = FakeHost(), Model()
     for step in steps:
@@ -179,7 +179,7 @@ def test_against_a_model(steps: list[Any]) -> None:
 
 
 @given(st.lists(COMMANDS, max_size=15), st.lists(COMMANDS, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_walk_over_pages_sees_one_revision(before: list[Any], between: list[Any]) -> None:
     async def walk() -> list[KeyValue]:
         found: list[KeyValue] = []

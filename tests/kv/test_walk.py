@@ -254,7 +254,7 @@ class Model:
         await self.note()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(names, max_size=12),
     st.tuples(names, st.sampled_from([*NAMES, b"\0"])),

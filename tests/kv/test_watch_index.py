@@ -45,7 +45,7 @@ def ranges(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return key, FROM_KEY if kind == "from" else b""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.one_of(ranges(), st.integers(0, 30)), max_size=60),
     st.lists(KEYS, min_size=5, max_size=20),

@@ -187,4 +187,4 @@ class Watching(RuleBasedStateMachine):
 
 
 TestWatching = Watching.TestCase
-TestWatching.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWatching.settings = settings(max_examples=60, stateful_step_count=40)

@@ -152,7 +152,7 @@ ACTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(ACTIONS, max_size=40))
 def test_any_order_of_steps_messages_and_leaders(actions: list[str]) -> None:
     bench = Bench(B, log=LOG)

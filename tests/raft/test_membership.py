@@ -105,7 +105,7 @@ class Prefixes(RuleBasedStateMachine):
 
 
 TestPrefixes = Prefixes.TestCase
-TestPrefixes.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPrefixes.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_configurations_come_in_order() -> None:

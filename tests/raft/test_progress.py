@@ -164,7 +164,7 @@ class AnyAnswers(RuleBasedStateMachine):
 
 
 TestAnyAnswers = AnyAnswers.TestCase
-TestAnyAnswers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyAnswers.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @st.composite

@@ -138,7 +138,7 @@ def test_term_and_vote_survive_a_log_that_starts_anew() -> None:
     changes_left=st.integers(0, 30),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_crash_anywhere_in_recovery_is_recovered_from(
     last: int, at: int, base: int, term: int, changes_left: int, seed: int
 ) -> None:

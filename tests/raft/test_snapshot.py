@@ -72,7 +72,7 @@ def test_a_real_directory_gives_a_snapshot_back(tmp_path: Path) -> None:
     assert OsFiles().listdir(directory) == ["0000000000000007-0000000000000002.snap"]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.lists(st.binary(min_size=1, max_size=2000), max_size=6))
 def test_chunks_come_back_as_they_were_written(chunks: list[bytes]) -> None:
     disk = new_disk()

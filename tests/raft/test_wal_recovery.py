@@ -97,7 +97,7 @@ def test_a_log_cut_inside_its_creation_is_created_again() -> None:
         assert state_of(wal) == states[0]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.lists(st.binary(max_size=900), max_size=3), st.binary(min_size=1, max_size=3000), st.data()
 )
@@ -172,7 +172,7 @@ def test_a_flipped_bit_stops_the_log_in_every_segment() -> None:
     damaged_everywhere(contents(disk), lambda offset: [offset % 8])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     st.lists(st.binary(max_size=700), min_size=1, max_size=5),
     st.integers(0, 10**9),
@@ -336,7 +336,7 @@ class Machine:
 steps = st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3000)), max_size=40)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250, derandomize=True)
 @given(
     st.integers(0, 2**32),
     st.lists(st.tuples(steps, st.integers(0, 60), st.booleans()), min_size=1, max_size=4),

@@ -104,7 +104,7 @@ def test_errors_are_the_same_on_both_ways(served: Served) -> None:
         assert b"secret" not in answers[0][2]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 400), max_size=8))
 def test_pipelined_requests_are_answered_in_order_wherever_they_are_cut(
     server: Served, cuts: list[int]

@@ -322,7 +322,7 @@ def heads_alike(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return one, two
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(heads_alike())
 def test_what_is_known_is_what_the_parser_would_have_said(pair: tuple[bytes, bytes]) -> None:
     first, second = pair

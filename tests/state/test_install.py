@@ -31,7 +31,7 @@ CHUNKS = list(SOURCE.machine.freeze().slices(40))
 DIGEST = SOURCE.machine.digest()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 3), min_size=len(CHUNKS), max_size=len(CHUNKS)))
 def test_reading_and_applying_take_turns(applied: list[int]) -> None:
     log = Log()

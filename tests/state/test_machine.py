@@ -541,7 +541,7 @@ def play(driver: Driver, steps: list[Any]) -> None:
 
 
 @given(STEPS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_same_log_gives_the_same_state_and_an_entry_refused_gives_none(steps: Any) -> None:
     driver = Driver()
     driver.start()

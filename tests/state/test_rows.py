@@ -31,7 +31,7 @@ def small(content: dict[Any, Any]) -> SmallRows:
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(KEYS, st.integers()), WRITES)
 def test_sharded_rows_are_a_sorted_dict(
     before: dict[Any, int], writes: list[tuple[Any, int | None]]
@@ -54,7 +54,7 @@ def test_sharded_rows_are_a_sorted_dict(
     assert list(rows) == sorted(model)[: len(model) - len(model) // 2]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sets(st.integers(0, 400), max_size=60),
     st.lists(st.integers(1, 20), max_size=12),
@@ -210,7 +210,7 @@ def check_run(rows: RunRows, model: dict[int, int]) -> None:
         assert list(rows.irange(low + 1, key, (True, False), True)) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(-3, 10), RUN_STEPS, st.sampled_from([2, 1000]))
 def test_a_run_is_a_sorted_dict_of_consecutive_numbers(
     start: int, steps: list[str], slack: int
@@ -277,7 +277,7 @@ TABLE_STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 12), TABLE_STEPS)
 def test_a_table_that_is_a_run_is_undone_and_walked_like_any_other(
     rows: int, steps: list[str]

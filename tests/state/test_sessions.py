@@ -360,7 +360,7 @@ ARRIVAL = st.lists(
 
 
 @given(ARRIVAL, st.lists(st.integers(1, 5), min_size=1, max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_exactly_once_against_a_model(arrivals: list[Any], cuts: list[int]) -> None:
     """Any arrival of numbers and floors, batched anyhow: the model is what the essay says."""
     driver = started(small(window=6))

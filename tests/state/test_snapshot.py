@@ -130,7 +130,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, max_size=40), st.lists(STEP, max_size=60), st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_snapshot_is_of_its_moment_however_slices_and_entries_interleave(
     before: list[Any], after: list[Any], rows_max: int
 ) -> None:

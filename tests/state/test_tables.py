@@ -299,7 +299,7 @@ class TableModel(RuleBasedStateMachine):
 
 
 TestTableModel = TableModel.TestCase
-TestTableModel.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestTableModel.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 def test_every_interleaving_of_two_writes_and_a_walk() -> None:

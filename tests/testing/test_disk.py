@@ -118,7 +118,7 @@ def test_what_was_synced_survives(seed: int) -> None:
     assert not disk.exists("d/b")
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(st.integers(0, 2**32), st.integers(0, 3000), st.integers(1, 5000))
 def test_each_sector_of_an_unsynced_write_is_new_or_old(seed: int, before: int, size: int) -> None:
     disk = new_disk(seed)

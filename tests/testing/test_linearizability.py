@@ -107,19 +107,19 @@ def texts(history: Sequence[Operation]) -> list[Operation]:
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(operations(["get", "put", "delete", "cas"]), max_size=6))
 def test_the_search_agrees_with_brute_force(history: list[Operation]) -> None:
     agrees(history, KeyValueStore())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(operations(["get", "put", "append", "delete"]), max_size=6))
 def test_the_search_agrees_with_brute_force_on_appends(history: list[Operation]) -> None:
     agrees(texts(history), KeyValueStore())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(operations(["read", "write", "cas"]), max_size=6), MAYBE)
 def test_the_search_agrees_with_brute_force_on_registers(
     history: list[Operation], initial: int | None
@@ -257,7 +257,7 @@ def test_a_corrupted_history_is_refuted(unknown: float) -> None:
             assert verdict.violation.culprit == wrong
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(operations(["get", "put", "cas", "delete"], keys=3), max_size=9))
 def test_checking_each_key_apart_equals_checking_the_whole(history: list[Operation]) -> None:
     apart = {verdict.outcome for verdict in check_per_key(history, KeyValueStore()).values()}

@@ -339,7 +339,5 @@ class CallsBesideModel(RuleBasedStateMachine):
             self.beside.same_everywhere()
 
 
-CallsBesideModel.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=50, deadline=None
-)
+CallsBesideModel.TestCase.settings = settings(max_examples=25, stateful_step_count=50)
 TestCallsBesideModel = CallsBesideModel.TestCase

@@ -216,7 +216,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps, st.integers(1, 3), st.sampled_from([20, 100, 1_000]))
 def test_history_is_what_a_naive_one_would_be(
     history: list[tuple[str, Any]], rows_max: int, history_ms: int

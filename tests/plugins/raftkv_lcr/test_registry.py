@@ -647,7 +647,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps)
 def test_any_history_keeps_the_invariants_and_never_moves_backwards(
     history: list[tuple[str, str, int, int | None]],

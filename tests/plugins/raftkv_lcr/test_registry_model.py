@@ -376,7 +376,5 @@ class RegistryBesideModel(RuleBasedStateMachine):
             assert replayed.digest() == self.log.digest() == restored.digest()
 
 
-RegistryBesideModel.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None
-)
+RegistryBesideModel.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 TestRegistryBesideModel = RegistryBesideModel.TestCase

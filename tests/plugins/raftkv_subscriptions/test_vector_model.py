@@ -34,7 +34,7 @@ def walk(seed: int, *, rules: Rules | None = None, names: str = "abc", ring: boo
 # --- sound ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, derandomize=True, database=None)
 @given(steps=STEPS, names=st.sampled_from(["ab", "abc", "abcd"]), ring=st.booleans())
 def test_nothing_is_passed_that_nobody_acknowledged_and_all_converge(
     steps: Sequence[tuple[int, int]], names: str, ring: bool
