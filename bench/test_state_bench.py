@@ -27,7 +27,7 @@ class Log:
     def __init__(self, keys: int) -> None:
         self.machine = StateMachine([KV()])
         self.seq = 0
-        up = NodeUp(1, "n", "core", "r", "h:1", None, (("kv", 2),))
+        up = NodeUp(1, "n", "core", "r", "h:1", None, (("kv", KV.version),))
         body = encode_batch(1, [Envelope(0, 1, 0, "core", msgspec.msgpack.encode(up))])
         self.session = self.machine.apply(1, body)[0][2].session
         for start in range(0, keys, COMMANDS):

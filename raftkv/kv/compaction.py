@@ -11,10 +11,17 @@ command may only do bounded work: the node stands still meanwhile.
 More rows go than come, so the history shrinks to its bounds however far it is above them. It may
 exceed `history_revisions` by TRIM_REVISIONS, `history_bytes_max` by TRIM_REVISIONS * TRIM_BYTES
 (4 MiB) and one command. The newest row always stays.
+
+**Grace.** Who had begun before the compaction may still need a row below it: a live watch that has
+not been handed the newest revisions yet, a range that is being read. So being compacted is no
+reason to free one of the newest GRACE_ROWS rows, as long as they are among the newest GRACE_BYTES;
+these go later, when there are newer ones. The settings know no grace: they bound memory. Under the
+formats before FORMAT_GRACE compacted rows go at once, for all members must keep the same ones.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 from raftkv.plugin import Context, Table
@@ -22,7 +29,15 @@ from raftkv.plugin import Context, Table
 from .commands import Compact, Compacted, CompactResult, FutureRevision, Revision
 from .history import lowest_revision, revision_of, row_bytes
 
-__all__ = ["TRIM_BYTES", "TRIM_REVISIONS", "compact", "trim"]
+__all__ = ["FORMAT_GRACE", "GRACE_BYTES", "GRACE_ROWS", "TRIM_BYTES", "TRIM_REVISIONS"]
+__all__ += ["compact", "trim"]
+
+#: The first format of the commands under which a compaction leaves rows for some grace.
+FORMAT_GRACE: Final = 3
+#: What a live watch may be late by: about what its buffer may hold (watch_hub.py), a second of the
+#: fastest writers.
+GRACE_ROWS: Final = 10_000
+GRACE_BYTES: Final = 16 * 1024 * 1024
 
 # A power of two: a bit mask decides.
 TRIM_REVISIONS: Final = 64
@@ -45,7 +60,11 @@ def compact(command: Compact, ctx: Context) -> CompactResult:
             f"revision {command.revision} has not been reached, the keyspace is at {newest}", newest
         )
     ctx.table("meta").put("compacted", command.revision)
-    _free(ctx.table("history"), command.revision, COMPACT_ROWS_MAX)
+    history: Table[int, Revision] = ctx.table("history")
+    if len(history) > 0:
+        first = _first(history)
+        end = _not_needed(ctx, history, first, command.revision)
+        history.delete_first(max(0, min(end - first, COMPACT_ROWS_MAX)))
     return CompactResult(newest)
 
 
@@ -56,8 +75,9 @@ def trim(ctx: Context, revision: int) -> None:
     last = history[revision]
     # Rows that begin below this many bytes are too many.
     bytes_from = last.bytes_before + row_bytes(last) - ctx.settings["history_bytes_max"]
-    keep_from = max(compacted, revision - ctx.settings["history_revisions"] + 1)
     first = _first(history)
+    free_to = _not_needed(ctx, history, first, compacted) if compacted > first else first
+    keep_from = max(free_to, revision - ctx.settings["history_revisions"] + 1)
     stop = min(first + TRIM_ROWS_MAX, revision)
     number = max(first, min(keep_from, stop))
     while number < stop and history[number].bytes_before < bytes_from:
@@ -67,9 +87,22 @@ def trim(ctx: Context, revision: int) -> None:
         ctx.table("meta").put("compacted", number)
 
 
-def _free(history: Table[int, Revision], end: int, rows_max: int) -> None:
-    if len(history) > 0:
-        history.delete_first(min(end - _first(history), rows_max))
+def _not_needed(ctx: Context, history: Table[int, Revision], first: int, compacted: int) -> int:
+    """Below which revision, not above `compacted`, rows may be freed because they are compacted.
+
+    There is at least one row, and `first` is the revision of the first.
+    """
+    if ctx.version < FORMAT_GRACE:
+        return compacted
+    newest = revision_of(ctx)
+    last = history[newest]
+    bytes_from = last.bytes_before + row_bytes(last) - GRACE_BYTES
+    oldest = max(first, newest - GRACE_ROWS + 1)
+    # Rows have no gaps, and `bytes_before` grows from one to the next.
+    grace = bisect_left(
+        range(newest), bytes_from, oldest, newest, key=lambda number: history[number].bytes_before
+    )
+    return min(compacted, grace)
 
 
 def _first(history: Table[int, Revision]) -> int:

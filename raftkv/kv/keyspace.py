@@ -100,7 +100,7 @@ class KV(Plugin[KVApi]):
     """The keyspace. `node.kv` is its API."""
 
     name: ClassVar[str] = "kv"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         Put,
         PutWith,

@@ -17,7 +17,7 @@ class FakeHost:
     `version` is the active command format. `stamp_ms` is added to the log's clock by each command.
     """
 
-    def __init__(self, version: int = 2) -> None:
+    def __init__(self, version: int = KV.version) -> None:
         self.stamp_ms = 1
         self.machine = StateMachine([KV()])
         self.barriers: list[tuple[str, float | None]] = []

@@ -142,6 +142,28 @@ def test_a_put_is_seen_by_a_watch_that_was_there_before() -> None:
     asyncio.run(story())
 
 
+def test_a_compaction_in_the_same_moment_as_changes_ends_no_live_watch() -> None:
+    """The changes and the compaction are applied in one go, before a watch is handed anything."""
+
+    async def story() -> None:
+        async with LocalCluster(cores=1, fsync="off") as cluster:
+            node = cluster.nodes[0]
+            first = (await node.kv.put(b"k", b"0")).revision
+            async with node.kv.watch(b"k") as watch:
+                puts = [node.kv.put(b"k", b"%d" % number) for number in range(100)]
+                compacting = node.kv.compact(first + 100)
+                *_, compacted = await asyncio.gather(*puts, compacting)
+                assert compacted.revision == first + 100
+                seen: list[int] = []
+                while len(seen) < 100:
+                    seen += [event.kv.mod_revision for event in (await anext(watch)).events]
+                assert seen == list(range(first + 1, first + 101))
+            with pytest.raises(WatchCancelled):
+                await anext(node.kv.watch(b"k", start_revision=first + 1))
+
+    asyncio.run(story())
+
+
 def test_a_node_that_stops_itself_ends_its_watches() -> None:
     async def story() -> None:
         async with LocalCluster(cores=1, fsync="off") as cluster:
