@@ -23,6 +23,7 @@ __all__ = [
     "Request",
     "Response",
     "Route",
+    "Under",
     "answered",
     "body_of",
     "error_response",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 BodyT = TypeVar("BodyT")
+HostT = TypeVar("HostT")
 
 # The gRPC code that goes with a status, as in the door's own errors.
 _GRPC_CODES: Final = {400: 3, 404: 5, 409: 9, 412: 9, 429: 8, 500: 13, 501: 12, 503: 14, 504: 4}
@@ -46,13 +48,24 @@ _DIGITS_MAX: Final = 19
 _SHOWN_CHARS: Final = 20
 
 
+class Under(Protocol):
+    """A client session and one number of it: what a numbered request proposes under."""
+
+    async def host(self, host: HostT) -> HostT:
+        """The host, but for one proposal under the number. Raises SessionExpired, ReadTimeout."""
+
+
 class Request(msgspec.Struct, frozen=True):
-    """A request at the node's door, its body within `command_bytes_max`."""
+    """A request at the node's door, its body within `command_bytes_max`.
+
+    `under` is set if a route that may be numbered was asked with the headers of a client session.
+    """
 
     params: Mapping[str, str]
     query: Mapping[str, str]
     body: bytes
     peer: str
+    under: Under | None = None
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -68,12 +81,18 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One route below /v1/<plugin>/. "{word}" in the path captures one segment."""
+    """One route below /v1/<plugin>/. "{word}" in the path captures one segment.
+
+    `numbered`: it may be asked under a client session (docs/clients.md), so that it is done once
+    however often it is asked. Then `Request.under` is set, and the handler makes its one proposal
+    by `await request.under.host(host)`. Other routes refuse these headers.
+    """
 
     method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
     handler: Handler
     doc: str
+    numbered: bool = False
 
 
 class BadRequest(Exception):

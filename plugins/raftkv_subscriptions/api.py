@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from raftkv.plugin import Consistency, Host, Proposer
+from raftkv.plugin import Consistency, Host, Proposer, Under
 
 from . import reading
 from .commands import (
@@ -149,6 +149,16 @@ class SubscriptionsApi:
         """
         require_possible(topic)
         return await self.publishing.publish(topic, messages_of(what), timeout_s)
+
+    async def publish_under(
+        self, under: Under, topic: str, what: Outgoing, *, timeout_s: float | None = TIMEOUT_S
+    ) -> Published:
+        """`publish` under a client's number: once, however often and at whichever node it is
+        asked, with the first answer. Raises `SessionExpired`, `NumberReused` besides."""
+        require_possible(topic)
+        messages = messages_of(what)
+        host = await under.host(self.host)
+        return await self.publishing.publish_once(host, topic, messages, timeout_s)
 
     def topics(self) -> tuple[TopicStatus, ...]:
         """All topics, by name, as this node's copy has them."""

@@ -7,7 +7,7 @@
     GET    topics/{topic}                      one
     PUT    topics/{topic}                      declare it: {"replicated", "compacted", ...}
     DELETE topics/{topic}                      delete it, with its subscriptions
-    POST   topics/{topic}/publish              {"messages": [{"body", "key", "headers"}, ...]}
+    POST   topics/{topic}/publish              {"messages": [{"body", "key", "headers"}]}; numbered
     GET    topics/{topic}/messages             read: ?from= &limit= &wait_s= &compacted=
     GET    topics/{topic}/subs                 its subscriptions: ?consistency=
     GET    topics/{topic}/subs/{sub}           one
@@ -122,6 +122,9 @@ _WRONG: Final = (
 )
 _UNKNOWN: Final = (UnknownTopic, UnknownSubscription, UnknownRegion)
 
+# One command each, and worth being sent until it is known to be done, once.
+_NUMBERED: Final = frozenset(("topics/{topic}/publish",))
+
 Method = Literal["GET", "PUT", "POST", "DELETE"]
 
 
@@ -164,7 +167,7 @@ def routes(host: Host, api: SubscriptionsApi, consumers: DoorConsumers) -> Seque
         ("PUT", "mode", regions.mode, "How subscriptions are replicated."),
     )
     return [
-        Route(method, path, answered(handler, partial(_answer_to, host)), doc)
+        Route(method, path, answered(handler, partial(_answer_to, host)), doc, path in _NUMBERED)
         for method, path, handler, doc in made
     ]
 
@@ -212,7 +215,12 @@ class _Topics:
         name, asked = request.params["topic"], body_of(request, WantedPublish)
         messages = [each.message for each in asked.messages]
         with _checked():
-            done = await self._api.publish(name, messages, timeout_s=asked.timeout_s)
+            if request.under is not None:
+                done = await self._api.publish_under(
+                    request.under, name, messages, timeout_s=asked.timeout_s
+                )
+            else:
+                done = await self._api.publish(name, messages, timeout_s=asked.timeout_s)
         return Response({"topic": name, **fields(done)})
 
     async def messages(self, request: Request) -> Response:

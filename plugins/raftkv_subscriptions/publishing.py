@@ -114,6 +114,19 @@ class Publishing:
                 self._forget(topic)
         return done
 
+    async def publish_once(
+        self, host: Host, topic: str, messages: tuple[Message, ...], timeout_s: float | None
+    ) -> Published:
+        """`publish` by a host that proposes under the number of a client's session.
+
+        So in a command of its own, and not again: whoever repeats it does so under the number. It
+        is not checked beforehand either: a repetition gets the first answer, whatever has changed.
+        """
+        done: Published = await host.propose(Publish(topic, messages), timeout_s=timeout_s)
+        self._counters.add("publish_commands")
+        self._counters.add("published", len(messages))
+        return done
+
     def stop(self) -> None:
         """The node stops."""
         self._stopped = True

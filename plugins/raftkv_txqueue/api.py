@@ -22,7 +22,7 @@ from typing import get_args
 
 import msgspec
 
-from raftkv.plugin import Consistency, Host, Proposer
+from raftkv.plugin import Consistency, Host, Proposer, Under
 
 from .commands import (
     Declared,
@@ -143,14 +143,27 @@ class TxQueueApi:
         """Publish a message or several, in this order, all or none; they are visible at once.
 
         Outside of any transaction and session. After OutcomeUnknown they may be in the queue: who
-        must know publishes in a transaction. Raises `UnknownQueue`, `QueueFull`, `MessageTooLarge`,
-        `BadHeaders`, `EmptyBatch`, and `BatchTooLarge`: a transaction takes more.
+        must know publishes in a transaction, or over the door under a client's number. Raises
+        `UnknownQueue`, `QueueFull`, `MessageTooLarge`, `BadHeaders`, `EmptyBatch`, and
+        `BatchTooLarge`: a transaction takes more.
         """
         require_possible(queue)
         messages = messages_of(what)
         check_messages(self.host.view(), messages)
         command = Publish(queue, messages)
         done: Published = await self.proposer.until_verdict(command, self._deadline(timeout_s))
+        self.counters.add("published", len(messages))
+        return done
+
+    async def publish_under(
+        self, under: Under, queue: str, what: Outgoing, *, timeout_s: float = TIMEOUT_S
+    ) -> Published:
+        """`publish` under a client's number: once, however often and at whichever node it is
+        asked, with the first answer. Raises `SessionExpired`, `NumberReused` besides."""
+        require_possible(queue)
+        messages = messages_of(what)
+        host = await under.host(self.host)
+        done: Published = await host.propose(Publish(queue, messages), timeout_s=timeout_s)
         self.counters.add("published", len(messages))
         return done
 

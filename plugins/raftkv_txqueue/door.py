@@ -8,7 +8,7 @@
     PUT    queues/{queue}            declare it: {"depth_max", "bytes_max", "overflow", ...}
     DELETE queues/{queue}            delete it: ?if_empty= &if_unused=
     POST   queues/{queue}/purge      remove what is available
-    POST   queues/{queue}/publish    {"messages": [{"body", "headers"}, ...], "timeout_s"}
+    POST   queues/{queue}/publish    {"messages": [{"body", "headers"}, ...], "timeout_s"}; numbered
     GET    queues/{queue}/messages   look, and take nothing: ?from= &limit= &all= &consistency=
     POST   sessions                  {"kind": "plain" | "tx" | "dtx"}: open one at this node
     GET    sessions/{id}             what it is and holds
@@ -147,6 +147,9 @@ _XA_STATUS: Final = {
     XaError.INVALID_ARGUMENT: 400,
 }
 
+# One command each, outside of sessions, and worth being sent until it is known to be done, once.
+_NUMBERED: Final = frozenset(("queues/{queue}/publish",))
+
 Method = Literal["GET", "PUT", "POST", "DELETE"]
 
 
@@ -179,7 +182,7 @@ def routes(host: Host, api: TxQueueApi, sessions: DoorSessions | None = None) ->
         *branches.routes(),
     )
     return [
-        Route(method, path, answered(handler, partial(_answer_to, host)), doc)
+        Route(method, path, answered(handler, partial(_answer_to, host)), doc, path in _NUMBERED)
         for method, path, handler, doc in made
     ]
 
@@ -259,7 +262,12 @@ class _Door:
         name, asked = request.params["queue"], body_of(request, WantedPublish)
         messages = [each.message for each in asked.messages]
         with _checked():
-            done = await self._api.publish(name, messages, timeout_s=asked.timeout_s)
+            if request.under is not None:
+                done = await self._api.publish_under(
+                    request.under, name, messages, timeout_s=asked.timeout_s
+                )
+            else:
+                done = await self._api.publish(name, messages, timeout_s=asked.timeout_s)
         return Response({"queue": name, **_fields(done)})
 
     async def messages(self, request: Request) -> Response:

@@ -201,14 +201,22 @@ class DoorSession:
     # --- messages ---
 
     async def publish(self, queue: str, messages: Message | bytes | Iterable[Message]) -> None:
-        """In a transaction when it is in one; otherwise at once, and then surely once only if it
-        is answered."""
+        """In a transaction when it is in one; otherwise at once, and once: under a number of the
+        client, sent again until it is answered."""
         made = _messages(messages)
         if self.kind == "tx" or self.branch is not None:
             await self._operate({"publish": queue, "messages": made})
         else:
             place = f"/v1/txqueue/queues/{quote(queue, safe='')}/publish"
-            await self._ask("POST", place, {"messages": made})
+            # Of no session of the queues', so any node may take it.
+            await _call(
+                self._client,
+                "POST",
+                place,
+                {"messages": made},
+                once=True,
+                timeout_s=self._timeout_s + ANSWER_S,
+            )
 
     async def get(
         self, queue: str, count: int = 1, *, wait_s: float = 0.0
@@ -372,10 +380,13 @@ async def _call(
     *,
     at: str | None = None,
     repeat: bool = False,
+    once: bool = False,
     timeout_s: float,
 ) -> Any:
     """The body of a good answer. Raises RefusedAtDoor for a refusal, OutcomeUnknown for a 504."""
-    answer = await client.call(method, path, body, at=at, repeat=repeat, timeout_s=timeout_s)
+    answer = await client.call(
+        method, path, body, at=at, repeat=repeat, once=once, timeout_s=timeout_s
+    )
     if answer.good:
         return answer.body
     fields = answer.body if isinstance(answer.body, dict) else {}

@@ -104,16 +104,20 @@ class Client:
         *,
         at: str | None = None,
         repeat: bool = False,
+        once: bool = False,
         timeout_s: float | None = None,
     ) -> DoorAnswer:
         """A request to a plugin's route (`/v1/<plugin>/...`): what a node answers, whatever it is.
 
         `path` is quoted, with its query; `body` is sent as JSON. `at` is the one endpoint that is
-        asked, once. Without `repeat` nothing is sent again that may have been carried out. Raises
+        asked, once. Without `repeat` nothing is sent again that may have been carried out; with
+        `once`, for routes that take numbers, it is done once, however often it was sent. Raises
         NotApplied, or Timeout when nobody knows what became of it.
         """
         return self._portal.call(
-            self._client.call(method, path, body, at=at, repeat=repeat, timeout_s=timeout_s)
+            self._client.call(
+                method, path, body, at=at, repeat=repeat, once=once, timeout_s=timeout_s
+            )
         )
 
     def stream(

@@ -22,7 +22,7 @@ import contextlib
 import os
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -45,9 +45,9 @@ from raftkv.errors import (
 
 from .failures import error_of, is_own_word
 from .http import ANSWER_BYTES_MAX, Answer, Broken, Excess, HttpEndpoint, LineStream, Unsent
-from .sessions import Session, Sessions
+from .sessions import Numbered, Session, Sessions
 
-__all__ = ["CONNECTIONS_MAX", "Caller", "Place"]
+__all__ = ["CONNECTIONS_MAX", "Caller", "DoorAnswer", "Place", "door_answer"]
 
 # Calls at once, each on a connection of its own; further ones wait for a place.
 CONNECTIONS_MAX: Final = 256
@@ -77,6 +77,26 @@ class _NoRoom(Overloaded):
     """The deadline passed before there was a place for the call in this client."""
 
 
+class DoorAnswer(msgspec.Struct, frozen=True):
+    """The HTTP status and the decoded body of what a node answered."""
+
+    status: int
+    body: Any
+
+    @property
+    def good(self) -> bool:
+        """Whether it is a result, not an error."""
+        return self.status < 400
+
+
+class _NoVerdict(Refused):
+    """An answer to a numbered request that is not the plugin's: a proxy's, or "no such route"."""
+
+    def __init__(self, answer: DoorAnswer) -> None:
+        super().__init__(f"status {answer.status}")
+        self.answer = answer
+
+
 class _Opened(msgspec.Struct):
     session: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}-[0-9A-Za-z]+$")]
 
@@ -91,6 +111,10 @@ class Place:
         self.http = http
         self.failures = 0
         self.rests_until = 0.0
+
+
+#: From an answer of that endpoint to what it says; raises what it stands for.
+Judge = Callable[[Place, Answer], T]
 
 
 class _Tries:
@@ -170,7 +194,8 @@ class Caller:
             if place is None:
                 raise _read_failed(last)
             try:
-                return await self._try(place, method, path, body, b"", decode, deadline)
+                answer = await self._try(place, method, path, body, b"", deadline)
+                return self._said(place, path, answer, decode)
             except (Refused, TooLarge):
                 raise
             except _NoRoom as error:
@@ -186,9 +211,10 @@ class Caller:
         for place in self._places:
             if place.http.url == url.rstrip("/"):
                 try:
-                    return await self._try(
-                        place, b"GET", path, b"", b"", decode, deadline, whole=True, alone=True
+                    answer = await self._try(
+                        place, b"GET", path, b"", b"", deadline, whole=True, alone=True
                     )
+                    return self._said(place, path, answer, decode)
                 except _NoRoom as error:
                     raise Overloaded(str(error)) from None
                 except Timeout as error:
@@ -226,15 +252,32 @@ class Caller:
 
     async def write(self, path: bytes, body: bytes, decode: Decode[T], *, deadline: float) -> T:
         """The answer to a write, applied once. Raises Refused, NotApplied or Timeout."""
+
+        def judge(place: Place, answer: Answer) -> T:
+            return self._said(place, path, answer, decode)
+
+        request = Numbered(b"POST", path, body)
         if not self._exactly_once:
-            return await self._write(None, 0, path, body, decode, deadline)
+            return await self._write(None, 0, request, judge, deadline)
+        return await self._under_session(request, judge, deadline)
+
+    async def ask_once(
+        self, method: bytes, path: bytes, body: bytes, *, deadline: float
+    ) -> DoorAnswer:
+        """As `ask`, for a route that takes numbers: done once, however often it is sent."""
+        try:
+            return await self._under_session(Numbered(method, path, body), self._whatever, deadline)
+        except _NoVerdict as answered:
+            return answered.answer
+
+    async def _under_session(self, request: Numbered, judge: Judge[T], deadline: float) -> T:
         renewed = 0
         while True:
             session = await self.sessions.current(deadline)
             seq = session.take()
             unknown = False
             try:
-                return await self._write(session, seq, path, body, decode, deadline)
+                return await self._write(session, seq, request, judge, deadline)
             except SessionExpired:
                 # Nothing was delivered before (`_write` sees to that): under a new session.
                 # The first time at once. Each is an entry in the log, and may end another client's.
@@ -252,7 +295,7 @@ class Caller:
                 raise
             finally:
                 if unknown:
-                    session.give_up(seq, path, body)
+                    session.give_up(seq, request)
                 else:
                     session.done(seq)
 
@@ -260,22 +303,32 @@ class Caller:
         self,
         session: Session,
         seq: int,
-        path: bytes,
-        body: bytes,
-        decode: Decode[T],
+        request: Numbered,
+        decode: Decode[T] | None,
         *,
         deadline: float,
-    ) -> T:
-        """The answer of a write that is known to have been applied: the first one's."""
-        return await self._write(session, seq, path, body, decode, deadline, delivered=True)
+    ) -> T | DoorAnswer:
+        """The answer of a write that is known to have been applied: the first one's.
+
+        Without `decode` as it is: that of a plugin's route.
+        """
+        if decode is None:
+            return await self._write(
+                session, seq, request, self._whatever, deadline, delivered=True
+            )
+        wanted = decode
+
+        def judge(place: Place, answer: Answer) -> T:
+            return self._said(place, request.path, answer, wanted)
+
+        return await self._write(session, seq, request, judge, deadline, delivered=True)
 
     async def _write(
         self,
         session: Session | None,
         seq: int,
-        path: bytes,
-        body: bytes,
-        decode: Decode[T],
+        request: Numbered,
+        judge: Judge[T],
         deadline: float,
         *,
         delivered: bool = False,
@@ -293,9 +346,16 @@ class Caller:
                 raise _write_failed(last, session, seq, delivered=delivered)
             headers = b"" if session is None else session.headers(seq)
             try:
-                return await self._try(
-                    place, b"POST", path, body, headers, decode, deadline, whole=session is None
+                answer = await self._try(
+                    place,
+                    request.method,
+                    request.path,
+                    request.body,
+                    headers,
+                    deadline,
+                    whole=session is None,
                 )
+                return judge(place, answer)
             except _TooMuch as error:
                 # It would be as much at every node.
                 raise _write_failed(error, session, seq, delivered=True) from None
@@ -306,7 +366,7 @@ class Caller:
                     raise _write_failed(error, session, seq, delivered=True) from None
                 raise
             except Refused as error:
-                if delivered and type(error) is Refused:
+                if delivered and type(error) in (Refused, _NoVerdict):
                     # No verdict that is known here: a proxy's word, or a node's that serves no
                     # sessions. It says nothing about what was delivered before.
                     raise _write_failed(error, session, seq, delivered=True) from None
@@ -452,13 +512,12 @@ class Caller:
         path: bytes,
         body: bytes,
         headers: bytes,
-        decode: Decode[T],
         deadline: float,
         *,
         whole: bool = False,
         alone: bool = False,
-    ) -> T:
-        """One try at one endpoint: what a good answer says, or an error of raftkv's tree.
+    ) -> Answer:
+        """One try at one endpoint: an answer of any status, or an error of raftkv's tree.
 
         `whole`: it may take the time of the whole call to answer; `alone`: to be reached, too.
         """
@@ -469,7 +528,7 @@ class Caller:
         share = self._try_until(deadline)
         try:
             with self._heeding(place):
-                answer = await place.http.request(
+                return await place.http.request(
                     method,
                     path,
                     body,
@@ -485,6 +544,9 @@ class Caller:
             raise Timeout(f"{place.http.url}: {error}") from None
         finally:
             self._slots.release()
+
+    def _said(self, place: Place, path: bytes, answer: Answer, decode: Decode[T]) -> T:
+        """What a good answer says; any other one is raised as what it stands for."""
         if answer.status == 200:
             try:
                 decoded = decode(answer.body)
@@ -495,6 +557,23 @@ class Caller:
             self._worked(place)
             return decoded
         raise error_of(place.http.url, answer.status, answer.body)
+
+    def _whatever(self, place: Place, answer: Answer) -> DoorAnswer:
+        """The answer of a plugin's route; raised, if it is none, or if it says nothing of a number
+        that was sent before."""
+        url = place.http.url
+        failed = _no_answer(url, answer)
+        if failed is not None:
+            raise failed
+        found = door_answer(answer)
+        if answer.status != 200 and not is_own_word(answer.body):
+            error = error_of(url, answer.status, answer.body)
+            if isinstance(error, SessionExpired | OutcomeExpired | SequenceTooFar):
+                raise error
+            if type(error) is Refused:
+                raise _NoVerdict(found)
+        self._worked(place)
+        return found
 
     async def _slot(self, deadline: float) -> None:
         try:
@@ -586,6 +665,14 @@ class Caller:
 def _rest_s(failures: int) -> float:
     doubled: int = 2 ** min(_DOUBLED_MAX, failures)
     return min(REST_S_MAX, REST_S_MIN * doubled)
+
+
+def door_answer(answer: Answer) -> DoorAnswer:
+    """The answer of a plugin's route. Raises Timeout if it is none."""
+    try:
+        return DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
+    except (msgspec.DecodeError, ValueError):
+        raise Timeout("the answer is not JSON: a proxy's?") from None
 
 
 def _no_answer(url: str, answer: Answer) -> RaftkvError | None:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from raftkv.config import TlsFiles
-from raftkv.errors import ConfigError, RaftkvError, Timeout
+from raftkv.errors import ConfigError, RaftkvError
 from raftkv.plugin import Outcome
 
 from . import words
-from .calls import CONNECTIONS_MAX, Caller
+from .calls import CONNECTIONS_MAX, Caller, DoorAnswer, door_answer
 from .failures import refusal_of
 from .http import ANSWER_BYTES_MAX
 from .kv import ClientKV
@@ -38,18 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Client", "DoorAnswer"]
 
 _outcome = msgspec.json.Decoder(words.OutcomeAnswer).decode
-
-
-class DoorAnswer(msgspec.Struct, frozen=True):
-    """The HTTP status and the decoded body of what a node answered."""
-
-    status: int
-    body: Any
-
-    @property
-    def good(self) -> bool:
-        """Whether it is a result, not an error."""
-        return self.status < 400
 
 
 class Client:
@@ -139,27 +127,29 @@ class Client:
         *,
         at: str | None = None,
         repeat: bool = False,
+        once: bool = False,
         timeout_s: float | None = None,
     ) -> DoorAnswer:
         """A request to a plugin's route (`/v1/<plugin>/...`): what a node answers, whatever it is.
 
         `path` is quoted, with its query; `body` is sent as JSON. `at` is the one endpoint that is
         asked, once, for what only that node can tell. Without `repeat` nothing is sent again that
-        may have been carried out. A refusal, and an error of the plugin's own, is an answer. Raises
-        NotApplied, or Timeout when nobody knows what became of it.
+        may have been carried out. `once`, for routes that take numbers: it goes under one of this
+        client's sessions, so it is sent again as often as need be, and done once; `outcome` tells
+        of a Timeout. A refusal, and an error of the plugin's own, is an answer. Raises NotApplied,
+        or Timeout when nobody knows what became of it.
         """
-        answer = await self._caller.ask(
-            method.encode("ascii"),
-            _target(path),
-            b"" if body is None else msgspec.json.encode(body),
-            url=at,
-            repeat=repeat,
-            deadline=self._caller.deadline(timeout_s),
-        )
-        try:
-            return DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
-        except (msgspec.DecodeError, ValueError):
-            raise Timeout(f"the answer to {method} {path} is not JSON: a proxy's?") from None
+        verb, target = method.encode("ascii"), _target(path)
+        sent = b"" if body is None else msgspec.json.encode(body)
+        deadline = self._caller.deadline(timeout_s)
+        if not once:
+            answer = await self._caller.ask(
+                verb, target, sent, url=at, repeat=repeat, deadline=deadline
+            )
+            return door_answer(answer)
+        if at is not None or repeat or method == "GET":
+            raise ValueError("once is for what changes something, and knows itself where it goes")
+        return await self._caller.ask_once(verb, target, sent, deadline=deadline)
 
     async def stream(
         self,
@@ -187,11 +177,7 @@ class Client:
         )
         if answer.status == 200:
             return ClientStream(place.http.url, lines, None)
-        try:
-            said = DoorAnswer(answer.status, msgspec.json.decode(answer.body or b"null"))
-        except (msgspec.DecodeError, ValueError):
-            raise Timeout(f"the answer to {method} {path} is not JSON: a proxy's?") from None
-        return ClientStream(place.http.url, lines, said)
+        return ClientStream(place.http.url, lines, door_answer(answer))
 
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         """What became of a write of this client that ended in `Timeout`.
@@ -219,11 +205,10 @@ class Client:
         given_up = session.given_up(seq)
         if given_up is None:
             return None
-        path, body = given_up.path, given_up.body
+        request = given_up.request
+        decode = words.RESULTS.get(request.path)
         try:
-            return await self._caller.repeat(
-                session, seq, path, body, words.RESULTS[path], deadline=deadline
-            )
+            return await self._caller.repeat(session, seq, request, decode, deadline=deadline)
         except RaftkvError:
             return None  # the verdict stands without it
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from raftkv.errors import NoLeader
 
-__all__ = ["GivenUp", "Session", "Sessions"]
+__all__ = ["GivenUp", "Numbered", "Session", "Sessions"]
 
 # As long as a node holds the floor for its own callers (raftkv/outbox.py).
 GIVEN_UP_KEPT_S: Final = 30.0
@@ -37,11 +37,18 @@ NUMBERS_MAX: Final = 60_000
 FORMER_MAX: Final = 4
 
 
+class Numbered(NamedTuple):
+    """A request that has a number, as it is sent."""
+
+    method: bytes
+    path: bytes
+    body: bytes
+
+
 class GivenUp(NamedTuple):
     """A write with an unknown outcome, and until when it can be asked for."""
 
-    path: bytes
-    body: bytes
+    request: Numbered
     until: float
 
 
@@ -87,13 +94,13 @@ class Session:
         self._unanswered.pop(seq, None)
         waited = self._given_up.pop(seq, None)
         if waited is not None:
-            self._given_up_bytes -= len(waited.body)
+            self._given_up_bytes -= len(waited.request.body)
 
-    def give_up(self, seq: int, path: bytes, body: bytes) -> None:
+    def give_up(self, seq: int, request: Numbered) -> None:
         """The caller was told that the outcome is unknown."""
         if seq in self._unanswered and seq not in self._given_up:
-            self._given_up[seq] = GivenUp(path, body, self._clock() + GIVEN_UP_KEPT_S)
-            self._given_up_bytes += len(body)
+            self._given_up[seq] = GivenUp(request, self._clock() + GIVEN_UP_KEPT_S)
+            self._given_up_bytes += len(request.body)
             self._forget()
 
     def _forget(self) -> None:

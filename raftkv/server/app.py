@@ -25,6 +25,7 @@ import msgspec
 
 from raftkv.config import HttpLimits, Limits
 from raftkv.errors import TooLarge
+from raftkv.plugin import Route, Under
 
 from .answers import (
     INVALID_ARGUMENT,
@@ -201,17 +202,27 @@ class App:
         writing = self._writing.get(path)
         if writing is None:
             return self._reading[path]
-        headers = scope["headers"]
-        ours = [(name, value) for name, value in headers if name.startswith(b"raftkv-")]
-        if not ours:
+        found = _numbering(scope)
+        if not found:
             return lambda body: writing(body, None)
+        writer = self._binder().bind(found)
+        return lambda body: writing(body, writer)
+
+    def _binder(self) -> SessionBinder:
         if self._sessions is None:
             raise BadRequest("this door has no client sessions: leave the raftkv- headers out")
-        found = dict(ours)
-        if len(found) < len(ours):
-            raise BadRequest("a raftkv- header stands there twice: say once whose write it is")
-        writer = self._sessions.bind(found)
-        return lambda body: writing(body, writer)
+        return self._sessions
+
+    def _under(self, route: Route, raw_path: str, scope: Message) -> Under | None:
+        """What a plugin's route is to propose under, if the headers name a client session."""
+        found = _numbering(scope)
+        if not found:
+            return None
+        if not route.numbered:
+            raise BadRequest(
+                f"{route.method} {raw_path} takes no number: leave the raftkv- headers out"
+            )
+        return self._binder().under(found, raw_path.split("/")[2])
 
     def hot_word(self, known: Known) -> Word | None:
         """The word of a head that hot.py has understood; None: it must go the usual way.
@@ -334,6 +345,11 @@ class App:
             await self._send(send, 404, failure_body(NOT_FOUND, text, "not_found"))
         else:
             route, params = found
+            try:
+                under = self._under(route, raw_path, scope)
+            except BadRequest as error:
+                await self._fail(send, self.failure(scope["path"], error))
+                return
             body = await self._body(scope, self._route_body_bytes_max, receive, send)
             if body is None:
                 return
@@ -343,7 +359,7 @@ class App:
                 await self._fail(send, self.failure(scope["path"], error))
                 return
             try:
-                response = await answer_to(route, scope, params, body)
+                response = await answer_to(route, scope, params, body, under)
             finally:
                 self.requests -= 1
             if response.stream is not None:
@@ -383,6 +399,15 @@ class App:
             whole.append(RETRY_AFTER)
         await send({"type": "http.response.start", "status": status, "headers": whole})
         await send({"type": "http.response.body", "body": body})
+
+
+def _numbering(scope: Message) -> dict[bytes, bytes]:
+    """The headers that name a client session and a number. Raises BadRequest if one is doubled."""
+    ours = [(name, value) for name, value in scope["headers"] if name.startswith(b"raftkv-")]
+    found = dict(ours)
+    if len(found) < len(ours):
+        raise BadRequest("a raftkv- header stands there twice: say once whose write it is")
+    return found
 
 
 def _text(status: int, body: bytes) -> tuple[int, tuple[bytes, bytes], bytes]:

@@ -28,7 +28,7 @@ from raftkv.kv import (
 )
 from raftkv.kv.hashing import KeyspaceHash
 from raftkv.kv.leases import LeaseStatus
-from raftkv.plugin import Consistency
+from raftkv.plugin import Consistency, Under
 
 __all__ = [
     "DoorMetrics",
@@ -157,6 +157,9 @@ class SessionBinder(Protocol):
     def bind_known(self, headers: Mapping[bytes, bytes]) -> Writer | None:
         """`bind`, if the session is known to this node at this moment, so that its writer waits for
         nothing but the write; else None, also for headers that `bind` would refuse."""
+
+    def under(self, headers: Mapping[bytes, bytes], plugin: str) -> Under:
+        """The same for one proposal of a plugin's route. Raises `BadRequest`."""
 
 
 class MemberStanding(Protocol):

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from raftkv.errors import ConfigError, NotApplied, OutcomeUnknown, Refused, TooLarge
-from raftkv.plugin import Request, Response, Route
+from raftkv.plugin import Request, Response, Route, Under
 
 from .answers import INTERNAL, JSON_TYPE, failure_body, failure_of
 from .streams import STOP_TIMEOUT_S
@@ -84,17 +84,21 @@ def _match(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | 
     return params
 
 
-def request_of(scope: Message, params: dict[str, str], body: bytes) -> Request:
+def request_of(
+    scope: Message, params: dict[str, str], body: bytes, under: Under | None = None
+) -> Request:
     """The request as a plugin sees it."""
     query = dict(urllib.parse.parse_qsl(scope["query_string"].decode("ascii", "replace")))
     host, port = scope["client"] or ("", 0)
-    return Request(params=params, query=query, body=body, peer=f"{host}:{port}")
+    return Request(params=params, query=query, body=body, peer=f"{host}:{port}", under=under)
 
 
-async def answer_to(route: Route, scope: Message, params: dict[str, str], body: bytes) -> Response:
+async def answer_to(
+    route: Route, scope: Message, params: dict[str, str], body: bytes, under: Under | None = None
+) -> Response:
     """Run the handler; its errors become answers as the plugin contract says."""
     try:
-        return await route.handler(request_of(scope, params, body))
+        return await route.handler(request_of(scope, params, body, under))
     except Exception as error:
         return _refusal(route, error)
 

@@ -1,7 +1,8 @@
 """Exactly-once writes at the door: sessions, the headers of a write, what became of a number.
 
     POST /v1/sessions                          {"session": "<number>-<secret>"}
-    a write word with   Raftkv-Session: <number>-<secret>
+    a write word, or a numbered route of a plugin, with
+                        Raftkv-Session: <number>-<secret>
                         Raftkv-Seq: <n>        1, 2, 3, ...: one number a write, for good
                         Raftkv-Floor: <n>      no answer below it is needed any more; optional
     GET /v1/outcome?session=...&seq=...        {"verdict": "applied" | "refused" | ...}
@@ -18,10 +19,10 @@ How a word proposes under the client's number is told in raftkv/foreign.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from raftkv.errors import Refused, SessionExpired
-from raftkv.foreign import Foreign, Ticket
+from raftkv.foreign import Foreign, Ticket, TicketHost
 from raftkv.kv import (
     CompactResult,
     Compare,
@@ -33,12 +34,14 @@ from raftkv.kv import (
     RevokeResult,
     TxnResult,
 )
-from raftkv.plugin import Consistency, Outcome, Request, Response, Route
+from raftkv.plugin import Consistency, Host, Outcome, Request, Response, Route
 
 from .answers import INVALID_ARGUMENT, BadRequest, failure_body
 from .ports import KeyspaceWriter, LeaseWriter
 
 __all__ = ["NUMBER_MAX", "SessionWriter", "Sessions", "SessionsNode"]
+
+HostT = TypeVar("HostT")
 
 # What a number may be at most: it travels as a 64-bit integer.
 NUMBER_MAX: Final = 2**62
@@ -87,15 +90,8 @@ class Sessions:
 
         Whether the session exists is found out when it writes.
         """
-        unknown = [n for n in headers if n.startswith(b"raftkv-") and n not in _NAMES]
-        if unknown:
-            raise BadRequest(f"there is no header {unknown[0].decode('latin-1')}")
-        session, nonce = _parts(headers.get(_SESSION, b"").decode("latin-1"))
-        seq = _number(headers.get(_SEQ), "Raftkv-Seq")
-        floor = _number(headers.get(_FLOOR, b"0"), "Raftkv-Floor")
-        if seq < 1 or floor > seq:
-            raise BadRequest("Raftkv-Seq must be 1 or more, and Raftkv-Floor at most Raftkv-Seq")
-        return SessionWriter(self, Ticket(session, seq, floor), nonce)
+        ticket, nonce = _ticket(headers)
+        return SessionWriter(self, ticket, nonce)
 
     def bind_known(self, headers: Mapping[bytes, bytes]) -> SessionWriter | None:
         """`bind` for a session that this node knows; None for any other, and for bad headers."""
@@ -104,6 +100,11 @@ class Sessions:
         except BadRequest:
             return None
         return writer if writer.is_known else None
+
+    def under(self, headers: Mapping[bytes, bytes], plugin: str) -> SessionHost:
+        """What one request of a plugin's route proposes under. Raises BadRequest as `bind`."""
+        ticket, nonce = _ticket(headers)
+        return SessionHost(self, ticket, nonce, plugin)
 
     async def require(self, session: int, nonce: int) -> None:
         """Raises SessionExpired unless there is such a session, ReadTimeout if none can tell."""
@@ -218,6 +219,37 @@ class SessionWriter:
     async def revoke(self, id: int) -> RevokeResult:
         kv = await self._bound()
         return await kv.leases.revoke(id)
+
+
+class SessionHost:
+    """The `Request.under` of a plugin's route: a client session, a number, and for which plugin."""
+
+    def __init__(self, sessions: Sessions, ticket: Ticket, nonce: int, plugin: str) -> None:
+        self._sessions = sessions
+        self._ticket = ticket
+        self._nonce = nonce
+        self._plugin = plugin
+
+    async def host(self, host: HostT) -> HostT:
+        """See `raftkv.plugin_door.Under`."""
+        await self._sessions.require(self._ticket.session, self._nonce)
+        foreign = self._sessions.node.foreign
+        # It passes everything but `propose` on to the plugin's own host.
+        bound: Any = TicketHost(cast(Host, host), foreign, self._ticket, self._plugin)
+        return cast(HostT, bound)
+
+
+def _ticket(headers: Mapping[bytes, bytes]) -> tuple[Ticket, int]:
+    """The right to one proposal that the headers give, and the nonce that they show for it."""
+    unknown = [n for n in headers if n.startswith(b"raftkv-") and n not in _NAMES]
+    if unknown:
+        raise BadRequest(f"there is no header {unknown[0].decode('latin-1')}")
+    session, nonce = _parts(headers.get(_SESSION, b"").decode("latin-1"))
+    seq = _number(headers.get(_SEQ), "Raftkv-Seq")
+    floor = _number(headers.get(_FLOOR, b"0"), "Raftkv-Floor")
+    if seq < 1 or floor > seq:
+        raise BadRequest("Raftkv-Seq must be 1 or more, and Raftkv-Floor at most Raftkv-Seq")
+    return Ticket(session, seq, floor), nonce
 
 
 def _report(outcome: Outcome) -> dict[str, Any]:

@@ -300,9 +300,7 @@ class Run:
                     "A2, results", f"{command} was answered {kept!r}, after a restart {again!r}"
                 )
 
-    def _compare(
-        self, rule: str, who: str, mine: Applied, other: Applied, before: int = 0
-    ) -> None:
+    def _compare(self, rule: str, who: str, mine: Applied, other: Applied, before: int = 0) -> None:
         """`before`: entries that neither has applied."""
         pairs = zip(mine.outcomes, other.outcomes, strict=False)
         for number, (one, another) in enumerate(pairs, before):

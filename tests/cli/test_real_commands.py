@@ -46,8 +46,9 @@ class Shell:
         self._capfd = capfd
         self._monkeypatch = monkeypatch
         self.directory = dev.directory
+        self.code: Any = None
 
-    def run(self, *arguments: str, stdin: str = "", code: int = 0) -> str:
+    def run(self, *arguments: str, stdin: str = "", code: int | tuple[int, ...] = 0) -> str:
         """stdout of a command, which must end with `code`; stderr is kept in `err`."""
         assert "--" not in arguments, "a command behind -- needs a process of its own"
         self._monkeypatch.setattr(sys, "argv", ["raftkv", *arguments, "--dir", self.directory])
@@ -60,10 +61,12 @@ class Shell:
                 cli.main()
         sys.stdout.flush()
         out, self.err = self._capfd.readouterr()
-        assert ended.value.code == code, (arguments, out, self.err)
+        self.code = ended.value.code
+        codes = code if isinstance(code, tuple) else (code,)
+        assert self.code in codes, (arguments, out, self.err)
         return out
 
-    def json(self, *arguments: str, stdin: str = "", code: int = 0) -> Any:
+    def json(self, *arguments: str, stdin: str = "", code: int | tuple[int, ...] = 0) -> Any:
         return json.loads(self.run(*arguments, "--json", stdin=stdin, code=code))
 
 
@@ -435,12 +438,17 @@ def test_an_endpoint_that_does_not_answer_is_code_3(dev: DevCluster) -> None:
 
 
 def test_check_perf_tells_and_leaves_nothing_behind(shell: Shell) -> None:
-    document = shell.json("check", "perf", "--duration", "0.4")
-    assert document["passed"] is True
+    """Whether the machine is fast enough at this moment is not what is asked here."""
+    document = shell.json("check", "perf", "--duration", "0.4", code=(0, 3))
+    assert document["passed"] == (shell.code == 0) == all(document["verdicts"].values())
     assert (document["load"], document["writes"], document["failed"]) == ("s", 60, 0)
-    lines = shell.run("check", "perf", "--duration", "0.2", "--prefix", "mine/").splitlines()
-    assert [line.split(": ")[0] for line in lines if ": " in line] == ["PASS"] * 3
-    assert lines[-1] == "PASS"
+    said = shell.run("check", "perf", "--duration", "0.2", "--prefix", "mine/", code=(0, 3))
+    *lines, last = said.splitlines()
+    verdicts = [line.split(": ")[0] for line in lines if ": " in line]
+    assert len(verdicts) == 3
+    assert set(verdicts) <= {"PASS", "FAIL"}
+    assert last == ("PASS" if shell.code == 0 else "FAIL")
+    assert (last == "PASS") == (verdicts == ["PASS"] * 3)
     assert shell.run("get", "", "--from-key", "--keys-only").count("perf") == 0
     shell.run("put", "mine/own", "v")
     assert shell.run("check", "perf", "--duration", "0.2", "--prefix", "mine/", code=1) == ""

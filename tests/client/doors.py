@@ -134,7 +134,8 @@ class Served:
     async def open(self, node: Node) -> None:
         """Put a door, and a proxy, before a running node."""
         sessions = Sessions(node)
-        routes = {"members": member_routes(node), **sessions.routes()}
+        plugins = {name: each.routes() for name, each in node.hosting.services.items()}
+        routes = {**plugins, "members": member_routes(node), **sessions.routes()}
         door = Door(App(node, routes=routes, sessions=sessions), "127.0.0.1", 0)
         await door.start()
         self.doors[node.name] = door

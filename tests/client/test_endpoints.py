@@ -14,7 +14,7 @@ import pytest
 from raftkv import Client
 from raftkv.client import sessions
 from raftkv.client import watch as watching
-from raftkv.client.sessions import Session
+from raftkv.client.sessions import Numbered, Session
 from raftkv.errors import NotApplied, Refused, Timeout
 from tests.client.fake_door import (
     HANG_UP,
@@ -211,10 +211,10 @@ def test_given_up_writes_are_bounded_behind_one_that_waits_long(
     for size, kept in ((10, 5), (100, 4)):
         for _ in range(20):
             seq = session.take()
-            session.give_up(seq, b"/p", bytes(size))
+            session.give_up(seq, Numbered(b"POST", b"/p", bytes(size)))
             given_up = session.given_up(seq)
             assert given_up is not None
-            assert len(given_up.body) == size
+            assert len(given_up.request.body) == size
         assert len(session._given_up) == kept
         assert session._given_up_bytes == size * kept
         assert session.floor == patient

@@ -9,7 +9,7 @@ import pytest
 from raftkv import Client
 from raftkv.errors import ConfigError, NotApplied, Overloaded, PeerUnreachable, Timeout
 from raftkv.testing.local_cluster import free_ports
-from tests.client.fake_door import HANG_UP, SILENCE, FakeDoor, Say, error, in_loop
+from tests.client.fake_door import HANG_UP, SILENCE, Asked, FakeDoor, Say, error, in_loop
 
 
 @in_loop
@@ -91,3 +91,99 @@ async def test_without_an_answer_the_last_reason_is_told() -> None:
     async with FakeDoor(lambda asked: Say(b"<html>")) as door, Client(door.url) as client:
         with pytest.raises(Timeout, match="is not JSON"):
             await client.call("GET", "/v1/toy/x")
+
+
+# Under a number -----------------------------------------------------------------------------------
+
+SESSION = Say({"session": "7-abc"})
+
+
+def numbered(*said: Any) -> Any:
+    """What a door with sessions answers: these to what is numbered, one after the other."""
+    left = list(said)
+
+    def answer(asked: Asked) -> Any:
+        if asked.path == "/v1/sessions":
+            return SESSION
+        if asked.path.startswith("/v1/outcome"):
+            return Say({"verdict": "applied"})
+        return left.pop(0)
+
+    return answer
+
+
+@pytest.mark.parametrize("broken", [HANG_UP, SILENCE, error("timeout", 504), Say(b"?", 502)])
+@in_loop
+async def test_what_is_done_once_is_sent_until_it_is_answered(broken: Any) -> None:
+    async with (
+        FakeDoor(numbered(broken)) as first,
+        FakeDoor(numbered(Say({"n": 1}), error("toy_no", 409))) as second,
+        Client([first.url, second.url], timeout_s=3.0) as client,
+    ):
+        done = await client.call("POST", "/v1/toy/x", {"b": 2}, once=True)
+        assert (done.status, done.body) == (200, {"n": 1})
+        refused = await client.call("PUT", "/v1/toy/y", once=True)
+        assert (refused.status, refused.body["reason"]) == (409, "toy_no")
+        sent = [each for door in (first, second) for each in door.asked if "toy" in each.path]
+        assert [(each.method, each.path, each.body) for each in sent] == [
+            ("POST", "/v1/toy/x", {"b": 2}),
+            ("POST", "/v1/toy/x", {"b": 2}),
+            ("PUT", "/v1/toy/y", None),
+        ]
+        assert [each.numbers for each in sent] == [
+            ("7-abc", 1, 1),
+            ("7-abc", 1, 1),
+            ("7-abc", 2, 2),
+        ]
+
+
+@in_loop
+async def test_what_became_of_it_can_be_asked_and_its_answer_with_it() -> None:
+    async with FakeDoor(numbered(SILENCE, Say({"n": 1}))) as door:
+        async with Client(door.url, timeout_s=0.4) as client:
+            with pytest.raises(Timeout) as late:
+                await client.call("DELETE", "/v1/toy/x", once=True)
+            assert (late.value.session, late.value.seq) == (7, 1)
+            outcome = await client.outcome(7, 1, timeout_s=5)
+            assert outcome.verdict == "applied"
+            assert outcome.result.body == {"n": 1}
+            assert {(each.method, each.numbers) for each in door.asked if "toy" in each.path} == {
+                ("DELETE", ("7-abc", 1, 1))
+            }
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [(Say({"error": "no such route"}, 404), 404), (error("too_large", 413), 413)],
+)
+@in_loop
+async def test_what_is_no_verdict_is_an_answer_only_if_nothing_was_delivered(
+    said: Say, status: int
+) -> None:
+    async with FakeDoor(numbered(said)) as door, Client(door.url) as client:
+        assert (await client.call("POST", "/v1/toy/x", {}, once=True)).status == status
+    if status == 404:
+        async with FakeDoor(numbered(HANG_UP, said)) as door, Client(door.url) as client:
+            with pytest.raises(Timeout) as late:
+                await client.call("POST", "/v1/toy/x", {}, once=True)
+            assert late.value.seq == 1
+
+
+@in_loop
+async def test_a_session_that_has_ended_is_replaced_if_nothing_was_delivered() -> None:
+    ended = error("session_expired", 409)
+    async with FakeDoor(numbered(ended, Say({}))) as door, Client(door.url) as client:
+        assert (await client.call("POST", "/v1/toy/x", {}, once=True)).good
+        assert [each.path for each in door.asked].count("/v1/sessions") == 2
+    async with FakeDoor(numbered(HANG_UP, ended)) as door, Client(door.url) as client:
+        with pytest.raises(Timeout):
+            await client.call("POST", "/v1/toy/x", {}, once=True)
+
+
+@in_loop
+async def test_what_cannot_be_done_once_is_refused_at_once() -> None:
+    async with FakeDoor(numbered()) as door, Client(door.url) as client:
+        for method, more in (("GET", {}), ("POST", {"at": door.url}), ("POST", {"repeat": True})):
+            with pytest.raises(ValueError, match="once is for what changes something"):
+                await client.call(method, "/v1/toy/x", once=True, **more)  # type: ignore[arg-type]
+        assert door.asked == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raftkv import Client
 from raftkv.client import calls
-from raftkv.client.sessions import NUMBERS_MAX, Session
+from raftkv.client.sessions import NUMBERS_MAX, Numbered, Session
 from raftkv.errors import NotApplied, Timeout
 from tests.client.fake_door import HANG_UP, Asked, FakeDoor, Say, error
 
@@ -144,7 +144,7 @@ def test_the_floor_never_falls_and_never_passes_a_number_that_waits(
             if step == "done":
                 session.done(seq)
             else:
-                session.give_up(seq, b"/path", b"body")
+                session.give_up(seq, Numbered(b"POST", b"/path", b"body"))
                 given_up[seq] = now[0] + 30.0
         assert floor <= session.floor
         floor = session.floor
