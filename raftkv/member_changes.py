@@ -29,6 +29,9 @@ CAUGHT_UP_ENTRIES = 256
 # to be dialled (peering.LESSER_PATIENCE_S), and the node may have been started a moment ago, on a
 # machine that has other things to do.
 CONNECT_WAIT_S = 10.0
+# How long voters that are not heard at this moment may take before a removal is refused for want
+# of them: one that has just started, or was held up, answers the next heartbeat.
+HEARD_WAIT_S = 2.0
 # How often the progress of a change is looked at.
 LOOK_S = 0.01
 # A forced removal waits no longer than that for the state to know of it.
@@ -126,7 +129,8 @@ class MemberChange:
                 )
             return True  # asked twice
         if known == engine.me and len(engine.configuration.voters) > 1:
-            self._check_succession(remove(engine.configuration, known))
+            if not await self._heard(lambda: self._check_succession(known)):
+                return False
             await self._part.hand_over(engine.times.election_timeout_min_ms / 1000)
             return False
         if known not in engine.configuration.voters:
@@ -135,11 +139,10 @@ class MemberChange:
             if known not in engine.configuration.voters:
                 return True
             # It was promoted while this waited.
-        proposed = remove(engine.configuration, known)
         if self._force:
             return await self._force_out(known)
-        if engine.leading is not None:
-            check_majority(proposed, engine.leading.alive(self._node.runtime.monotonic()))
+        if not await self._heard(lambda: self._check_majority(known)):
+            return False
         return await self._remove_voter(known)
 
     async def _remove_voter(self, known: str) -> bool:
@@ -166,10 +169,32 @@ class MemberChange:
         finally:
             voters.look()
 
-    def _check_succession(self, proposed: Configuration) -> None:
+    async def _heard(self, check: Callable[[], None]) -> bool:
+        """Wait until `check` has nothing against it; what it says after HEARD_WAIT_S stands."""
+        runtime = self._node.runtime
+        patience = runtime.monotonic() + min(self._left_s, HEARD_WAIT_S)
+        while self._engine.leading is not None:
+            try:
+                check()
+                return True
+            except MembershipRefused:
+                if runtime.monotonic() >= patience:
+                    raise
+            await runtime.sleep(LOOK_S)
+        return False
+
+    def _alive(self) -> list[str]:
+        """The voters and copies that have been heard lately."""
+        leading = self._engine.leading
+        return [] if leading is None else leading.alive(self._node.runtime.monotonic())
+
+    def _check_majority(self, known: str) -> None:
+        """Without that voter, who may have gone meanwhile, the rest must be able to go on."""
+        check_majority(_without(self._engine.configuration, known), self._alive())
+
+    def _check_succession(self, known: str) -> None:
         """This node leads and is to go: somebody must be able to take over."""
-        assert self._engine.leading is not None
-        alive = self._engine.leading.alive(self._node.runtime.monotonic())
+        proposed, alive = _without(self._engine.configuration, known), self._alive()
         if not frozenset(alive).intersection(proposed.voters):
             raise MembershipRefused(
                 f"{self._name} leads and no other voter can be heard, so nobody could take over: "

@@ -157,6 +157,33 @@ async def test_a_leader_is_removed_by_its_successor() -> None:
         await others[1].kv.put(b"k", b"w")
 
 
+@pytest.mark.parametrize("who", ["leader", "other"])
+def test_a_removal_waits_for_voters_that_were_not_heard_just_now(who: str) -> None:
+    """As in a cluster that has just started: the followers' answers are still under way."""
+
+    async def story() -> None:
+        async with LocalCluster(cores=3) as cluster:
+            leader = cluster.leader()
+            assert leader is not None
+            engine = leader._part.engine
+            leading, looks = engine.leading, 0
+
+            def late(now: float) -> list[str]:
+                nonlocal looks
+                looks += 1
+                return [engine.me] if looks < 5 else type(leading).alive(leading, now)
+
+            leading.alive = late
+            gone = leader if who == "leader" else next(n for n in cluster.cores if n is not leader)
+            await leader.membership.remove(gone.name)
+            assert looks >= 5
+            rest = [node for node in cluster.cores if node is not gone]
+            await until(lambda: all(gone.name not in voters(node) for node in rest))
+            await rest[0].kv.put(b"k", b"v")
+
+    asyncio.run(asyncio.wait_for(story(), 50))
+
+
 @in_loop
 async def test_a_dead_core_is_replaced_and_its_old_self_is_told() -> None:
     limits = Limits(snapshot_log_entries=50, log_tail_entries=5)
