@@ -139,6 +139,7 @@ class MemberChange:
             if known not in engine.configuration.voters:
                 return True
             # It was promoted while this waited.
+        remove(engine.configuration, known)  # raises for the last voter, forced or not
         if self._force:
             return await self._force_out(known)
         if not await self._heard(lambda: self._check_majority(known)):
