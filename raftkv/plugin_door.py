@@ -51,6 +51,10 @@ _SHOWN_CHARS: Final = 20
 class Under(Protocol):
     """A client session and one number of it: what a numbered request proposes under."""
 
+    @property
+    def seq(self) -> int:
+        """The number. The door shows it with the answer (`Raftkv-Seq`), if that is its verdict."""
+
     async def host(self, host: HostT) -> HostT:
         """The host, but for one proposal under the number. Raises SessionExpired, ReadTimeout."""
 

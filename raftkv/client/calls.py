@@ -90,7 +90,8 @@ class DoorAnswer(msgspec.Struct, frozen=True):
 
 
 class _NoVerdict(Refused):
-    """An answer to a numbered request that is not the plugin's: a proxy's, or "no such route"."""
+    """An answer to a numbered request that is not the number's verdict: that of a proxy, of a node
+    that has no such route, or of one that does not know numbers there, and has passed it over."""
 
     def __init__(self, answer: DoorAnswer) -> None:
         super().__init__(f"status {answer.status}")
@@ -559,20 +560,22 @@ class Caller:
         raise error_of(place.http.url, answer.status, answer.body)
 
     def _whatever(self, place: Place, answer: Answer) -> DoorAnswer:
-        """The answer of a plugin's route; raised, if it is none, or if it says nothing of a number
-        that was sent before."""
-        url = place.http.url
-        failed = _no_answer(url, answer)
-        if failed is not None:
-            raise failed
-        found = door_answer(answer)
-        if answer.status != 200 and not is_own_word(answer.body):
-            error = error_of(url, answer.status, answer.body)
-            if isinstance(error, SessionExpired | OutcomeExpired | SequenceTooFar):
+        """The answer of a plugin's route to a number, which says that it is its verdict.
+
+        Any other one is raised: as the error it stands for, or as `_NoVerdict`.
+        """
+        if not answer.numbered and answer.status != 200:
+            error = error_of(place.http.url, answer.status, answer.body)
+            if not isinstance(error, Refused | TooLarge):
                 raise error
-            if type(error) is Refused:
-                raise _NoVerdict(found)
+        found = door_answer(answer)
         self._worked(place)
+        if not answer.numbered:
+            raise _NoVerdict(found)
+        if not found.good:
+            refused = error_of(place.http.url, answer.status, answer.body)
+            if isinstance(refused, SessionExpired | OutcomeExpired | SequenceTooFar):
+                raise refused
         return found
 
     async def _slot(self, deadline: float) -> None:

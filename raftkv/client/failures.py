@@ -77,9 +77,10 @@ def is_own_word(body: bytes) -> bool:
 
 def refusal_of(reason: str, args: object, text: str) -> Refused:
     """A refusal by its code; the general one if the code is not known here."""
-    kind = _BY_REASON.get(reason, Refused)
-    if not issubclass(kind, Refused):
-        kind = Refused
+    kind = _BY_REASON.get(reason)
+    if kind is None or not issubclass(kind, Refused):
+        # A plugin's: its arguments mean something to its own class only.
+        return Refused(f"{reason}: {text}" if reason and reason not in text else text)
     if isinstance(args, list):
         try:
             return kind(*args)

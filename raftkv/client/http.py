@@ -68,10 +68,11 @@ class Excess(Broken):
 
 
 class Answer(NamedTuple):
-    """A complete answer."""
+    """A complete answer. `numbered`: it says that it is the verdict of the number it was sent."""
 
     status: int
     body: bytes
+    numbered: bool = False
 
 
 class _Connection(asyncio.Protocol):
@@ -90,6 +91,7 @@ class _Connection(asyncio.Protocol):
         self.address = ""
         self._parts: list[bytes] = []
         self._size = 0
+        self._numbered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are no subclasses of asyncio's.
@@ -98,7 +100,7 @@ class _Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, waiter: asyncio.Future[Answer]) -> None:
         assert self.transport is not None
         self.waiter, self.reusable = waiter, False
-        self._parts, self._size = [], 0
+        self._parts, self._size, self._numbered = [], 0, False
         self.transport.write(head + body)
 
     def data_received(self, data: bytes) -> None:
@@ -114,6 +116,10 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self.waiter is None:
             self.close()  # it stands behind an answer, and nobody has asked for it
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"raftkv-seq":
+            self._numbered = True
 
     def on_headers_complete(self) -> None:
         if self._parser.get_status_code() < 200:
@@ -146,7 +152,8 @@ class _Connection(asyncio.Protocol):
             self.stream.end("the stream was ended by the node", Ended)
             self.close()
         elif waiter is not None and not waiter.done():
-            waiter.set_result(Answer(self._parser.get_status_code(), b"".join(self._parts)))
+            status, body = self._parser.get_status_code(), b"".join(self._parts)
+            waiter.set_result(Answer(status, body, self._numbered))
         self._parts = []
 
     def eof_received(self) -> None:

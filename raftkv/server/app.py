@@ -48,7 +48,7 @@ from .health import Health
 from .hot import Known
 from .lease_words import LeaseWords
 from .ports import DoorNode, SessionBinder, Writer
-from .routes import PluginRoutes, RouteTable, answer_to, encoded, stream_out
+from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, stream_out
 from .streams import STREAM, Stream, serve_stream
 from .watch_words import WatchStream
 
@@ -371,7 +371,10 @@ class App:
                 finally:
                     self.streams -= 1
             else:
-                await self._send(send, response.status, encoded(response))
+                headers = [JSON_TYPE]
+                if under is not None and is_verdict(response):
+                    headers.append((b"raftkv-seq", b"%d" % under.seq))
+                await self._send(send, response.status, encoded(response), headers)
 
     # -- answers
 

@@ -22,7 +22,7 @@ from raftkv.plugin import Request, Response, Route, Under
 from .answers import INTERNAL, JSON_TYPE, failure_body, failure_of
 from .streams import STOP_TIMEOUT_S
 
-__all__ = ["PluginRoutes", "RouteTable", "answer_to", "stream_out"]
+__all__ = ["PluginRoutes", "RouteTable", "answer_to", "encoded", "is_verdict", "stream_out"]
 
 _log = logging.getLogger("raftkv.server")
 
@@ -122,6 +122,14 @@ def _refusal(route: Route, error: Exception) -> Response:
             status = failure.status
     text = failure.detail or failure.text
     return Response(failure_body(failure.code, text, failure.reason), status)
+
+
+def is_verdict(response: Response) -> bool:
+    """Whether the answer to a numbered request is what became of its number.
+
+    Not so: too large, too busy, no leader, not known, a defect of the handler.
+    """
+    return response.status < 500 and response.status not in (413, 429)
 
 
 def encoded(response: Response) -> bytes:

@@ -230,6 +230,11 @@ class SessionHost:
         self._nonce = nonce
         self._plugin = plugin
 
+    @property
+    def seq(self) -> int:
+        """The client's number."""
+        return self._ticket.seq
+
     async def host(self, host: HostT) -> HostT:
         """See `raftkv.plugin_door.Under`."""
         await self._sessions.require(self._ticket.session, self._nonce)

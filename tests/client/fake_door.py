@@ -67,6 +67,8 @@ class Say(NamedTuple):
     body: Any
     status: int = 200
     close: bool = False
+    # It says that it is the verdict of the number that it was asked under.
+    numbered: bool = False
 
 
 def error(reason: str, status: int, **fields: Any) -> Say:
@@ -173,6 +175,7 @@ class FakeDoor:
         assert isinstance(said, Say)
         body = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
         ending = b"connection: close\r\n" if said.close else b""
+        ending += b"Raftkv-Seq: 1\r\n" if said.numbered else b""
         writer.write(
             b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n%b\r\n" % (said.status, len(body), ending)
         )

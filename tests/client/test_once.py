@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from raftkv import Client
+from raftkv.errors import Timeout
 from raftkv.plugin import Plugin, Request, Response, Route
 from raftkv.server import App, Door
+from raftkv.server.sessions import Sessions
 from raftkv.testing.local_cluster import LocalCluster
 from raftkv_subscriptions import Subscriptions
 from raftkv_txqueue import TxQueue
@@ -168,6 +171,35 @@ async def test_a_door_without_sessions_takes_no_numbers() -> None:
             assert "no client sessions" in said["error"]
         finally:
             await door.stop()
+
+
+@in_loop
+async def test_a_node_that_does_not_take_numbers_there_settles_nothing() -> None:
+    """One door has the route numbered, and loses its answer; the other is of a former version."""
+    done = 0
+
+    async def handler(request: Request) -> Response:
+        nonlocal done
+        done += 1
+        return Response({"done": done})
+
+    async with served(1) as doors, contextlib.AsyncExitStack() as stack:
+        node = doors.cluster.nodes[0]
+        ends = []
+        for numbered in (True, False):
+            routes = {"toy": [Route("POST", "x", handler, "a write", numbered)]}
+            sessions = Sessions(node)
+            app = App(node, routes={**routes, **sessions.routes()}, sessions=sessions)
+            door = Door(app, "127.0.0.1", 0)
+            await door.start()
+            stack.push_async_callback(door.stop)
+            ends.append(await stack.enter_async_context(Proxy(door.port)))
+        async with Client([end.url for end in ends], timeout_s=3.0) as client:
+            assert (await client.call("POST", "/v1/toy/x", {}, once=True)).body == {"done": 1}
+            ends[0].mode = "drop"
+            with pytest.raises(Timeout):
+                await client.call("POST", "/v1/toy/x", {}, once=True)
+            assert done == 2
 
 
 def posted(port: int, path: str, body: Any, headers: dict[str, str]) -> tuple[int, Any]:

@@ -98,6 +98,10 @@ async def test_without_an_answer_the_last_reason_is_told() -> None:
 SESSION = Say({"session": "7-abc"})
 
 
+def verdict(body: Any, status: int = 200) -> Say:
+    return Say(body, status, numbered=True)
+
+
 def numbered(*said: Any) -> Any:
     """What a door with sessions answers: these to what is numbered, one after the other."""
     left = list(said)
@@ -117,11 +121,11 @@ def numbered(*said: Any) -> Any:
 async def test_what_is_done_once_is_sent_until_it_is_answered(broken: Any) -> None:
     async with (
         FakeDoor(numbered(broken)) as first,
-        FakeDoor(numbered(Say({"n": 1}), error("toy_no", 409))) as second,
+        FakeDoor(numbered(verdict({"n": 1}, 201), verdict({"reason": "toy_no"}, 409))) as second,
         Client([first.url, second.url], timeout_s=3.0) as client,
     ):
         done = await client.call("POST", "/v1/toy/x", {"b": 2}, once=True)
-        assert (done.status, done.body) == (200, {"n": 1})
+        assert (done.status, done.body) == (201, {"n": 1})
         refused = await client.call("PUT", "/v1/toy/y", once=True)
         assert (refused.status, refused.body["reason"]) == (409, "toy_no")
         sent = [each for door in (first, second) for each in door.asked if "toy" in each.path]
@@ -139,7 +143,7 @@ async def test_what_is_done_once_is_sent_until_it_is_answered(broken: Any) -> No
 
 @in_loop
 async def test_what_became_of_it_can_be_asked_and_its_answer_with_it() -> None:
-    async with FakeDoor(numbered(SILENCE, Say({"n": 1}))) as door:
+    async with FakeDoor(numbered(SILENCE, verdict({"n": 1}))) as door:
         async with Client(door.url, timeout_s=0.4) as client:
             with pytest.raises(Timeout) as late:
                 await client.call("DELETE", "/v1/toy/x", once=True)
@@ -153,31 +157,64 @@ async def test_what_became_of_it_can_be_asked_and_its_answer_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
-    [(Say({"error": "no such route"}, 404), 404), (error("too_large", 413), 413)],
+    "said",
+    [
+        Say({"n": 1}),  # of a node that does not know numbers there
+        Say({"error": "no such page"}, 404),
+        error("not_found", 404),
+        error("bad_request", 400),
+        error("method_not_allowed", 405),
+        error("Forbidden", 403),
+        error("unimplemented", 501),
+        error("too_large", 413),
+    ],
 )
 @in_loop
-async def test_what_is_no_verdict_is_an_answer_only_if_nothing_was_delivered(
-    said: Say, status: int
-) -> None:
+async def test_what_is_no_verdict_is_an_answer_only_if_nothing_was_delivered(said: Say) -> None:
     async with FakeDoor(numbered(said)) as door, Client(door.url) as client:
-        assert (await client.call("POST", "/v1/toy/x", {}, once=True)).status == status
-    if status == 404:
-        async with FakeDoor(numbered(HANG_UP, said)) as door, Client(door.url) as client:
-            with pytest.raises(Timeout) as late:
-                await client.call("POST", "/v1/toy/x", {}, once=True)
-            assert late.value.seq == 1
+        assert (await client.call("POST", "/v1/toy/x", {}, once=True)).status == said.status
+    async with FakeDoor(numbered(HANG_UP, said, said)) as door, Client(door.url) as client:
+        with pytest.raises(Timeout) as late:
+            await client.call("POST", "/v1/toy/x", {}, once=True)
+        assert late.value.seq == 1
+        assert (await client.outcome(7, 1)).result is None
+
+
+@in_loop
+async def test_a_defect_behind_a_number_may_have_come_too_late() -> None:
+    """The handler may have proposed before it failed: the number is asked again."""
+    async with FakeDoor(numbered(error("internal", 500), verdict({}))) as door:
+        async with Client(door.url) as client:
+            assert (await client.call("POST", "/v1/toy/x", {}, once=True)).good
+            assert [each.numbers[1] for each in door.asked if "toy" in each.path] == [1, 1]
 
 
 @in_loop
 async def test_a_session_that_has_ended_is_replaced_if_nothing_was_delivered() -> None:
-    ended = error("session_expired", 409)
-    async with FakeDoor(numbered(ended, Say({}))) as door, Client(door.url) as client:
+    ended = verdict({"reason": "session_expired", "error": "it ended"}, 409)
+    async with FakeDoor(numbered(ended, verdict({}))) as door, Client(door.url) as client:
         assert (await client.call("POST", "/v1/toy/x", {}, once=True)).good
         assert [each.path for each in door.asked].count("/v1/sessions") == 2
     async with FakeDoor(numbered(HANG_UP, ended)) as door, Client(door.url) as client:
         with pytest.raises(Timeout):
             await client.call("POST", "/v1/toy/x", {}, once=True)
+
+
+@in_loop
+async def test_a_plugins_refusal_is_told_by_its_code_and_text() -> None:
+    refusal = {"verdict": "refused", "reason": "toy_no", "detail": "not today", "args": ["x"]}
+
+    def answer(asked: Asked) -> Any:
+        if asked.path == "/v1/sessions":
+            return SESSION
+        return Say(refusal) if asked.path.startswith("/v1/outcome") else HANG_UP
+
+    async with FakeDoor(answer) as door, Client(door.url, timeout_s=0.3) as client:
+        with pytest.raises(Timeout):
+            await client.call("POST", "/v1/toy/x", {}, once=True)
+        outcome = await client.outcome(7, 1, timeout_s=5)
+        assert outcome.verdict == "refused"
+        assert str(outcome.result) == "toy_no: not today"
 
 
 @in_loop
