@@ -283,6 +283,10 @@ class TestRule23GivingUpANode:
         @in_loop
         async def test() -> None:
             async with LocalCluster(cores=3) as cluster:
+                # A cluster is ready before its followers know each other.
+                await until(
+                    lambda: all(len(node._part.engine.links) == 2 for node in cluster.nodes)
+                )
                 for node in cluster.nodes:
                     for other in cluster.nodes:
                         node._peering.hub.stop_dialling(other.name)
