@@ -23,7 +23,7 @@ from raftkv.state.machine import StateMachine
 from raftkv.testing import LocalCluster
 from tests.fakes import FakeRuntime
 from tests.raft.harness import MAX_S, A, B, Bench, FakeLink, append, batch
-from tests.test_membership import in_loop
+from tests.test_membership import in_loop, until
 from tests.test_replica import Bench as Origin
 
 WALL = 1_700_000_000_000
