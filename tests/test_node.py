@@ -714,7 +714,8 @@ async def test_proposals_that_are_no_commands_stop_nobody() -> None:
 
         def to_leader() -> Any:
             """The link of a follower, whoever follows whom at this moment."""
-            links = (node._part._leader_link() for node in cluster.cores)  # type: ignore[union-attr]
+            parts: list[Any] = [node._part for node in cluster.cores]
+            links = (part._leader_link() for part in parts)
             return next((link for link in links if link is not None), None)
 
         for rubbish in (b"", b"\x95\x01\x01\x01\xa2kv"):
