@@ -201,12 +201,8 @@ class MemberChange:
                 f"{self._name} leads and no other voter can be heard, so nobody could take over: "
                 f"start another one, or remove the dead ones first"
             )
-        if not self._force and not proposed.majority(alive):
-            heard = ", ".join(sorted(name_of(raft_id) for raft_id in alive))
-            raise MembershipRefused(
-                f"of the {len(proposed.voters)} voters after the change too few can be heard "
-                f"(alive: {heard}): the cluster would stand still. Start more of them, or force it"
-            )
+        if not self._force:
+            check_majority(proposed, alive)
 
     def _replicant(self) -> str | None:
         """The raft id of the replicant of this name, if one is up."""

@@ -253,11 +253,7 @@ class Caller:
 
     async def write(self, path: bytes, body: bytes, decode: Decode[T], *, deadline: float) -> T:
         """The answer to a write, applied once. Raises Refused, NotApplied or Timeout."""
-
-        def judge(place: Place, answer: Answer) -> T:
-            return self._said(place, path, answer, decode)
-
-        request = Numbered(b"POST", path, body)
+        request, judge = Numbered(b"POST", path, body), self._reading(path, decode)
         if not self._exactly_once:
             return await self._write(None, 0, request, judge, deadline)
         return await self._under_session(request, judge, deadline)
@@ -305,23 +301,17 @@ class Caller:
         session: Session,
         seq: int,
         request: Numbered,
-        decode: Decode[T] | None,
+        decode: Decode[Any] | None,
         *,
         deadline: float,
-    ) -> T | DoorAnswer:
+    ) -> Any:
         """The answer of a write that is known to have been applied: the first one's.
 
         Without `decode` as it is: that of a plugin's route.
         """
-        if decode is None:
-            return await self._write(
-                session, seq, request, self._whatever, deadline, delivered=True
-            )
-        wanted = decode
-
-        def judge(place: Place, answer: Answer) -> T:
-            return self._said(place, request.path, answer, wanted)
-
+        judge: Judge[Any] = (
+            self._whatever if decode is None else self._reading(request.path, decode)
+        )
         return await self._write(session, seq, request, judge, deadline, delivered=True)
 
     async def _write(
@@ -558,6 +548,9 @@ class Caller:
             self._worked(place)
             return decoded
         raise error_of(place.http.url, answer.status, answer.body)
+
+    def _reading(self, path: bytes, decode: Decode[T]) -> Judge[T]:
+        return lambda place, answer: self._said(place, path, answer, decode)
 
     def _whatever(self, place: Place, answer: Answer) -> DoorAnswer:
         """The answer of a plugin's route to a number, which says that it is its verdict.

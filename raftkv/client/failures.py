@@ -80,7 +80,7 @@ def refusal_of(reason: str, args: object, text: str) -> Refused:
     kind = _BY_REASON.get(reason)
     if kind is None or not issubclass(kind, Refused):
         # A plugin's: its arguments mean something to its own class only.
-        return Refused(f"{reason}: {text}" if reason and reason not in text else text)
+        return Refused(f"{reason}: {text}")
     if isinstance(args, list):
         try:
             return kind(*args)

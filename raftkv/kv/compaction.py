@@ -29,8 +29,7 @@ from raftkv.plugin import Context, Table
 from .commands import Compact, Compacted, CompactResult, FutureRevision, Revision
 from .history import lowest_revision, revision_of, row_bytes
 
-__all__ = ["FORMAT_GRACE", "GRACE_BYTES", "GRACE_ROWS", "TRIM_BYTES", "TRIM_REVISIONS"]
-__all__ += ["compact", "trim"]
+__all__ = ["TRIM_BYTES", "TRIM_REVISIONS", "compact", "trim"]
 
 #: The first format of the commands under which a compaction leaves rows for some grace.
 FORMAT_GRACE: Final = 3

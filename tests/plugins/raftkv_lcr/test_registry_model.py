@@ -80,7 +80,8 @@ class Model:
         """The node's life is over."""
         for client in [c for c, (row, _) in self.owners.items() if row.node == node]:
             del self.owners[client]
-            self.orphans += [claim for claim, _ in [self.claims.pop(client, (None, 0))] if claim]
+            if client in self.claims:
+                self.orphans.append(self.claims.pop(client)[0])
         for client in [c for c, (row, _) in self.claims.items() if row.node == node]:
             del self.claims[client]
         self.up.pop(node, None)
