@@ -142,3 +142,45 @@ def test_frames_of_one_that_lags_are_not_kept() -> None:
     core.progressed(second, core.commit)
     core.write(1)
     assert link.frames[-1] is second.frames[-1]
+
+
+def blocked(core: Core, name: str) -> FollowLink:
+    """A replicant that needs a snapshot and takes only its first chunk."""
+    link = FollowLink(name)
+    link.unsent_bytes = core.bench.limits.snapshot_inflight_bytes_max + 1
+    core.follow(link, 1, 0)
+    core.bench.runtime.advance(0.1)
+    return link
+
+
+def test_snapshots_for_replicants_are_sent_a_few_at_once_and_in_order() -> None:
+    """Every one under way costs each command that is applied meanwhile."""
+    limits = Limits(snapshot_log_entries=10, log_tail_entries=2, replicant_snapshots_max=2)
+    core = Core(limits)
+    links = [blocked(core, f"r{number}") for number in range(6)]
+    assert (core.feeds.snapshots_sending, core.feeds.snapshots_waiting) == (2, 4)
+    assert len(core.feeds.in_transit()) == 2, "who waits holds up nothing"
+    done: list[FollowLink] = []
+    links[3].close()  # it has gone before its turn came
+    for link in (each for each in links if each.up):
+        link.unsent_bytes = 0
+        core.bench.runtime.advance(0.1)
+        assert len(link.snapshots) == 1
+        done.append(link)
+        assert core.feeds.snapshots_sending == min(2, 5 - len(done))
+    assert links[3].snapshots == []
+    assert core.feeds.snapshots_waiting == 0
+
+
+def test_a_replicant_that_is_cut_off_or_goes_makes_room_for_the_next() -> None:
+    limits = Limits(snapshot_log_entries=10, log_tail_entries=2, replicant_snapshots_max=1)
+    core = Core(limits)
+    first, second, third = (blocked(core, f"r{number}") for number in range(3))
+    third.unsent_bytes = 0
+    core.bench.runtime.advance(upstream.SNAPSHOT_STALL_S + 1)
+    assert not first.up, "it takes nothing"
+    second.close()
+    core.bench.runtime.advance(1)
+    (index,) = third.snapshots
+    assert index == core.commit, "the state as it is when its turn has come"
+    assert (core.feeds.snapshots_sending, core.feeds.snapshots_waiting) == (0, 0)

@@ -202,6 +202,16 @@ def _fed(part: CorePart) -> Iterator[Family]:
     """Bounded by the replicants that follow this core now."""
     standings, commit = part.feeds.standings, part.commit
     yield gauge("replicants_fed", len(standings), "Replicants that follow this core now.")
+    yield gauge(
+        "fed_snapshots_sending",
+        part.feeds.snapshots_sending,
+        "Snapshots on their way to replicants (limits.replicant_snapshots_max).",
+    )
+    yield gauge(
+        "fed_snapshots_waiting",
+        part.feeds.snapshots_waiting,
+        "Replicants that wait for their turn to get a snapshot.",
+    )
     yield gauge_by(
         "fed_lag_entries",
         "peer",

@@ -13,6 +13,10 @@ The log keeps what lies behind a snapshot that is on its way to a replicant (rul
 core that is written to fast would send one snapshot after the other, and never an entry. A
 replicant that takes nothing of one for SNAPSHOT_STALL_S is cut off, for it holds up the log, and
 the state as it was, with all that has changed since.
+
+Each snapshot under way costs every command that is applied meanwhile, because the values that it
+changes are kept for each of them. So at most `replicant_snapshots_max` are under way; the other
+replicants wait, first come, first served, and hold up nothing until their turn comes.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class Feed:
         self.link = link
         self.next: int | None = None
         self.applied = 0
+        # From when it waits for a snapshot until it has been sent one.
         self.snapshotting = False
         # The index of the last snapshot until it is reported as installed, and when something of it
         # last moved.
@@ -90,6 +95,14 @@ class Feeds:
         self._leader_at = engine.runtime.monotonic()
         self.snapshots_sent = 0
         self.snapshot_sent_bytes = 0
+        # Snapshots under way, and the replicants whose turn is to come.
+        self.snapshots_sending = 0
+        self._waiting: deque[Feed] = deque()
+
+    @property
+    def snapshots_waiting(self) -> int:
+        """Replicants that wait for their turn to get a snapshot."""
+        return len(self._waiting)
 
     @property
     def names(self) -> list[str]:
@@ -108,6 +121,8 @@ class Feeds:
         older = self._feeds.get(link.peer_id)
         self._feeds[link.peer_id] = Feed(link)
         if older is not None:
+            if older in self._waiting:
+                self._waiting.remove(older)
             older.link.close()
         self._say_status(link)
         if self._timer is None:
@@ -117,6 +132,8 @@ class Feeds:
         feed = self._feeds.get(link.peer_id)
         if feed is not None and feed.link is link:
             del self._feeds[link.peer_id]
+            if feed in self._waiting:
+                self._waiting.remove(feed)
 
     def on_follow(self, link: Link, message: wire.Follow) -> None:
         feed = self._feeds.get(link.peer_id)
@@ -184,14 +201,37 @@ class Feeds:
             sent_bytes += len(frame)
 
     def _push_again(self, feed: Feed) -> None:
-        if self._feeds.get(feed.link.peer_id) is feed:
+        if self._is_current(feed):
             self._push(feed)
+
+    def _is_current(self, feed: Feed) -> bool:
+        """Whether this is still how that replicant follows."""
+        return self._feeds.get(feed.link.peer_id) is feed
 
     # -- too far behind
 
     def _start_snapshot(self, feed: Feed) -> None:
+        """It is sent a snapshot as soon as it is its turn."""
         feed.snapshotting = True
-        self._engine.runtime.spawn(self._send_snapshot(feed), "snapshot for a replicant")
+        self._waiting.append(feed)
+        self._next_snapshot()
+
+    def _next_snapshot(self) -> None:
+        at_once = self._engine.limits.replicant_snapshots_max
+        while self._waiting and self.snapshots_sending < at_once:
+            feed = self._waiting.popleft()
+            if self._is_current(feed) and not self._engine.stopped:
+                self.snapshots_sending += 1
+                self._engine.runtime.spawn(self._take_turn(feed), "snapshot for a replicant")
+
+    async def _take_turn(self, feed: Feed) -> None:
+        try:
+            # It may have gone, or this core ended, between the turn and this first step of it.
+            if self._is_current(feed) and not self._engine.stopped:
+                await self._send_snapshot(feed)
+        finally:
+            self.snapshots_sending -= 1
+            self._next_snapshot()
 
     async def _send_snapshot(self, feed: Feed) -> None:
         engine, link = self._engine, feed.link
@@ -267,3 +307,4 @@ class Feeds:
         if self._timer is not None:
             self._timer.cancel()
         self._feeds.clear()
+        self._waiting.clear()
