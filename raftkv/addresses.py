@@ -58,6 +58,12 @@ class AddressBook:
         )
         return list(dict.fromkeys(address for address in known if address and _usable(address)))
 
+    def vouched(self, name: str) -> list[str]:
+        """Where the node is by this node's own configuration file and log, not by hearsay."""
+        member = self.members().get(name)
+        known = (None if member is None else member.peer_address, self._configured.get(name))
+        return [address for address in known if address]
+
     def cores(self, name: str) -> list[tuple[str, str]]:
         """(core, address) pairs that the replicant of this name may try, in its own order.
 

@@ -17,7 +17,13 @@ ever, if that one leads.
 
 Epochs (rule 18). After a forced recovery the directories of before are another history of the same
 cluster. Whoever greets with an older epoch is refused; a core that meets a newer one stops itself;
-a replicant that does discards its state and follows anew.
+a replicant that does discards its state and copies it again.
+
+Both, and every refusal that stops this node, are acted on only if a core of this cluster stands
+behind them (`_believes`): a core by the configuration file or the log, which has proved its name
+with a certificate that is not for a replicant only, or, without certificates, which was dialled at
+an address of the configuration file or the log. Anything else that claims a newer epoch is refused
+and raises an alarm: a line in the log, `unproved_epoch` in the status, a metric.
 
 Who was removed is told, at the greeting and, on a stream that is up, as soon as it is committed:
 not before, because until then the removal may still come to nothing.
@@ -41,6 +47,7 @@ from .raft.transport import Hub, Link
 from .repeats import Repeats
 from .runtime import Runtime
 from .security.channel import Security
+from .security.proof import Kind, Proof
 
 __all__ = ["Peering"]
 
@@ -51,6 +58,10 @@ LESSER_PATIENCE_S = 1.0
 
 # The code of a refusal that only means: not yet.
 _UNFOUNDED = "unfounded"
+# The code of a refusal that asks for a proof: no node stops for it.
+_UNPROVED = "unproved_epoch"
+# Refusals that can stop the node that gets them.
+_STOPPING = frozenset({RemovedNode.code, OutdatedData.code, WipedNode.code, WrongCluster.code})
 
 Route = Callable[[Link, Any], None]
 
@@ -74,6 +85,9 @@ class Peering:
         self.engine: Engine | None = None
         # Set once this node takes part: a later refusal is the peer's trouble, not this node's.
         self.settled = False
+        # Handshakes with a newer epoch that were not believed, and the last one, for operators.
+        self.unproved_epochs = 0
+        self.unproved_epoch: str | None = None
         self._routes: dict[type, Route] = {}
         self._ups: dict[str, Callable[[Link], None]] = {}
         self._downs: dict[str, Callable[[Link], None]] = {}
@@ -194,7 +208,7 @@ class Peering:
             self.engine is not None and identity.raft_id in self.engine.configuration.members,
         )
 
-    def judge(self, hello: wire.Hello) -> wire.Refusal | None:
+    def judge(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
         identity = self._directory.identity
         if hello.cluster != identity.cluster:
             return wire.Refusal(
@@ -215,7 +229,7 @@ class Peering:
                 "other_node", f"{hello.wanted!r} is not here (any more): this is {identity.name!r}"
             )
         if hello.cluster_id and identity.cluster_id:
-            refusal = self._judge_epoch(hello)
+            refusal = self._judge_epoch(hello, proof)
             if refusal is not None:
                 return refusal
         engine = self.engine
@@ -244,7 +258,7 @@ class Peering:
             return wire.Refusal("wrong_purpose", f"no {hello.purpose!r} links are accepted here")
         return None
 
-    def _judge_epoch(self, hello: wire.Hello) -> wire.Refusal | None:
+    def _judge_epoch(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
         """Only nodes of one history may exchange anything; see the module's text."""
         identity, name = self._directory.identity, name_of(hello.raft_id)
         match standing(identity.epoch, hello.epoch):
@@ -259,6 +273,8 @@ class Peering:
                     return None  # the answer tells it, and it begins anew
                 return wire.Refusal(OutdatedData.code, _outdated(name, hello.epoch, identity.epoch))
             case Standing.NEWER:
+                if not self._believes(name, proof):
+                    return self._unproved(hello, proof)
                 if identity.role == "replicant":
                     self.on_newer_epoch(hello.epoch)
                     return None
@@ -268,13 +284,58 @@ class Peering:
             case Standing.SAME:
                 return None
 
-    def refused(self, refusal: wire.Refusal, address: str) -> None:
-        if refusal.code == _UNFOUNDED:
+    def _is_core(self, name: str) -> bool:
+        """Whether the configuration file or the log knows a core of this name.
+
+        By name: after a forced recovery the raft ids are new.
+        """
+        member = self.addresses.members().get(name)
+        if name in self._config.cores or (member is not None and member.role == "core"):
+            return True
+        engine = self.engine
+        return engine is not None and engine.configuration.raft_id_of(name) is not None
+
+    def _believes(self, name: str, proof: Proof) -> bool:
+        """Whether what the node of this name claims may stop this node or reset its state."""
+        if not self._is_core(name):
+            return False
+        if proof.kind is Kind.NONE:
+            return proof.wanted == name and proof.dialled in self.addresses.vouched(name)
+        return proof.kind is Kind.CORE and proof.name == name
+
+    def _unproved(self, hello: wire.Hello, proof: Proof) -> wire.Refusal:
+        """A newer epoch that no core of this cluster stands behind: an alarm, nothing else."""
+        mine, name = self._directory.identity.epoch, name_of(hello.raft_id)
+        text = (
+            f"{name} at {proof.dialled or hello.peer_address} claims epoch {hello.epoch} of this "
+            f"cluster, whose epoch is {mine} here, and does not prove to be one of its cores"
+        )
+        self.unproved_epochs += 1
+        self.unproved_epoch = text
+        # One line a minute for all of them: names, addresses and epochs can be made up.
+        if self._repeats.left_out(_UNPROVED, _UNPROVED) is not None:
+            log.error(
+                "%s. It is not believed. If the cluster was recovered by force, see to it that "
+                "this node reaches the recovered core at an address of its configuration file",
+                text,
+            )
+        return wire.Refusal(
+            _UNPROVED,
+            f"epoch {hello.epoch} is not proved: this node dials the cores that it knows itself",
+        )
+
+    def refused(self, refusal: wire.Refusal, address: str, proof: Proof) -> None:
+        if refusal.code in (_UNFOUNDED, _UNPROVED):
             return  # it dials again
         text = f"the node at {address} refuses this one: {refusal.reason}"
+        believed = refusal.code not in _STOPPING or self._believes(
+            proof.name or proof.wanted, proof
+        )
         # It is dialled again and again.
         if self._repeats.left_out(address, refusal.reason) is not None:
-            log.warning("%s", text)
+            log.warning("%s%s", text, "" if believed else " (no core of the cluster, by its proof)")
+        if not believed:
+            return
         if refusal.code == RemovedNode.code:
             self._faulted(
                 RemovedNode(
@@ -297,13 +358,10 @@ class Peering:
             )
 
     def on_refusal(self, link: Link, message: wire.Refusal) -> None:
-        """The dialler will not talk to this node, although this node had accepted it.
-
-        Only a core that dials for consensus is believed: a refusal can stop this node.
-        """
+        """The dialler will not talk to this node, although this node had accepted it."""
         assert link.peer is not None
         if link.purpose == "raft":
-            self.refused(message, link.peer.peer_address)
+            self.refused(message, link.peer.peer_address, link.proof)
         link.close()
 
     def link_up(self, link: Link) -> None:

@@ -58,6 +58,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     plugins: dict[str, Any]
     faults: int
     fault: str | None
+    # The last claim of a newer epoch that no core of the cluster proved.
+    unproved_epoch: str | None = None
 
 
 def status_of(node: Node) -> Status:
@@ -111,6 +113,7 @@ def status_of(node: Node) -> Status:
         plugins={name: dict(s.status()) for name, s in sorted(node.hosting.services.items())},
         faults=node.hosting.hook_faults + machine.fault_count,
         fault=str(node._fault.result()) if failed else None,
+        unproved_epoch=node._peering.unproved_epoch,
     )
 
 

@@ -22,9 +22,17 @@ from raftkv.raft import wire
 from raftkv.raft.epoch import FOUNDED, Epoch, Standing, standing
 from raftkv.raft.identity import DataDirectory
 from raftkv.raft.membership import Configuration
+from raftkv.security.proof import Kind, Proof
+from raftkv.state import Member
 from tests.fakes import FakeRuntime
 
 CORES = {"core1": "core1:1", "core2": "core2:1"}
+
+# What stands behind what core2 claims: its own certificate, the address that this node dialled, or
+# nothing.
+CERTIFIED = Proof(Kind.CORE, "core2")
+DIALLED = Proof(Kind.NONE, "", "core2:1", "core2")
+DIALLED_IN = Proof(Kind.NONE)
 
 
 def test_a_full_disk_at_the_moment_of_joining_stops_the_node() -> None:
@@ -70,10 +78,10 @@ class Met:
         for purpose in ("raft", "follow", "rpc"):
             self.peering.purpose(purpose, lambda link: None, lambda link: None)
 
-    def code(self, **changes: Any) -> str:
-        """What the greeting is refused for; "" if it is accepted."""
+    def code(self, proof: Proof = DIALLED, **changes: Any) -> str:
+        """What the handshake is refused for; "" if it is accepted."""
         hello = wire.Hello(1, "raft", "raftkv", "c1", "core2-aa", "core", "core2:1", OLD)
-        refusal = self.peering.judge(msgspec.structs.replace(hello, **changes))
+        refusal = self.peering.judge(msgspec.structs.replace(hello, **changes), proof)
         return "" if refusal is None else refusal.code
 
 
@@ -138,16 +146,75 @@ def test_only_nodes_of_one_epoch_talk_to_each_other() -> None:
     assert not met.faults
 
 
-def test_a_core_that_meets_a_newer_epoch_stops_itself() -> None:
+@pytest.mark.parametrize("proof", [DIALLED, CERTIFIED])
+def test_a_core_that_meets_a_newer_epoch_stops_itself(proof: Proof) -> None:
     met = Met()
-    assert met.code(epoch=NEW) == OutdatedData.code
+    assert met.code(proof, epoch=NEW) == OutdatedData.code
     (fault,) = met.faults
     assert isinstance(fault, OutdatedData)
     assert "core1 are of epoch 1-aa" in str(fault)
     told = Met()
     told.peering.settled = True
-    told.peering.refused(wire.Refusal(OutdatedData.code, "old"), "core2:1")
+    told.peering.refused(wire.Refusal(OutdatedData.code, "old"), "core2:1", proof)
     assert isinstance(told.faults[0], OutdatedData)
+
+
+ELSEWHERE = Proof(Kind.NONE, "", "evil:1", "core2")
+#: What must not be believed, as (proof, the name that is claimed).
+UNPROVED = {
+    "dialled in, without certificates": (DIALLED_IN, "core2"),
+    "dialled at an address of hearsay": (ELSEWHERE, "core2"),
+    "another node was dialled there": (DIALLED, "core1"),
+    "a certificate for a replicant only": (Proof(Kind.REPLICANT_ONLY, "core2"), "core2"),
+    "the same, dialled": (Proof(Kind.REPLICANT_ONLY, "core2", "core2:1", "core2"), "core2"),
+    "the certificate of another name": (Proof(Kind.CORE, "edge1"), "core2"),
+    "a certificate of no core": (Proof(Kind.CORE, "edge1"), "edge1"),
+    "a replicant of the log": (Proof(Kind.NONE, "", "edge2:1", "edge2"), "edge2"),
+}
+
+
+def of_the_log() -> dict[str, Member]:
+    """A replicant and a core that the configuration file does not name."""
+    return {
+        name: Member(name, role, f"{name}-aa", f"{name}:1", None, 1, True, 0)
+        for name, role in (("edge2", "replicant"), ("core9", "core"))
+    }
+
+
+@pytest.mark.parametrize("role", ["core", "replicant"])
+@pytest.mark.parametrize("what", UNPROVED)
+def test_a_newer_epoch_without_a_proof_is_an_alarm_and_nothing_else(what: str, role: str) -> None:
+    proof, name = UNPROVED[what]
+    met = Met(role)
+    met.peering.addresses.members = of_the_log
+    met.peering.addresses.greeted("core2", "evil:1")
+    met.peering.addresses.heard("core2", "evil:1")
+    for purpose in ("raft", "follow", "rpc"):
+        claimed = {"epoch": NEW, "purpose": purpose, "raft_id": f"{name}-bb", "role": "replicant"}
+        assert met.code(proof, **claimed) == "unproved_epoch"
+    assert (met.faults, met.adopted) == ([], [])
+    assert met.peering.unproved_epochs == 3
+    assert f"{name} at " in str(met.peering.unproved_epoch)
+    assert "claims epoch 2-bb" in str(met.peering.unproved_epoch)
+    if proof.dialled is not None and proof.wanted == name:
+        for code in (OutdatedData.code, RemovedNode.code, WipedNode.code, WrongCluster.code):
+            met.peering.refused(wire.Refusal(code, "go"), proof.dialled, proof)
+    assert not met.faults
+
+
+def test_a_core_of_the_log_is_believed_too() -> None:
+    met = Met()
+    met.peering.addresses.members = of_the_log
+    assert met.code(Proof(Kind.NONE, "", "core9:1", "core9"), epoch=NEW, raft_id="core9-bb") == (
+        OutdatedData.code
+    )
+    assert len(met.faults) == 1
+
+
+def test_to_be_asked_for_a_proof_stops_no_node() -> None:
+    met = Met()
+    met.peering.refused(wire.Refusal("unproved_epoch", "?"), "core2:1", DIALLED)
+    assert not met.faults
 
 
 def test_a_replicant_that_meets_a_newer_epoch_adopts_it() -> None:
@@ -155,7 +222,7 @@ def test_a_replicant_that_meets_a_newer_epoch_adopts_it() -> None:
     assert met.code(epoch=NEW, purpose="follow") == ""
     assert met.code(epoch=OLD, purpose="follow") == ""
     assert met.adopted == [NEW]
-    met.peering.refused(wire.Refusal(OutdatedData.code, "old"), "core2:1")
+    met.peering.refused(wire.Refusal(OutdatedData.code, "old"), "core2:1", DIALLED)
     assert not met.faults
 
 
@@ -181,8 +248,8 @@ def test_a_refusal_that_comes_again_and_again_is_logged_once(
     met = Met()
     met.peering.settled = True
     for address in ("core2:1", "core2:1", "core3:1", "core2:1"):
-        met.peering.refused(wire.Refusal("wrong_cluster", "another cluster"), address)
-    met.peering.refused(wire.Refusal("wrong_cluster", "yet another"), "core2:1")
+        met.peering.refused(wire.Refusal("wrong_cluster", "another cluster"), address, DIALLED)
+    met.peering.refused(wire.Refusal("wrong_cluster", "yet another"), "core2:1", DIALLED)
     lines = [record.getMessage() for record in caplog.records]
     assert [line.count("core2:1") for line in lines] == [1, 0, 1]
     assert met.faults == []
@@ -194,6 +261,7 @@ class ALink:
     def __init__(self, purpose: str) -> None:
         self.purpose = purpose
         self.peer = wire.Hello(1, purpose, "raftkv", "c1", "core2-aa", "core", "core2:1")
+        self.proof = CERTIFIED
         self.closed = 0
 
     def close(self) -> None:

@@ -75,6 +75,7 @@ class Metrics:
         yield from calls.clients(node.foreign)
         yield from calls.reads(node.reader)
         yield from calls.streams(node._peering.hub)
+        yield from calls.handshakes(node._peering)
         yield from state.applying(node)
         part = node._part
         if isinstance(part, CorePart):

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from raftkv.fates import Fates
     from raftkv.foreign import Foreign
     from raftkv.outbox import Outbox
+    from raftkv.peering import Peering
     from raftkv.raft.transport import Hub
     from raftkv.reading import Reader
 
-__all__ = ["clients", "proposals", "reads", "streams"]
+__all__ = ["clients", "handshakes", "proposals", "reads", "streams"]
 
 
 def proposals(outbox: Outbox) -> Iterator[Family]:
@@ -94,4 +95,13 @@ def streams(hub: Hub) -> Iterator[Family]:
         "links_pending_dropped_total",
         hub.over_pending_max,
         "Connections closed because too many had not greeted.",
+    )
+
+
+def handshakes(peering: Peering) -> Iterator[Family]:
+    """What other nodes claimed at the beginning of a connection."""
+    yield counter(
+        "unproved_epochs_total",
+        peering.unproved_epochs,
+        "Handshakes with a newer epoch that no core of the cluster proved.",
     )

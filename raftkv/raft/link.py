@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from raftkv.security.channel import Channel, ChannelBroken
 from raftkv.security.identity import CertificateIdentity
+from raftkv.security.proof import Kind, Proof
 
 from . import wire
 from .membership import name_of
@@ -48,10 +49,10 @@ class LinkOwner(Protocol):
     def hello(self, purpose: str, wanted: str = "") -> wire.Hello:
         """This node's greeting, as of now, to the node that it wants to reach."""
 
-    def judge(self, hello: wire.Hello) -> wire.Refusal | None:
-        """Whether to talk to this peer."""
+    def judge(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
+        """Whether to talk to this peer, of which the connection proves so much."""
 
-    def refused(self, refusal: wire.Refusal, address: str) -> None:
+    def refused(self, refusal: wire.Refusal, address: str, proof: Proof) -> None:
         """A peer that this node dialled will not talk to it."""
 
     def linked(self, name: str) -> bool:
@@ -94,6 +95,15 @@ class Link(asyncio.Protocol):
     @property
     def peer_name(self) -> str:
         return name_of(self.peer_id)
+
+    @property
+    def proof(self) -> Proof:
+        """What this connection proves about its other end. Once the TLS handshake is done."""
+        certified = self._certified
+        if certified is None:
+            return Proof(Kind.NONE, "", self.dialled, self.wanted)
+        kind = Kind.REPLICANT_ONLY if certified.replicant_only else Kind.CORE
+        return Proof(kind, certified.name, self.dialled, self.wanted)
 
     @property
     def up(self) -> bool:
@@ -232,7 +242,7 @@ class Link(asyncio.Protocol):
         message = wire.decode(first)
         owner = self._hub.owner
         if isinstance(message, wire.Refusal) and self.dialled is not None:
-            owner.refused(message, self.dialled)
+            owner.refused(message, self.dialled, self.proof)
             self.close()
             return
         if not isinstance(message, wire.Hello):
@@ -243,7 +253,7 @@ class Link(asyncio.Protocol):
         if refusal is not None:
             self._hub.complain(self, refusal.reason)
         else:
-            refusal = owner.judge(message)
+            refusal = owner.judge(message, self.proof)
         if refusal is not None:
             # To a dialled peer too: it has accepted this node, and may be the one that was wiped.
             self.send(refusal)

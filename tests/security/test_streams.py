@@ -29,6 +29,7 @@ from raftkv.raft.transport import Hub, Link
 from raftkv.runtime import OsRuntime
 from raftkv.security.directory import CertificateDirectory, certify
 from raftkv.security.keeper import Keeper
+from raftkv.security.proof import Proof
 from raftkv.testing.local_cluster import LocalCluster
 from tests.security import pki
 
@@ -318,10 +319,10 @@ class Owner:
             wire.PROTOCOL_VERSION, purpose, "raftkv", "", f"{self._name}-00", "replicant", "h:1"
         )
 
-    def judge(self, hello: wire.Hello) -> None:
+    def judge(self, hello: wire.Hello, proof: Proof) -> None:
         return None
 
-    def refused(self, refusal: wire.Refusal, address: str) -> None:
+    def refused(self, refusal: wire.Refusal, address: str, proof: Proof) -> None:
         raise AssertionError(refusal)
 
     def linked(self, name: str) -> bool:
