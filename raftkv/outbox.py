@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from .config import Limits, RaftTimes
+from .deadlines import ALARM_GRAIN_S, Deadlines
 from .errors import NoLeader, Overloaded, Refused, SessionExpired, Stopped, Timeout, TooLarge
 from .fates import Fates
 from .histogram import Histogram
@@ -38,10 +39,8 @@ from .runtime import Runtime, Timer
 __all__ = ["Fates", "Outbox"]
 
 ABANDONED_KEPT_S = 30.0
-# How often deadlines and unanswered commands are looked at.
+# How often unanswered commands are looked at, to send them again.
 SWEEP_S = 0.05
-# A deadline shorter than this gets an alarm of its own; the others are met by the next sweep.
-HURRIED_S = 1.0
 # Room for session, number, floor and plugin name around an encoded command.
 ENVELOPE_BYTES = 320
 
@@ -56,9 +55,11 @@ class _Waiter:
         "encoded",
         "future",
         "kind",
+        "over",
         "plugin",
         "sends",
         "sent_at",
+        "seq",
         "size",
     )
 
@@ -78,8 +79,17 @@ class _Waiter:
         self.deadline = deadline
         self.encoded = b""
         self.abandoned = False
+        # Its number in the current session; 0 before it has one.
+        self.seq = 0
         self.sends = 0
         self.sent_at = 0.0
+        self.over = False
+
+    def end(self) -> None:
+        """Answered or given up. Its deadline goes on being held for a while, so drop the rest."""
+        self.over = True
+        self.command = self.encoded = b""
+        del self.future
 
 
 class Outbox:
@@ -99,7 +109,9 @@ class Outbox:
         self.session = 0
         self._next_seq = 1
         self._sent: dict[int, _Waiter] = {}
-        self._unsent: deque[_Waiter] = deque()
+        # In the order in which they were submitted; a dict, so that any of them can leave.
+        self._unsent: dict[_Waiter, None] = {}
+        self._deadlines: Deadlines[_Waiter] = Deadlines(runtime, _is_over, self._expire_due)
         self._bytes = 0
         self._flushing = False
         self._timer: Timer | None = None
@@ -154,14 +166,14 @@ class Outbox:
         self.submitted += 1
         future = self._runtime.future()
         deadline = self._runtime.monotonic() + timeout_s
-        self._unsent.append(_Waiter(plugin, type(command), body, future, deadline))
+        waiter = _Waiter(plugin, type(command), body, future, deadline)
+        self._unsent[waiter] = None
+        self._deadlines.add(deadline, waiter)
         if not self._flushing:
             self._flushing = True
             self._runtime.call_soon(self._flush)
         if self._timer is None:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
-        if timeout_s < HURRIED_S:
-            self._runtime.call_later(timeout_s, self._expire_due)
         return future
 
     def open(self, session: int) -> None:
@@ -179,9 +191,15 @@ class Outbox:
         if waiter.future.done():
             self._gone(waiter)
         elif waiter.sends == 0:
-            self._unsent.append(waiter)
+            self._wait_again(waiter)
         else:
             self._finish(waiter, _session_ended(session, seq))
+
+    def _wait_again(self, waiter: _Waiter) -> None:
+        """It was not applied: it goes once more, under a number of the session to come."""
+        waiter.seq = 0
+        waiter.sends = 0
+        self._unsent[waiter] = None
 
     # -- sending
 
@@ -190,14 +208,15 @@ class Outbox:
         if not self._unsent or not self.session or self._stopped:
             return
         waiters: list[_Waiter] = []
-        sent, unsent, session = self._sent, self._unsent, self.session
+        sent, session = self._sent, self.session
+        unsent, self._unsent = self._unsent, {}
         floor = next(iter(sent)) if sent else self._next_seq
         seq = self._next_seq
-        while unsent:
-            waiter = unsent.popleft()
+        for waiter in unsent:
             if waiter.future.done():
                 self._gone(waiter)
                 continue
+            waiter.seq = seq
             waiter.encoded = _encode((session, seq, floor, waiter.plugin, waiter.command))
             sent[seq] = waiter
             seq += 1
@@ -261,8 +280,7 @@ class Outbox:
         del self._sent[seq]
         if type(outcome) is SessionExpired and not waiter.future.done():
             if waiter.sends <= (0 if jumped else 1):
-                waiter.sends = 0
-                self._unsent.append(waiter)
+                self._wait_again(waiter)
                 return
             outcome = _session_ended(self.session, seq)
         self._bytes -= waiter.size
@@ -279,6 +297,7 @@ class Outbox:
                 future.set_result(outcome)
         else:
             self.fates.cancelled += 1
+        waiter.end()
 
     def landed(self) -> None:
         """An entry was applied here: note how long what it has answered was on its way."""
@@ -299,6 +318,7 @@ class Outbox:
             self._abandoned -= 1
         else:
             self.fates.cancelled += 1
+        waiter.end()
 
     def waiting(self) -> list[int]:
         """The unanswered numbers of the current session."""
@@ -316,31 +336,32 @@ class Outbox:
         self._bytes -= waiter.size
         self.fates.failed(error)
         waiter.future.set_exception(error)
+        waiter.end()
 
     def _sweep(self) -> None:
         self._timer = None
         if self._stopped:
             return
-        self._expire_due()
         self.resend(all_of_them=False)
         if self._sent or self._unsent:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
 
-    def _expire_due(self) -> None:
-        """Tell the callers whose deadline has passed."""
-        now = self._runtime.monotonic()
-        for seq in [seq for seq, waiter in self._sent.items() if now >= waiter.deadline]:
-            self._expire(seq, now)
-        for waiter in [waiter for waiter in self._unsent if now >= waiter.deadline]:
-            self._unsent.remove(waiter)
-            self._finish(waiter, _no_leader())
+    def _expire_due(self, due: list[_Waiter], now: float) -> None:
+        """Answer the callers whose deadline has passed."""
+        for waiter in due:
+            if not waiter.sends:
+                # It waits for a session, or has a number and could not leave.
+                self._unsent.pop(waiter, None)
+                self._sent.pop(waiter.seq, None)
+                self._finish(waiter, _no_leader())
+            elif now < waiter.deadline + ABANDONED_KEPT_S:
+                self._abandon(waiter)
+            else:
+                del self._sent[waiter.seq]
+                self._gone(waiter)
 
-    def _expire(self, seq: int, now: float) -> None:
-        waiter = self._sent[seq]
-        if not waiter.sends:
-            del self._sent[seq]
-            self._finish(waiter, _no_leader())
-            return
+    def _abandon(self, waiter: _Waiter) -> None:
+        """Its caller goes, or has gone; the number stays, and so holds the floor."""
         if not waiter.future.done():
             waiter.abandoned = True
             self._abandoned += 1
@@ -350,18 +371,18 @@ class Outbox:
                     "the deadline passed while the command was on its way; it may still be "
                     "applied. Ask node.outcome(error.session, error.seq)",
                     session=self.session,
-                    seq=seq,
+                    seq=waiter.seq,
                 )
             )
-        if now >= waiter.deadline + ABANDONED_KEPT_S:
-            del self._sent[seq]
-            self._gone(waiter)
+        # Behind the grain of the alarm, so that it is not taken for the first deadline.
+        self._deadlines.add(waiter.deadline + ABANDONED_KEPT_S + ALARM_GRAIN_S, waiter)
 
     def stop(self) -> None:
         """Nothing more is sent. What was sent is unknown, the rest was not applied."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        self._deadlines.stop()
         for seq, waiter in list(self._sent.items()):
             error = Timeout("this node stops", session=self.session, seq=seq)
             self._finish(waiter, error if waiter.sends else Stopped("this node stops"))
@@ -369,6 +390,10 @@ class Outbox:
             self._finish(waiter, Stopped("this node stops"))
         self._sent.clear()
         self._unsent.clear()
+
+
+def _is_over(waiter: _Waiter) -> bool:
+    return waiter.over
 
 
 def _session_ended(session: int, seq: int) -> Timeout:

@@ -72,6 +72,8 @@ class FakeRuntime:
         self.bulk: deque[Work] = deque()
         self._timers: list[tuple[float, int, FakeTimer]] = []
         self._serial = 0
+        # How often a timer was set, for tests of work.
+        self.timers_set = 0
 
     # -- Runtime
 
@@ -90,6 +92,7 @@ class FakeRuntime:
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> FakeTimer:
         timer = FakeTimer(callback, args)
         self._serial += 1
+        self.timers_set += 1
         heapq.heappush(self._timers, (self.now + max(0.0, delay_s), self._serial, timer))
         return timer
 

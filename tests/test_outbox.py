@@ -216,6 +216,17 @@ def test_what_never_left_is_not_applied() -> None:
     assert bench.take() == [], "it must never leave after that"
 
 
+@pytest.mark.parametrize("timeout_s", [0.01, 0.4, 0.9, 3.0])
+def test_a_deadline_is_met_to_the_grain_of_the_clock(timeout_s: float) -> None:
+    bench = Bench()
+    later, future = bench.submit("later", timeout_s + 0.1), bench.submit("it", timeout_s)
+    bench.runtime.advance(timeout_s - 0.002)
+    assert not future.done()
+    bench.runtime.advance(0.003)
+    assert isinstance(future.exception(), Timeout)
+    assert not later.done()
+
+
 def test_without_a_session_the_deadline_passes_too() -> None:
     bench = Bench(session=0)
     future = bench.submit("a", timeout_s=1.0)
@@ -264,6 +275,62 @@ def test_an_abandoned_number_holds_the_floor_for_a_bounded_time() -> None:
 
 
 # The end of a session, the end of the node -------------------------------------------------------
+
+
+def test_a_cancelled_command_that_was_lost_holds_the_floor_no_longer() -> None:
+    bench = Bench()
+    lost = bench.submit("lost", timeout_s=0.5)
+    bench.submit("other", timeout_s=0.5)
+    bench.take()
+    lost.cancel()
+    bench.outbox.settle(2, None)
+    bench.runtime.advance(0.5 + ABANDONED_KEPT_S + 0.1)
+    bench.submit("next")
+    assert bench.take()[-1].floor == 3
+    bench.outbox.settle(3, None)
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+
+
+class CountedTime(float):
+    """A point in time, or a duration, that counts how often it is compared."""
+
+    compared = 0
+
+    def __radd__(self, other: float) -> CountedTime:
+        return CountedTime(float(other) + float(self))
+
+    def __lt__(self, other: float) -> bool:
+        CountedTime.compared += 1
+        return float(self) < float(other)
+
+    def __le__(self, other: float) -> bool:
+        CountedTime.compared += 1
+        return float(self) <= float(other)
+
+    def __gt__(self, other: float) -> bool:
+        CountedTime.compared += 1
+        return float(self) > float(other)
+
+    def __ge__(self, other: float) -> bool:
+        CountedTime.compared += 1
+        return float(self) >= float(other)
+
+
+@pytest.mark.parametrize("timeout_s", [0.4, 5.0])
+def test_short_deadlines_cost_each_command_a_constant_number_of_steps(timeout_s: float) -> None:
+    """500 commands always wait and each is answered in time: timers and comparisons are counted."""
+    bench, count, in_flight = Bench(), 5_000, 500
+    CountedTime.compared = 0
+    before = bench.runtime.timers_set
+    for number in range(1, count + 1):
+        bench.submit("x", timeout_s=CountedTime(timeout_s))
+        bench.take()
+        if number > in_flight:
+            bench.outbox.settle(number - in_flight, None)
+        bench.runtime.advance(0.0002)
+    assert bench.runtime.timers_set - before < 100, "one timer for all deadlines"
+    assert CountedTime.compared < 20 * count, "no command looks at all that wait"
+    assert bench.outbox.fates.failures == 0
 
 
 def test_a_command_sent_once_moves_to_the_new_session() -> None:

@@ -180,6 +180,35 @@ def test_answered_readers_leave_no_alarms_behind() -> None:
     assert bench.timers() == 0
 
 
+class CountedFuture(asyncio.Future[None]):
+    """A future that counts how often it is looked at."""
+
+    looked = 0
+
+    def done(self) -> bool:
+        CountedFuture.looked += 1
+        return super().done()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_readers_that_time_out_one_by_one_do_not_look_at_all_the_others(
+    behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a quorum all of them wait until their deadlines, each its own."""
+    bench, count = Bench(), 2_000
+    monkeypatch.setattr(bench.runtime, "future", lambda: CountedFuture(loop=bench.runtime.loop))
+    readers = [bench.reader.barrier(1.0 + 0.002 * number) for number in range(count)]
+    bench.runtime.run()
+    if behind:
+        bench.answer(bench.asked[-1], 100)
+    CountedFuture.looked = 0
+    bench.runtime.advance(10.0)
+    assert all(isinstance(reader.exception(), ReadTimeout) for reader in readers)
+    # Repeating the question looks at all that still wait, ten times a second.
+    repeats = 0 if behind else count * (len(bench.asked) + 1)
+    assert CountedFuture.looked < 40 * count + repeats
+
+
 def test_stopping_answers_everybody() -> None:
     bench = Bench()
     behind = bench.read()
