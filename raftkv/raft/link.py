@@ -50,7 +50,7 @@ class LinkOwner(Protocol):
         """This node's greeting, as of now, to the node that it wants to reach."""
 
     def judge(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
-        """Whether to talk to this peer, of which the connection proves so much."""
+        """Whether to talk to this peer; `proof` is what the connection proves."""
 
     def refused(self, refusal: wire.Refusal, address: str, proof: Proof) -> None:
         """A peer that this node dialled will not talk to it."""

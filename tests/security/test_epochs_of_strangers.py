@@ -1,4 +1,4 @@
-"""A handshake with a higher epoch, from whoever can reach a port, stops no core."""
+"""A handshake with a higher epoch, from any program that can reach a port, stops no core."""
 
 from __future__ import annotations
 
