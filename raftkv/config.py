@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from .errors import ConfigError
+from .hostnames import normal_name, normal_origin
 
 __all__ = [
     "HttpLimits",
@@ -180,6 +181,12 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # behind address translation, in a container, or with a proxy in front.
     listen_address: str | None = None
     http_address: str | None = None
+    # Host names by which clients may address the HTTP API, besides IP addresses, localhost, and the
+    # names in this node's addresses and certificate. "*" allows every name, which leaves the node
+    # open to web pages that rebind a name of their own.
+    host_whitelist: tuple[str, ...] = ()
+    # Origins of web pages that may use the HTTP API: "https://console.example". "*" allows all.
+    cors: tuple[str, ...] = ()
     # "off" loses acknowledged writes at a power cut; it is named in the status output.
     fsync: Literal["on", "off"] = "on"
     # With certificates, streams between nodes are mutual TLS 1.3 and nothing else.
@@ -231,6 +238,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     f"raftkv certs and name them under [tls], or set insecure = true if the "
                     f"network is trusted"
                 )
+        self._check_web()
         self._check_numbers()
         return self
 
@@ -254,6 +262,20 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"{self.name!r} is a core but does not stand in cores: add "
                 f'{self.name} = "{self.peer_address}" under [cores]'
             )
+
+    def _check_web(self) -> None:
+        for name in self.host_whitelist:
+            if name != "*" and normal_name(name) is None:
+                raise ConfigError(
+                    f'host_whitelist: {name!r} is not a host name: write "host.example" without '
+                    f'scheme and port, "*.example" for all hosts of a domain, or "*" for any'
+                )
+        for origin in self.cors:
+            if origin != "*" and normal_origin(origin) is None:
+                raise ConfigError(
+                    f"cors: {origin!r} is not an origin: write scheme, host and port as browsers "
+                    f'do, "https://console.example:8443", without a path, or "*" for any'
+                )
 
     def _check_numbers(self) -> None:
         times, limits = self.raft, self.limits

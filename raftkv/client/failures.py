@@ -16,6 +16,7 @@ import msgspec
 import raftkv.errors
 import raftkv.kv.commands
 from raftkv.errors import (
+    ConfigError,
     NodeFault,
     NotApplied,
     OutcomeUnknown,
@@ -41,6 +42,8 @@ def _known() -> dict[str, type[RaftkvError]]:
 
 
 _BY_REASON: Final = _known()
+#: The node does not take requests for that host, or from that origin (raftkv/server/admission.py).
+_TURNED_AWAY: Final = frozenset(("unknown_host", "unknown_origin"))
 
 
 def error_of(endpoint: str, status: int, body: bytes) -> RaftkvError:
@@ -53,6 +56,8 @@ def error_of(endpoint: str, status: int, body: bytes) -> RaftkvError:
     reason = str(fields.get("reason", ""))
     text = str(fields.get("detail") or fields.get("error") or reason or f"status {status}")
     kind = _BY_REASON.get(reason)
+    if reason in _TURNED_AWAY:
+        return ConfigError(f"{endpoint}: {text}")
     if kind is None:
         return _by_status(endpoint, status, text)
     if issubclass(kind, Refused):

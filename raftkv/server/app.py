@@ -27,6 +27,7 @@ from raftkv.config import HttpLimits, Limits
 from raftkv.errors import TooLarge
 from raftkv.plugin import Route, Under
 
+from .admission import Admission, is_preflight, preflight_headers, with_cors
 from .answers import (
     INVALID_ARGUMENT,
     JSON_TYPE,
@@ -75,6 +76,7 @@ DISCARD_TIMEOUT_S: Final = 5.0
 _CLOSE: Final = (b"connection", b"close")
 _TEXT_TYPE: Final = (b"content-type", b"text/plain; charset=utf-8")
 _JSON_HEADERS: Final = (JSON_TYPE,)
+_PAGES: Final = frozenset(("/health", "/livez", "/readyz", "/version", "/metrics", "/v1/status"))
 
 
 class App:
@@ -83,6 +85,8 @@ class App:
     `routes` are the plugins' routes by plugin name. `version` is what `/version` gives as `raftkv`.
     The two limits of bytes are for the body of an etcd word and of a request to a plugin. `scheme`
     is how the members' doors are shown in the list of members.
+    `admission` holds the rules for hosts and origins; without it addresses and localhost are known
+    and no origin is.
     """
 
     def __init__(
@@ -96,10 +100,12 @@ class App:
         sessions: SessionBinder | None = None,
         limits: HttpLimits | None = None,
         scheme: str = "http",
+        admission: Admission | None = None,
     ) -> None:
         self._node = node
         self._sessions = sessions
         self.limits = HttpLimits() if limits is None else limits
+        self.admission = Admission() if admission is None else admission
         self._routes = RouteTable({} if routes is None else routes)
         self.body_bytes_max = body_bytes_max
         self._route_body_bytes_max = route_body_bytes_max
@@ -148,9 +154,6 @@ class App:
             b"/v3/kv/deleterange": gateway.delete_range,
             b"/v3/kv/txn": gateway.txn,
         }
-        self._pages = frozenset(
-            ("/health", "/livez", "/readyz", "/version", "/metrics", "/v1/status")
-        )
         self._version_body = msgspec.json.encode(
             {"etcdserver": ETCD_API_VERSION, "etcdcluster": ETCD_API_VERSION, "raftkv": version}
         )
@@ -158,6 +161,17 @@ class App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the door speaks HTTP only, not {scope['type']}")
+        turned_away = self.admission.judge(scope)
+        if turned_away is not None:
+            self.admission.count(turned_away)
+            await self._refuse_unread(turned_away, receive, send)
+            return
+        origin = self.admission.allowed_origin(scope)
+        if origin is not None:
+            send = with_cors(send, origin)
+            if is_preflight(scope):
+                await self._send(send, 200, b"", preflight_headers())
+                return
         path = _canonical(scope["path"])
         if path in self._words and scope["method"] == "POST":
             if path in self.stream_paths:
@@ -289,27 +303,34 @@ class App:
             size += len(message["body"])
         self.refused["body_bytes_max"] += 1
         detail = f"the body exceeds {bytes_max} bytes, which is the limit of the door"
-        refusal = failure_body(INVALID_ARGUMENT, TOO_LARGE_TEXT, TooLarge.code, detail)
+        refusal = Failure(413, INVALID_ARGUMENT, TOO_LARGE_TEXT, TooLarge.code, detail)
+        await self._refuse_unread(refusal, receive, send, more=message["more_body"])
+        return None
+
+    async def _refuse_unread(
+        self, failure: Failure, receive: Receive, send: Send, *, more: bool = True
+    ) -> None:
+        """Refuse a request of whose body `more` may still be on its way, and close."""
+        refusal = failure.body
         headers = [JSON_TYPE, (b"content-length", b"%d" % len(refusal)), _CLOSE]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.start", "status": failure.status, "headers": headers})
         await send({"type": "http.response.body", "body": refusal, "more_body": True})
         # A connection that is closed with input unread is reset, and the reset overtakes the
         # refusal: so read on, into nothing, for as long as an honest client takes.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_TIMEOUT_S):
-                while message.get("more_body"):
-                    message = await receive()
+                while more:
+                    more = (await receive()).get("more_body", False)
         await send({"type": "http.response.body", "body": b""})
-        return None
 
     # -- everything else
 
     async def _other(self, scope: Message, receive: Receive, send: Send) -> None:
         path, method = _canonical(scope["path"]), scope["method"]
-        if path in self._pages and method in ("GET", "HEAD"):
+        if path in _PAGES and method in ("GET", "HEAD"):
             status, kind, answer = await self._page(path, scope)
             await self._send(send, status, answer, (kind,))
-        elif path in self._pages or path in self._words:
+        elif path in _PAGES or path in self._words:
             await self._send(send, 405, _not_allowed(method))
         elif path.startswith("/v3"):
             text = f"raftkv does not serve {path}"

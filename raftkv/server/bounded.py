@@ -43,6 +43,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from .admission import TARGET
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
 from .app import App, Word
 from .hot import Heads, Run, response
@@ -293,6 +294,7 @@ class BoundedHttp(HttpToolsProtocol):
             and self.parser.should_keep_alive()
             and not self.parser.should_upgrade()
             and not self.cycle.body
+            and self._state.app.admission.judge(self.scope) is None  # type: ignore[arg-type]
         ):
             method = self.scope["method"].encode("ascii")
             self._state.heads.learn(head, method, self.url, self.headers)
@@ -358,6 +360,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and not _OF_A_BODY.isdisjoint(n for n, _ in self.headers):
             raise ValueError("the parser would take the body for a request")
+        if not self.url.startswith(b"/"):
+            self.scope[TARGET] = self.url  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._in_head = False
         self._head_bytes = 0

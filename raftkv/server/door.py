@@ -58,8 +58,16 @@ class Door:
         self._port = port
         self._tls = tls
         self._state = DoorState(app)
+        if tls is not None:
+            app.admission.certified = tls.names
+            tls.on_names = self._renamed
         self._server: _Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _renamed(self, names: frozenset[str]) -> None:
+        """The certificate has other names now: heads that were taken by the former are judged."""
+        self._app.admission.certified = names
+        self._state.heads.forget()
 
     @property
     def port(self) -> int:
@@ -75,7 +83,7 @@ class Door:
     def metrics(self) -> list[Metric]:
         """What the door counts; the program that makes it gives this to `node.metrics.add`."""
         app, state = self._app, self._state
-        refused = {**state.refused, **app.refused}
+        refused = {**state.refused, **app.refused, **app.admission.refused}
         return [
             Metric("connections", "gauge", len(state.connections), "Open connections."),
             Metric("handshakes", "gauge", state.handshakes, "TLS handshakes under way."),

@@ -50,7 +50,7 @@ HEAD_BYTES_MAX: Final = 512
 
 _ALLOWED: Final = frozenset(
     (b"host", b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent",
-     b"content-length", b"connection", b"origin", b"cache-control", b"pragma")
+     b"content-length", b"connection", b"cache-control", b"pragma")
 )  # fmt: skip
 # The three lines of a write under a client session, as `raftkv.Client` writes them.
 _NUMBERED: Final = re.compile(
@@ -84,6 +84,11 @@ class Heads:
         self._around: dict[tuple[bytes, bytes], Known] = {}
         self.get = self._known.get
 
+    def forget(self) -> None:
+        """Forget all of them: what they mean may have changed (admission.py)."""
+        self._known.clear()
+        self._around.clear()
+
     def numbered(self, head: bytes) -> Known | None:
         """What the head of a write under a client session said, if one like it is known."""
         found = _NUMBERED.search(head)
@@ -115,8 +120,7 @@ class Heads:
         if given.get(b"connection", b"keep-alive").lower() != b"keep-alive":
             return
         if len(self._known) + len(self._around) >= HEADS_MAX:
-            self._known.clear()
-            self._around.clear()
+            self.forget()
         known = Known(path, int(length))
         if found is None:
             self._known[head] = known

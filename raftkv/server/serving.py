@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from raftkv.config import parse_address
+from raftkv.config import NodeConfig, parse_address
 from raftkv.errors import ConfigError
 from raftkv.node import Node
 
+from .admission import Admission
 from .app import App
 from .door import Door
 from .members import member_routes
 from .sessions import Sessions
-from .tls import DoorTls
+from .tls import DoorTls, names_in
 
 __all__ = ["door_of"]
 
@@ -41,6 +42,7 @@ def door_of(node: Node, *, version: str = "") -> Door:
         sessions=sessions,
         limits=config.http,
         scheme="http" if tls is None else "https",
+        admission=_admission(config),
     )
     # The first scrape should hold the loop no longer than the others.
     node.metrics.prepare()
@@ -49,3 +51,12 @@ def door_of(node: Node, *, version: str = "") -> Door:
     # Before anybody waits for a first scrape.
     node.metrics.prepare()
     return door
+
+
+def _admission(config: NodeConfig) -> Admission:
+    """Who the node is to its clients: the names that it tells others, and those of its settings."""
+    addresses = (config.http_address, config.peer_address, config.cores.get(config.name))
+    names = [parse_address(address)[0] for address in addresses if address is not None]
+    if config.tls is not None:
+        names += names_in(config.tls.certificate)
+    return Admission(names, host_whitelist=config.host_whitelist, cors=config.cors)

@@ -8,6 +8,7 @@ Rules of this file
 - TLS 1.2 is the oldest version: clients of the gateway are of many kinds, and all know it.
 - Files are read again when they have changed and stood still for a moment, and by `reload`. New
   connections get the new ones; a file that cannot be used is logged once, and the former stay.
+- The names in the certificate are hosts that the node is known as (admission.py).
 - No session tickets: a resumed session would skip the check that a replaced authority asks for.
 """
 
@@ -18,12 +19,16 @@ import contextlib
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from typing import Final
 
 from raftkv.config import HttpTls
 from raftkv.errors import CertificateError
+from raftkv.hostnames import normal_name
+from raftkv.security.authority import hosts_of, read_certificates
+from raftkv.security.credentials import FILE_BYTES_MAX, UNREADABLE
 
-__all__ = ["POLL_S", "DoorTls"]
+__all__ = ["POLL_S", "DoorTls", "names_in"]
 
 _log = logging.getLogger("raftkv.server")
 
@@ -41,6 +46,9 @@ class DoorTls:
         self._stamp = _look(files)
         self._current = _load(files)
         self.fault: str | None = None
+        #: The hosts that the certificate is for; `on_names` is called when they were read again.
+        self.names = names_in(files.certificate)
+        self.on_names: Callable[[frozenset[str]], None] = _ignore
         # What the server is given for good: each connection then asks for the context of now.
         self.context = _load(files)
         self.context.sni_callback = self._choose
@@ -68,12 +76,32 @@ class DoorTls:
         self._stamp = await loop.run_in_executor(None, _look, self._files)
         try:
             self._current = await loop.run_in_executor(None, _load, self._files)
+            self.names = await loop.run_in_executor(None, names_in, self._files.certificate)
         except CertificateError as error:
             self.fault = str(error)
             _log.error("the door goes on with its former certificate: %s", error)
             raise
         self.fault = None
+        self.on_names(self.names)
         _log.info("the door uses %s for new connections", self._files.certificate)
+
+
+def names_in(path: str) -> frozenset[str]:
+    """The hosts that the certificate in a PEM file is for; a first label may be `*`.
+
+    None for a file that holds nothing readable: whether it will do is for OpenSSL to judge.
+    """
+    try:
+        with open(path, "rb") as file:
+            first = read_certificates(file.read(FILE_BYTES_MAX), path)[0]
+        names = [normal_name(host) for host in hosts_of(first)]
+    except (OSError, CertificateError, *UNREADABLE):
+        return frozenset()
+    return frozenset(name for name in names if name is not None)
+
+
+def _ignore(names: frozenset[str]) -> None:
+    """Until another function is set."""
 
 
 def _look(files: HttpTls) -> _Stamp:

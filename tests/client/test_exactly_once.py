@@ -94,7 +94,7 @@ async def raw(doors: Served, name: str, path: str, body: object, **headers: str)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = msgspec.json.encode(body)
     lines = "".join(f"{key.replace('_', '-')}: {value}\r\n" for key, value in headers.items())
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}"
+    head = f"POST {path} HTTP/1.1\r\nhost: [::1]\r\nconnection: close\r\n{lines}"
     writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     answer = await reader.read()
     writer.close()

@@ -176,7 +176,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(small: Served) -> None:
     with socket.create_connection(("127.0.0.1", small.door.port), timeout=10) as wire:
-        wire.sendall(b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999\r\n\r\n{")
+        head = b"POST /v3/kv/put HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 999999999\r\n\r\n"
+        wire.sendall(head + b"{")
         answer = _until_closed(wire)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"etcdserver: request is too large" in answer
@@ -185,7 +186,7 @@ def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(small: Serv
 @pytest.mark.usefixtures("hasty")
 def test_a_body_without_an_announced_length_is_counted(small: Served) -> None:
     with socket.create_connection(("127.0.0.1", small.door.port), timeout=10) as wire:
-        head = b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        head = b"POST /v3/kv/put HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: chunked\r\n\r\n"
         wire.sendall(head + b"258\r\n" + b"x" * 600 + b"\r\n")
         wire.sendall(b"258\r\n" + b"x" * 600 + b"\r\n")
         answer = _until_closed(wire)
@@ -329,7 +330,7 @@ def test_a_request_under_way_is_answered_when_the_door_stops() -> None:
         )
         await door.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
-        writer.write(b"GET /v1/toy/slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /v1/toy/slow HTTP/1.1\r\nhost: [::1]\r\n\r\n")
         await started.wait()
         stopping = asyncio.create_task(door.stop())
         await asyncio.sleep(0)
@@ -393,15 +394,15 @@ def test_one_connection_too_many_is_told_so() -> None:
         server.stop()
 
 
-GET_VERSION = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+GET_VERSION = b"GET /version HTTP/1.1\r\nhost: [::1]\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
         (b"", 408),
-        (b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\n", 408),
-        (b"POST /v3/kv/put HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{", None),
+        (b"POST /v3/kv/put HTTP/1.1\r\nhost: [::1]\r\n", 408),
+        (b"POST /v3/kv/put HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 100\r\n\r\n{", None),
         (GET_VERSION + b"POST /v3/kv/put HTTP/1.1\r\n", 408),
         (GET_VERSION, None),
         (GET_VERSION + b"\r\n", None),

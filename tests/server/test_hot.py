@@ -98,7 +98,7 @@ def test_errors_are_the_same_on_both_ways(served: Served) -> None:
         with Wire(served.door.port) as wire:
             answers = []
             for _ in range(2):
-                wire.send(post("/v3/kv/put", PUT, f"origin: {trouble}"))
+                wire.send(post("/v3/kv/put", PUT, f"user-agent: {trouble}"))
                 answers.append(wire.response())
         assert answers[0] == answers[1]
         assert b"secret" not in answers[0][2]
@@ -282,12 +282,12 @@ def test_heads_with_a_meaning_of_their_own_are_not_learned(
 @pytest.mark.parametrize(
     "head",
     [
-        b"POST /v3/kv/range HTTP/1.0\r\nhost: x\r\ncontent-length: %d\r\n\r\n",
-        b"POST /v3/kv/range?x HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n",
-        b"PUT /v3/kv/range HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n",
+        b"POST /v3/kv/range HTTP/1.0\r\nhost: [::1]\r\ncontent-length: %d\r\n\r\n",
+        b"POST /v3/kv/range?x HTTP/1.1\r\nhost: [::1]\r\ncontent-length: %d\r\n\r\n",
+        b"PUT /v3/kv/range HTTP/1.1\r\nhost: [::1]\r\ncontent-length: %d\r\n\r\n",
         b"POST /v3/kv/range HTTP/1.1\r\ncontent-length: %d\r\ntransfer-encoding: chunked\r\n\r\n",
         b"POST /v3/kv/range HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: %d\r\n\r\n",
-        b"POST /v3/kv/range HTTP/1.1\nhost: x\ncontent-length: %d\n\n",
+        b"POST /v3/kv/range HTTP/1.1\nhost: 127.0.0.1\ncontent-length: %d\n\n",
     ],
 )
 def test_heads_that_are_no_plain_request_are_not_learned(served: Served, head: bytes) -> None:

@@ -19,7 +19,7 @@ from tests.server.wire import Wire, post
 PUT = b'{"key":"aw==","value":"dg=="}'
 GET = b'{"key":"aw=="}'
 UPGRADE = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQ")
-CHUNKED = b"POST /v3/kv/range HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v3/kv/range HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def sent_until_closed(wire: Wire, piece: bytes) -> bool:
@@ -112,8 +112,8 @@ def test_an_offer_to_upgrade_is_passed_over(served: Served) -> None:
             assert b'"value":"dg=="' in wire.response()[2]
 
 
-OFFER = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-PLAIN = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+OFFER = b"GET /version HTTP/1.1\r\nhost: [::1]\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+PLAIN = b"GET /version HTTP/1.1\r\nhost: [::1]\r\n\r\n"
 
 
 def put_of(key: bytes) -> bytes:

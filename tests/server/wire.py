@@ -13,7 +13,7 @@ TIMEOUT_S = 10.0
 def post(path: str, body: bytes, *lines: str) -> bytes:
     """A whole request as a plain client writes it."""
     extra = "".join(f"{line}\r\n" for line in lines)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{extra}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}\r\n{extra}\r\n"
     return head.encode() + body
 
 
@@ -59,7 +59,8 @@ class Wire:
 
     def open_stream(self, path: str, *objects: Any) -> None:
         """Begin a POST whose body goes on."""
-        self.send(f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        head = f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.send(head.encode())
         self.say(*objects)
 
     def say(self, *objects: Any) -> None:
