@@ -97,6 +97,7 @@ def _batches(engine: Engine) -> Iterator[Family]:
     yield gauge(
         "inbox_messages", engine.inbox_messages, "Messages of other cores that wait for a tick."
     )
+    yield gauge("inbox_bytes", engine.inbox_bytes, "Bytes of those messages.")
 
 
 def _snapshots(part: CorePart) -> Iterator[Family]:
@@ -119,7 +120,7 @@ def _snapshots(part: CorePart) -> Iterator[Family]:
     )
     yield gauge("snapshot_writing", snapshotting.writing, "1 while a snapshot is being written.")
     yield counter(
-        "appends_dropped_total", counts.appends_dropped, "Entries' messages dropped: too many wait."
+        "appends_dropped_total", counts.appends_dropped, "Messages dropped: too many wait."
     )
     yield counter("snapshots_written_total", counts.snapshots_written, "Snapshots written.")
     yield counter(

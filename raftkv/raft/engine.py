@@ -59,6 +59,7 @@ from .campaigning import Campaigning
 from .changing import check_change
 from .counts import Counts
 from .following import Following
+from .inbox import Inbox
 from .installing import Installing
 from .leading import Leading
 from .membership import Configuration, ConfigurationLog, decode, encode, name_of
@@ -97,9 +98,6 @@ INBOX_S_PER_TICK = 0.005
 # How far ahead a term may lie: a cluster that elects once a second needs eleven days for this many.
 # Without it one message could use up all terms there are.
 TERM_STEP_MAX = 1_000_000
-# Messages that may wait for a tick before further entries are dropped: a hung disk, and a leader
-# that asks again at each beat. They are sent again; 256 beats are 15 s.
-INBOX_APPENDS_MAX = 256
 # A timer that fires later than this was held up by something; sockets are drained first (rule 27).
 LATE_TIMER_S = 0.05
 
@@ -140,7 +138,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.stopped = False
         # Done once the disk thread has left the log, after `stop`.
         self.closed: asyncio.Future[Any] | None = None
-        self._inbox: list[tuple[str, wire.Message]] = []
+        self._inbox = Inbox(limits, self.counts)
         self._held: list[_Held] = []
         self._scheduled = False
         self._timer: Timer | None = None
@@ -217,6 +215,11 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def inbox_messages(self) -> int:
         """What has arrived and waits for a tick."""
         return len(self._inbox)
+
+    @property
+    def inbox_bytes(self) -> int:
+        """What these messages take; see raft/inbox.py."""
+        return self._inbox.bytes
 
     @property
     def links(self) -> dict[str, Link]:
@@ -317,11 +320,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             raise wire.ProtocolError(f"term {message.term} cannot follow {self.term}")
         if isinstance(message, wire.Append):
             wire.check_terms(message.prev_term, message.entries, message.term)
-            if message.entries and len(self._inbox) >= INBOX_APPENDS_MAX:
-                # The disk hangs, and the leader goes on asking. It will send them again.
-                self.counts.appends_dropped += 1
-                return
-        self._inbox.append((link.peer_id, message))
+        self._inbox.add(link.peer_id, message)
 
     def send_now(self, peer: str, frame: bytes) -> None:
         """Only for append messages: they may leave beside the sync of what they carry.
@@ -382,11 +381,11 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def _onTick(self, timeToWait: float = 0.0) -> None:  # stock name
         now = self.runtime.monotonic()
         commit = self.commit
-        inbox, self._inbox = self._inbox, []
+        inbox = self._inbox.take()
         for position, (sender, message) in enumerate(inbox, 1):
             self._handle(sender, message, now)
             if self.runtime.monotonic() - now >= INBOX_S_PER_TICK:
-                self._inbox[:0] = inbox[position:]
+                self._inbox.put_back(inbox[position:])
                 break
         self.installing.tick()
         if not self._inbox:

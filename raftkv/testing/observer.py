@@ -42,6 +42,7 @@ from raftkv.raft.leading import Leading
 from raftkv.raft.membership import EMPTY, Configuration, decode
 from raftkv.raft.wal import Wal
 from raftkv.testing.current import running_host
+from raftkv.testing.inbox_check import checked_inbox
 from raftkv.testing.marks import Marks
 from raftkv.testing.patching import around
 from raftkv.testing.promises import Promises
@@ -105,6 +106,7 @@ class Observer:
         enter(around(Wal, "truncate_from", self._wrap_truncate))
         enter(around(Wal, "rebase", self._wrap_rebase))
         enter(self.promises.installed())
+        enter(checked_inbox(self._violated))
         return self
 
     def __exit__(

@@ -49,7 +49,8 @@ def test_messages_that_are_left_come_in_the_next_tick_and_the_deadline_waits_for
     # The first one says nothing of a leader.
     bench.engine.receive(peers[C], wire.VoteReply(1, 0, 0, True, False))
     for prev in range(2, 12):
-        bench.engine.receive(peers[A], append(1, prev, 1, commit=prev))
+        entry = (1, batch(str(prev + 1)))
+        bench.engine.receive(peers[A], append(1, prev, 1, [entry], commit=prev))
     bench.runtime.now += 2 * MAX_S
     bench.engine._run_tick()
     assert len(bench.engine._inbox) == 10, "one message was handled"

@@ -14,7 +14,7 @@ from raftkv.config import Limits
 from raftkv.errors import Diverged, InternalFault, NodeFault
 from raftkv.raft import snapshot_file as files
 from raftkv.raft import snapshotting, wire
-from raftkv.raft.engine import INBOX_APPENDS_MAX
+from raftkv.raft.inbox import INBOX_APPENDS_MAX
 from raftkv.raft.transport import Hub
 from raftkv.replicant.follower import Follower
 from raftkv.runtime import OsRuntime, OsWorker
@@ -233,6 +233,34 @@ def test_entries_are_dropped_while_too_many_messages_wait_for_the_disk() -> None
     bench.runtime.settle()
     assert bench.wal.durable_index == 3
     assert bench.engine.fault is None
+
+
+def test_heartbeats_do_not_pile_up_while_the_disk_hangs() -> None:
+    bench = Bench(B)
+    bench.receive(A, append(2, 2, 1, [(2, batch("x"))], round_number=1))  # its write does not end
+    for number in range(2, 3000):
+        bench.receive(A, append(2, 3, 2, [], round_number=number))
+        bench.receive(A, append(2, 3, 2, [], round_number=wire.NO_ANSWER))
+        bench.receive(C, wire.Vote(2, number, 3, 2, True, False))
+    assert bench.engine.inbox_messages == 3
+    bench.runtime.settle()
+    assert bench.take(A, wire.AppendReply)[-1].round == 2999, "the newest is answered"
+    assert bench.engine.inbox_messages == 0
+
+
+def test_bytes_that_wait_for_the_disk_are_bounded() -> None:
+    bench = Bench(B)
+    limits = bench.engine.limits
+    most = 2 * (limits.inflight_bytes_max + limits.snapshot_inflight_bytes_max)
+    data = bytes(most // 10)
+    bench.receive(A, append(2, 2, 1, [(2, batch("x"))], round_number=1))  # its write does not end
+    for offset in range(100):
+        chunk = wire.SnapshotChunk(2, "s", 9, 2, 10**9, offset, 0, data)
+        bench.receive(A, chunk)
+    assert most <= bench.engine.inbox_bytes < most + 2 * len(data)
+    assert bench.engine.counts.appends_dropped >= 89
+    bench.receive(A, append(2, 3, 2, [], round_number=7))
+    assert bench.engine.inbox_messages == 11, "a heartbeat is never dropped for others"
 
 
 def test_what_a_snapshots_file_takes_can_be_read() -> None:
