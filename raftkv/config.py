@@ -33,7 +33,7 @@ __all__ = [
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
-_MAY_BE_ZERO = ("lease_ms", "clock_drift_permille", "snapshot_log_percent")
+_MAY_BE_ZERO = ("lease_ms", "clock_drift_permille", "snapshot_log_percent", "disk_reserve_bytes")
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -110,6 +110,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Snapshots that a core sends to replicants at once. While N are under way a value that changes
     # is kept N times: 1 costs a tenth of the rate of applying, 4 about a third, 50 five sixths.
     replicant_snapshots_max: int = 4
+    # What a snapshot must leave free on the disk: two segments, so that the log goes on while room
+    # is made, and keys can be deleted and compacted. At most a tenth of the volume. 0: no reserve.
+    disk_reserve_bytes: int = 128 * MIB
+    # The log that is kept while no snapshot can be written; at least twice of what begins one. It
+    # is in memory, too, and a start applies it; 100 kB/s of writes fill it in three hours.
+    log_kept_bytes_max: int = 1024 * MIB
     # A snapshot file is synced this often while it grows. What is written and not synced would
     # delay the next fsync of the log: 8 MiB by some tens of milliseconds.
     snapshot_sync_bytes: int = 8 * MIB

@@ -13,6 +13,7 @@ import msgspec
 
 from .errors import DiskFailed, Diverged, NodeFault
 from .foreign import Foreign
+from .freeing import frees_room
 from .logclock import LogClock
 from .outbox import Outbox
 from .raft.engine import Frozen
@@ -78,6 +79,9 @@ class Replica:
         """A batch: [stamp, [commands...]], the commands as their origins encoded them."""
         stamp = _encode(max(self.clock.now_ms(), self.machine.now))
         return b"".join((b"\x92", stamp, _array_header(len(commands)), *commands))
+
+    def frees_room(self, command: bytes) -> bool:
+        return frees_room(command)
 
     def apply(self, index: int, body: bytes) -> None:
         outbox, foreign = self._outbox, self.foreign

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 __all__ = [
     "File",
@@ -33,6 +33,7 @@ __all__ = [
     "OsRuntime",
     "OsWorker",
     "Runtime",
+    "Space",
     "Timer",
 ]
 
@@ -62,6 +63,13 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+class Space(NamedTuple):
+    """The room on a volume, in bytes. What a quota of a user still allows is not seen here."""
+
+    free_bytes: int
+    total_bytes: int
+
+
 class Files(Protocol):
     """A file system. Paths are strings; directories must exist before files are opened in them."""
 
@@ -82,6 +90,9 @@ class Files(Protocol):
 
     def sync_dir(self, path: str) -> None:
         """Make creations, renames and removals inside the directory durable."""
+
+    def space(self, path: str) -> Space:
+        """The room on the volume that holds this directory. May block."""
 
     def lock(self, path: str) -> Lock:
         """Take an exclusive lock on a file (created); raises BlockingIOError when it is held."""
@@ -240,6 +251,10 @@ class OsFiles:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def space(self, path: str) -> Space:
+        found = os.statvfs(path)
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def lock(self, path: str) -> OsLock:
         return OsLock(path)

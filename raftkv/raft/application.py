@@ -43,6 +43,9 @@ class Application(Protocol):
     def seal(self, commands: Sequence[bytes]) -> bytes:
         """The body of one entry holding these commands, stamped with the log's clock."""
 
+    def frees_room(self, command: bytes) -> bool:
+        """Whether a leader with a full disk still takes this command."""
+
     def apply(self, index: int, body: bytes) -> None: ...
 
     def skip(self, index: int) -> None:

@@ -345,6 +345,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         """Begin: the election deadline counts from now; what came before has waited."""
         self.started = True
         self.campaigning.started(self.runtime.monotonic())
+        self.snapshotting.space.start()
         self.kick()
 
     def kick(self) -> None:
@@ -605,15 +606,21 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def propose(self, commands: Sequence[bytes]) -> bool:
         """On a leader: queue encoded commands for the next tick's batch.
 
-        False elsewhere, and when too much waits already: their origin sends them again.
+        False elsewhere, and when too much waits already: their origin sends them again. With a full
+        disk only those are taken that free room (free_space.py).
         """
         if self.leading is None or self.stopped:
             return False
-        if not self.leading.propose(commands):
-            self.counts.commands_refused += len(commands)
-            return False
-        self.kick()
-        return True
+        taken = commands
+        space = self.snapshotting.space
+        if space.at_end:
+            taken = [] if space.full else list(filter(self.application.frees_room, commands))
+        if not self.leading.propose(taken):
+            taken = []
+        self.counts.commands_refused += len(commands) - len(taken)
+        if taken:
+            self.kick()
+        return len(taken) == len(commands)
 
     def read_index(self, token: Any) -> bool:
         """On a leader: confirm a read; `application.reads_confirmed` answers. False elsewhere."""
@@ -716,6 +723,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.set_role(FOLLOWER)
         self.set_leader(None)
         self.snapshotting.stop()
+        self.snapshotting.space.stop()
         self.closed = self.runtime.offload(self.wal.close)
 
     def stop_with(self, fault: NodeFault) -> None:

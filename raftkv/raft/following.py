@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Following"]
 
+# Every log begins behind entry 1.
+NO_INDEX = 0
+
 
 class Following:
     """One node's part as a follower."""
@@ -53,6 +56,9 @@ class Following:
             reply = wire.AppendReply(engine.term, False, prev_index, message.round, 0, 0)
             engine.send_held(sender, reply)
             return
+        if entries and engine.snapshotting.space.full:
+            self._decline(sender, message, lease_ms)
+            return
         verdict = judge_append(
             wal, engine.commit, prev_index, message.prev_term, entries, message.commit
         )
@@ -85,6 +91,22 @@ class Following:
         if message.round == wire.NO_ANSWER and not entries:
             return
         reply = wire.AppendReply(engine.term, True, verdict.match, message.round, 0, 0, lease_ms)
+        engine.send_held(sender, reply)
+
+    def _decline(self, sender: str, message: wire.Append, lease_ms: int) -> None:
+        """No room for entries (free_space.py): answer, so that the leader is heard, but take none.
+
+        The answer names an index that no probe asks about. To the leader it is a sign of life and
+        nothing else, so the entries are offered again once a heartbeat.
+        """
+        engine = self._engine
+        engine.counts.appends_dropped += 1
+        verdict = judge_append(
+            engine.wal, engine.commit, message.prev_index, message.prev_term, [], message.commit
+        )
+        if not isinstance(verdict, Rejected) and verdict.commit > engine.commit:
+            engine.commit = verdict.commit
+        reply = wire.AppendReply(engine.term, False, NO_INDEX, message.round, 0, 0, lease_ms)
         engine.send_held(sender, reply)
 
     # -- snapshots (rule 7): installing.py

@@ -25,6 +25,7 @@ CHUNKS_WAITING_MAX is dropped: a leader never has so much in flight, and what is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from raftkv import collector
 from raftkv.errors import DamagedSnapshot
 
 from . import wire
+from .free_space import is_no_room
 from .membership import decode
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class Installing:
         if message.index <= self._engine.commit:
             # An older snapshot must not rewind anything: only say what is known anyway.
             self._answer(sender, message, message.size_bytes, done=True)
+        elif self._engine.snapshotting.waits:
+            return  # no room for it (free_space.py); the leader sends it again after a while
         elif len(self._chunks) < CHUNKS_WAITING_MAX:
             self._chunks.append(_Asked(sender, message))
             self._write_next()
@@ -102,8 +106,14 @@ class Installing:
 
     def _write(self, message: wire.SnapshotChunk) -> int | Snapshot:
         """In the bulk thread: the offset that is wanted next, or the validated snapshot."""
-        receiver = self._engine.snapshotting.store.receiver(message.snapshot_id, message.size_bytes)
-        receiver.add(message.offset, message.data, message.crc)
+        store = self._engine.snapshotting.store
+        receiver = store.receiver(message.snapshot_id, message.size_bytes)
+        try:
+            receiver.add(message.offset, message.data, message.crc)
+        except OSError:
+            with contextlib.suppress(OSError):
+                store.give_up_received()
+            raise
         if receiver.offset < receiver.size_bytes:
             return receiver.offset
         try:
@@ -121,6 +131,11 @@ class Installing:
         if engine.stopped or future.cancelled():
             return
         error = future.exception()
+        if isinstance(error, OSError) and is_no_room(error):
+            # What is here of it is gone, so what waits to be added is of no use.
+            self._chunks.clear()
+            engine.snapshotting.no_room(error)
+            return
         if error is not None:
             engine.failed(error)
             return

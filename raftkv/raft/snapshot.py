@@ -6,7 +6,8 @@ Rules of this file:
    leaves the old snapshot or the new one, or both.
 2. A received file is validated as a whole before it gets its final name; chunks that were not asked
    for (another offset, a wrong checksum) change nothing, so the sender may repeat them at will.
-3. Temporary files do not survive a restart: nobody can say what they lack.
+3. Temporary files do not survive a restart: nobody can say what they lack. Nor do they survive an
+   error: on a full disk they would take the room that is missing.
 
 Final names are index-term.snap with 16 digits each, so that they sort as snapshots do.
 
@@ -17,6 +18,7 @@ What is ugly: validating means reading a file whole, so `latest` does it once an
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 import re
 import zlib
@@ -24,7 +26,7 @@ from typing import Final
 
 from raftkv.errors import DamagedSnapshot
 from raftkv.raft.snapshot_file import Footer, Snapshot, SnapshotMeta, chunk_head, header
-from raftkv.runtime import Files
+from raftkv.runtime import Files, Space
 
 __all__ = ["Snapshot", "SnapshotMeta", "SnapshotReceiver", "SnapshotStore", "SnapshotWriter"]
 
@@ -53,6 +55,10 @@ class SnapshotStore:
         for name in files.listdir(directory):
             if name.endswith(_TEMPORARY):
                 files.remove(os.path.join(directory, name))
+
+    def space(self) -> Space:
+        """The room on the volume of the snapshots. Raises OSError."""
+        return self._files.space(self._directory)
 
     @property
     def known(self) -> Snapshot | None:
@@ -112,10 +118,16 @@ class SnapshotStore:
         if last is not None and last.open:
             if (last.snapshot_id, last.size_bytes) == (snapshot_id, size_bytes):
                 return last
-            last.abort()
+            self.give_up_received()
         path = os.path.join(self._directory, _INCOMING)
         self._receiver = SnapshotReceiver(self, self._files, path, snapshot_id, size_bytes)
         return self._receiver
+
+    def give_up_received(self) -> None:
+        """Drop what has arrived of another node's snapshot, and make its room free."""
+        if self._receiver is not None:
+            self._receiver.abort()
+            self._receiver = None
 
     def adopt(self, temporary: str, meta: SnapshotMeta, size: int, footer: bytes) -> Snapshot:
         """Give a complete and synced file its final name, durably; then remove older ones.
@@ -169,8 +181,12 @@ class SnapshotWriter:
         start = header(meta)
         self._size = len(start)
         self._file = files.open(path, "w")
-        self._file.write(start)
         self._unsynced = len(start)
+        try:
+            self._file.write(start)
+        except OSError:
+            self.abort()
+            raise
 
     def write(self, *chunks: bytes) -> None:
         """Add chunks of at least one byte each. Raises ValueError (its size), OSError."""
@@ -190,8 +206,12 @@ class SnapshotWriter:
         try:
             self._file.write(footer)
             self._file.datasync()
-        finally:
-            self._file.close()
+        except OSError:
+            # The error that counts is the first one.
+            with contextlib.suppress(OSError):
+                self.abort()
+            raise
+        self._file.close()
         return self._store.adopt(self._path, self._meta, self._size + len(footer), footer)
 
     def abort(self) -> None:
@@ -244,8 +264,12 @@ class SnapshotReceiver:
         self.open = False
         try:
             self._file.datasync()
-        finally:
-            self._file.close()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.close()
+                self._files.remove(self._path)
+            raise
+        self._file.close()
         try:
             received = Snapshot.load(self._files, self._path)
         except DamagedSnapshot:

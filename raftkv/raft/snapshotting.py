@@ -13,6 +13,10 @@ applied by the next start, and is in memory until then.
 The log keeps a tail behind the snapshot: a follower that is only a little late needs no snapshot.
 The base of the log therefore lies at or below the newest snapshot, never above (recovery checks
 it).
+
+A snapshot that finds no room on the disk is no reason to stop: the one before it and the log hold
+everything. It is tried again when there is room; free_space.py has what a node does until then.
+Any other error of the disk stops the node.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from raftkv.errors import DiskFailed, NodeFault
 
+from .free_space import FreeSpace, is_no_room
 from .membership import encode
 from .pacing import AT_ONCE, NEXT_TURN, Pace
 from .snapshot import Snapshot, SnapshotMeta, SnapshotStore, SnapshotWriter
@@ -39,6 +44,10 @@ log = logging.getLogger("raftkv.raft")
 
 # After a failure that is not the disk's. Each attempt walks over the state.
 RETRY_S = 30.0
+# After one for lack of room, doubled each time. It writes no more than there is room for, and an
+# operator who has made room wants to see that it suffices.
+ROOM_RETRY_MIN_S = 1.0
+ROOM_RETRY_MAX_S = 15.0
 
 # Rows per slice: a slice of this many small rows is encoded in less than half a millisecond.
 SLICE_ROWS = 300
@@ -78,12 +87,17 @@ class Snapshotting:
         self._waiting: asyncio.Future[None] | None = None
         self._gap_from = 0.0
         self._not_before = 0.0
+        self._room_retry_s = ROOM_RETRY_MIN_S
+        # The last attempt has failed, so the log grows.
+        self._failing = False
         # The indexes of snapshots on their way to replicants.
         self.fed: Callable[[], Sequence[int]] = tuple
+        self.space: FreeSpace
         self._engine: Engine
 
     def attach(self, engine: Engine) -> None:
         self._engine = engine
+        self.space = FreeSpace(engine, self)
         latest = self.store.latest()
         self._last = self._begun(latest.meta.index if latest is not None else 1)
         self._found = engine.wal.last_index
@@ -106,13 +120,38 @@ class Snapshotting:
 
     def tick(self) -> None:
         """Start a snapshot if the log behind the last one has grown over a limit."""
-        if self._running or self._log_filled(self._last) <= 1:
+        if self._running or not self._is_due:
             return
         engine = self._engine
         if engine.applied < min(self._found, engine.wal.last_index):
             return
-        if engine.runtime.monotonic() >= self._not_before:
+        if not self.waits:
             self.begin()
+
+    @property
+    def _is_due(self) -> bool:
+        return self._log_filled(self._last) > 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is to be written now, because the last attempt has just failed."""
+        return self._engine.runtime.monotonic() < self._not_before
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether a failed attempt is still to be repeated."""
+        return self._failing and (self._is_due or self.waits)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether the log grows although the next snapshot is due, because none can be written."""
+        return (self._failing or self.space.low) and self._is_due
+
+    @property
+    def expected_bytes(self) -> int:
+        """About what the next snapshot takes: what the last one took, and what came since."""
+        known = self.store.known
+        return self.log_bytes + (0 if known is None else known.size_bytes)
 
     def _log_filled(self, begun: _Begun) -> float:
         """The log behind a snapshot, which may be still on its way; 1: the next one is due."""
@@ -138,9 +177,17 @@ class Snapshotting:
         part = 0 if known is None else known.size_bytes * limits.snapshot_log_percent // 100
         return max(limits.snapshot_log_bytes, part)
 
+    @property
+    def log_kept_bytes_max(self) -> int:
+        """How much of it is kept while no snapshot can be written; see free_space.py.
+
+        At least twice of what begins one: a large state has a long log in any case.
+        """
+        return max(self._engine.limits.log_kept_bytes_max, 2 * self.log_bytes_max)
+
     def begin(self) -> None:
-        """Write a snapshot of the applied state now, unless one is being written."""
-        if self._running:
+        """Write a snapshot of the applied state now, if there is room and none is being written."""
+        if self._running or self.space.low:
             return
         engine = self._engine
         self._running = True
@@ -180,6 +227,9 @@ class Snapshotting:
                 raise
             snapshot = await runtime.offload_bulk(writer.commit)
         except OSError as error:
+            if is_no_room(error):
+                self.no_room(error)
+                return
             engine.stop_with(
                 DiskFailed(
                     f"writing a snapshot failed: {error}. Free or replace the disk, then start "
@@ -196,6 +246,7 @@ class Snapshotting:
             # The disk is well, and the log holds all that the snapshot would: this node goes on,
             # and tries again. Nothing else tells its operator that the log only grows.
             engine.counts.snapshots_failed += 1
+            self._failing = True
             self._not_before = runtime.monotonic() + RETRY_S
             log.error("writing a snapshot failed, again in %.0f s", RETRY_S, exc_info=error)
             return
@@ -207,6 +258,16 @@ class Snapshotting:
         engine.counts.snapshot_write_s.observe(runtime.monotonic() - began)
         if not engine.stopped and snapshot.meta.index > self.last_index:
             self._installed(begun)
+
+    def no_room(self, error: OSError) -> None:
+        """A snapshot, written or received, found no room: nothing of it is left; try later."""
+        engine = self._engine
+        engine.counts.snapshots_failed += 1
+        self._failing = True
+        self._not_before = engine.runtime.monotonic() + self._room_retry_s
+        log.error("no room for a snapshot, again in %.0f s: %s", self._room_retry_s, error)
+        self._room_retry_s = min(ROOM_RETRY_MAX_S, 2 * self._room_retry_s)
+        self.space.no_room(error)
 
     async def _write_slices(self, writer: SnapshotWriter, frozen: Frozen, begun: _Begun) -> None:
         """Slice by slice, as the pace says; not faster than the limits on average."""
@@ -294,6 +355,8 @@ class Snapshotting:
         """A snapshot is in place: the log may forget what it covers."""
         engine, index = self._engine, begun.at
         self._last = begun
+        self._failing, self._not_before, self._room_retry_s = False, 0.0, ROOM_RETRY_MIN_S
+        self.space.found()
         # Rule 25: who is installing a snapshot now needs what lies behind it.
         needed = [self._tail_begins(index), *self.fed()]
         if engine.leading is not None:

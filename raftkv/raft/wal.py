@@ -59,7 +59,7 @@ from raftkv.raft.wal_recovery import (
     segment_path,
     truncate_segments,
 )
-from raftkv.runtime import File, Files
+from raftkv.runtime import File, Files, Space
 from raftkv.waste import Waste
 
 __all__ = ["NO_OP", "Entry", "Pending", "Wal"]
@@ -206,6 +206,10 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
     def segment_count(self) -> int:
         """Files that the log consists of."""
         return len(self._segments)
+
+    def space(self) -> Space:
+        """The room on the volume of the log. Blocking. Raises OSError."""
+        return self._files.space(self._directory)
 
     def term_at(self, index: int) -> int | None:
         """The term of an entry or of the base; None below the base and above the last entry."""

@@ -25,9 +25,15 @@ import posixpath
 import random
 from typing import Literal, NamedTuple
 
+from raftkv.runtime import Space
+
 __all__ = ["SimDisk"]
 
 SECTOR_BYTES = 512
+# A volume without any fault: no simulated run comes near its end.
+SPACE = Space(1 << 40, 1 << 40)
+# What files of snapshots are called while they are written.
+SNAPSHOT_SUFFIX = ".tmp"
 
 
 class _Inode:
@@ -115,18 +121,25 @@ class SimDisk:
     """`Files` of one simulated machine. Outlives its processes; `crash` is a power failure.
 
     Faults, to be switched on and off at will: `fail_writes` (the disk is full: a part of the data
-    is written, then ENOSPC), `fail_syncs` (EIO), `flip_bit`, and `changes_left` (after so many more
-    changing operations every further one raises EIO, for a crash at a chosen point).
+    is written, then ENOSPC), `fail_snapshots` (it is full for snapshots only: what is written under
+    their temporary names meets ENOSPC), `fail_syncs` (EIO), `flip_bit`, and `changes_left` (after
+    so many more changing operations every further one raises EIO, for a crash at a chosen point).
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.fail_writes = False
         self.fail_syncs = False
+        self.fail_snapshots = False
+        # What `space` tells meanwhile for directories of snapshots. A quota is not seen by it.
+        self.space_of_snapshots = SPACE
         self.changes_left: int | None = None
         self.changes_total = 0
         self.writes_total = 0
         self.syncs_total = 0
-        self.failures_total = 0  # how often a fault that was switched on has struck
+        # How often a fault that was switched on has struck; those of snapshots by themselves,
+        # because no program may stop over them.
+        self.failures_total = 0
+        self.snapshot_failures_total = 0
         self.epoch = 0  # the number of crashes
         self._rng = rng
         self._directories = {"/", "."}
@@ -259,6 +272,12 @@ class SimDisk:
         for change in self._unsynced.pop(path, []):
             _rename(self._platter_names, change)
 
+    def space(self, path: str) -> Space:
+        path = self._directory(path)
+        if self.fail_snapshots and posixpath.basename(path) == "snapshots":
+            return self.space_of_snapshots
+        return SPACE
+
     def lock(self, path: str) -> _SimLock:
         path = posixpath.normpath(path)
         if path in self._locks:
@@ -282,12 +301,25 @@ class SimDisk:
         """The `write` of a file: behind what is there."""
         self.changed()
         self.writes_total += 1
-        if self.fail_writes:
+        full = self.fail_writes
+        if full:
             self.failures_total += 1
+        elif self.fail_snapshots and self._is_snapshot(inode):
+            self.snapshot_failures_total += 1
+            full = True
+        if full:
             written = data[: self._rng.randint(0, len(data) // 2)]
             inode.change(_Write(len(inode.view), written))
             raise OSError(errno.ENOSPC, "no space left on the simulated disk")
         inode.change(_Write(len(inode.view), bytes(data)))
+
+    def _is_snapshot(self, inode: _Inode) -> bool:
+        """Whether the file is a snapshot that is being written or received."""
+        return any(
+            each is inode
+            for path, each in self._names.items()
+            if path.endswith(SNAPSHOT_SUFFIX) and "/snapshots/" in path
+        )
 
     def _fail_sync(self) -> None:
         self.syncs_total += 1

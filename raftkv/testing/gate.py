@@ -14,7 +14,7 @@ import errno
 from collections.abc import Callable
 from typing import Literal
 
-from raftkv.runtime import File, Files, Lock
+from raftkv.runtime import File, Files, Lock, Space
 from raftkv.testing.process import Process
 
 __all__ = ["Gate", "PowerFailure"]
@@ -96,6 +96,10 @@ class Gate:
     def sync_dir(self, path: str) -> None:
         self.check(changes=True)
         self._files.sync_dir(path)
+
+    def space(self, path: str) -> Space:
+        self.check(changes=False)
+        return self._files.space(path)
 
     def lock(self, path: str) -> Lock:
         self.check(changes=True)

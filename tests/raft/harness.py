@@ -107,6 +107,9 @@ class RecordingApplication:
     def seal(self, commands: Sequence[bytes]) -> bytes:
         return b"|".join(commands)
 
+    def frees_room(self, command: bytes) -> bool:
+        return command.startswith(b"delete")
+
     def apply(self, index: int, body: bytes) -> None:
         self.skip(index)
         self.state.append(body)

@@ -143,7 +143,10 @@ class TestRule08NoSerializerHooks:
         assert newest is not None
         assert newest.meta.index >= good.meta.index
 
-    def test_a_snapshot_that_cannot_be_written_stops_the_node_and_keeps_the_old_one(self) -> None:
+    @pytest.mark.parametrize("at", ["write", "sync"])
+    def test_a_failing_disk_under_a_snapshot_stops_the_node_and_keeps_the_old_one(
+        self, at: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         bench = Bench(A, voters=[A])
         bench.lead()
         bench.engine.snapshotting.begin()
@@ -153,7 +156,11 @@ class TestRule08NoSerializerHooks:
         bench.engine.propose([b"x"])
         bench.runtime.settle()
         bench.engine.snapshotting.begin()
-        bench.disk.fail_writes = True
+
+        def broken(*_: object) -> None:
+            raise OSError(errno.EIO, "input/output error")
+
+        monkeypatch.setattr(bench.disk, at, broken)
         bench.runtime.settle()
         assert [type(fault) for fault in bench.application.faults] == [DiskFailed]
         assert SnapshotStore(bench.disk, f"{DIRECTORY}/snapshots").latest() is not None
@@ -452,7 +459,7 @@ class TestRule12GroupCommit:
     def test_a_disk_that_fails_while_a_snapshot_arrives_stops_the_node(self) -> None:
         bench = Bench(B)
         name, whole = snapshot_file(50, 2, [b"state"])
-        bench.disk.fail_writes = True
+        bench.disk.fail_syncs = True
         piece = chunk(2, whole, whole, 0, index=50, snapshot_term=2, name=name)
         assert bench.deliver(C, piece) == []
         assert [type(fault) for fault in bench.application.faults] == [DiskFailed]

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Mapping
 from typing import Literal
 
-from raftkv.runtime import Lock
+from raftkv.runtime import Lock, Space
 
 __all__ = ["MemoryFiles"]
 
@@ -86,6 +86,9 @@ class MemoryFiles:
 
     def sync_dir(self, path: str) -> None:
         """Nothing here outlives the process."""
+
+    def space(self, path: str) -> Space:
+        return Space(1 << 40, 1 << 40)
 
     def lock(self, path: str) -> Lock:
         return _MemoryLock()
