@@ -13,6 +13,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   `-- PeerUnreachable       a call to another node was never delivered
     |-- OutcomeUnknown        the command may or may not have been applied: ask `node.outcome`
     |   `-- Timeout               the deadline passed while the command was on its way
+    |       `-- ChangePending         a change of the members is in the log and not committed yet
     |-- Refused               a verdict of the replicated state machine, the same on every node
     |   |-- SessionExpired        the exactly-once session is gone; open a new one
     |   |-- OutcomeExpired        the answer to this sequence number is no longer kept
@@ -173,6 +174,16 @@ class Timeout(OutcomeUnknown):
     """The deadline passed while the command was on its way; it may still be applied."""
 
     code = "timeout"
+
+
+class ChangePending(Timeout):
+    """A change of the members stands in the leader's log and was not committed in time.
+
+    It may still be committed, or be rolled back by another leader. Until the same verb, repeated,
+    returns without an error, no member may be switched off or wiped because of it.
+    """
+
+    code = "change_pending"
 
 
 class Refused(RaftkvError):

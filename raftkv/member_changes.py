@@ -3,7 +3,9 @@
 Rules of this file. Every verb looks at the configuration of the moment and does what is left to do,
 so it may be repeated after any failure. Between a decision and the entry that carries it nothing
 waits: a configuration is always made from the one in force. What it waits for (a copy that catches
-up, an entry that commits) it waits for as long as the caller does.
+up, an entry that commits) it waits for as long as the caller does. A verb is done when the
+configuration that it asks for is committed, whether this call appended it or an earlier one; until
+then it is pending, because another leader may roll it back.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from .errors import MembershipRefused, OutcomeUnknown, RaftkvError
+from .errors import ChangePending, MembershipRefused, OutcomeUnknown, RaftkvError
 from .parts import CorePart
-from .raft.changing import add_learner, check_majority, promote, remove
+from .raft.changing import CAUGHT_UP_ENTRIES, add_learner, check_majority, promote, remove
 from .raft.membership import Configuration, name_of
 
 if TYPE_CHECKING:
@@ -23,14 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MemberChange", "Request"]
 
-# A copy may be promoted when it lacks no more than this many entries: a fraction of a second.
-CAUGHT_UP_ENTRIES = 256
 # How long a core that is to be added may take to connect: the leader does not know it, so it waits
 # to be dialled (peering.LESSER_PATIENCE_S), and the node may have been started a moment ago, on a
 # machine that has other things to do.
 CONNECT_WAIT_S = 10.0
-# How long voters that are not heard at this moment may take before a removal is refused for want
-# of them: one that has just started, or was held up, answers the next heartbeat.
+# How long voters that are not heard, or are behind, at this moment may take before a change is
+# refused for want of them: one that has just started, or was held up, answers the next heartbeat.
 HEARD_WAIT_S = 2.0
 # How often the progress of a change is looked at.
 LOOK_S = 0.01
@@ -38,6 +38,9 @@ LOOK_S = 0.01
 FORCED_WAIT_S = 0.1
 
 Change = Callable[[Configuration], Configuration]
+
+# What a verb changes, for its messages.
+_NOUNS = {"add": "promotion", "promote": "promotion", "remove": "removal"}
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -51,7 +54,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class MemberChange:
-    """One change on its way, on the leader. False everywhere: the office is lost."""
+    """One change on its way, on the leader. False everywhere: the leadership is lost.
+
+    `begun`: the configuration that was asked for is in the log, so it may yet be committed.
+    """
 
     def __init__(self, node: Node, part: CorePart, request: Request, deadline: float) -> None:
         self._node = node
@@ -61,6 +67,7 @@ class MemberChange:
         self._name = request.name
         self._force = request.force
         self._address = request.address
+        self.begun = False
         self._deadline = deadline
 
     @property
@@ -72,7 +79,7 @@ class MemberChange:
         return self._deadline - self._node.runtime.monotonic()
 
     async def carry_out(self) -> bool:
-        """Do what the verb says. Raises MembershipRefused."""
+        """Do what the verb asks for. Raises MembershipRefused or ChangePending."""
         if self._verb == "add":
             return await self._add()
         return await (self._promote() if self._verb == "promote" else self._remove())
@@ -113,7 +120,7 @@ class MemberChange:
                 f"start it first; a new core is added"
             )
         if known in self._engine.configuration.voters:
-            return True
+            return await self._committed()
         if replicant == known and not await self._become_core(known):
             return False
         if not await self._caught_up(known):
@@ -127,7 +134,7 @@ class MemberChange:
                 raise MembershipRefused(
                     f"{self._name} is a replicant and takes no part in consensus: just stop it"
                 )
-            return True  # asked twice
+            return await self._committed()  # asked twice
         if known == engine.me and len(engine.configuration.voters) > 1:
             if not await self._heard(lambda: self._check_succession(known)):
                 return False
@@ -151,13 +158,14 @@ class MemberChange:
         async with voters.lock:
             term = engine.term
             try:
-                await voters.strike_off(known, max(0.0, self._left_s))
+                try:
+                    await voters.strike_off(known, max(0.0, self._left_s))
+                except OutcomeUnknown:
+                    raise MembershipRefused(
+                        f"that {self._name} is to go was not confirmed in time, so it still "
+                        f"votes: repeat it"
+                    ) from None
                 return await self._append(lambda now: _without(now, known), term=term)
-            except OutcomeUnknown:
-                raise MembershipRefused(
-                    f"that {self._name} is to go was not confirmed in time, so it still votes: "
-                    f"repeat it"
-                ) from None
             finally:
                 voters.look()
 
@@ -184,25 +192,26 @@ class MemberChange:
             await runtime.sleep(LOOK_S)
         return False
 
-    def _alive(self) -> list[str]:
-        """The voters and copies that have been heard lately."""
-        leading = self._engine.leading
-        return [] if leading is None else leading.alive(self._node.runtime.monotonic())
+    def _heard_and_able(self) -> tuple[list[str], list[str]]:
+        """The members that were heard lately, and those of them that hold the log."""
+        leading, now = self._engine.leading, self._node.runtime.monotonic()
+        return ([], []) if leading is None else (leading.alive(now), leading.able(now))
 
     def _check_majority(self, known: str) -> None:
-        """Without that voter, who may have gone meanwhile, the rest must be able to go on."""
-        check_majority(_without(self._engine.configuration, known), self._alive())
+        """Without that voter, which may have gone meanwhile, the rest must be able to go on."""
+        check_majority(_without(self._engine.configuration, known), *self._heard_and_able())
 
     def _check_succession(self, known: str) -> None:
-        """This node leads and is to go: somebody must be able to take over."""
-        proposed, alive = _without(self._engine.configuration, known), self._alive()
+        """This node leads and is to go: another voter must be able to take over."""
+        proposed = _without(self._engine.configuration, known)
+        alive, able = self._heard_and_able()
         if not frozenset(alive).intersection(proposed.voters):
             raise MembershipRefused(
                 f"{self._name} leads and no other voter can be heard, so nobody could take over: "
                 f"start another one, or remove the dead ones first"
             )
         if not self._force:
-            check_majority(proposed, alive)
+            check_majority(proposed, alive, able)
 
     def _replicant(self) -> str | None:
         """The raft id of the replicant of this name, if one is up."""
@@ -275,7 +284,8 @@ class MemberChange:
 
         A change that is under way, or the first entry of a new leader, is waited for. `change`
         sees the configuration of that moment; it may find that nothing is left to do. `term`: the
-        office in which it was decided; this one if None.
+        leadership in which it was decided; this one if None. Raises ChangePending if it is in the
+        log and not committed when the caller's time is up.
         """
         engine, runtime = self._engine, self._node.runtime
         term = engine.term if term is None else term
@@ -287,15 +297,50 @@ class MemberChange:
             if engine.commit >= settled or self._left_s <= 0:
                 break
             await runtime.sleep(LOOK_S)
-        proposed = change(engine.configuration)
+        if not await self._put_in_force(change, force=force, term=term):
+            return False
+        self.begun = True
         index = engine.configurations.latest_index
-        if proposed != engine.configuration:
-            index = engine.change_configuration(proposed, force=force)
-        while engine.commit < index:
-            await runtime.sleep(LOOK_S)
-            if not self._part.leads or engine.term != term:
+        # Nothing of an earlier term counts as committed before an entry of this one is.
+        settled = max(leading.first_index, index)
+        while engine.commit < settled:
+            if engine.leading is not leading or engine.term != term:
                 return False
+            if self._left_s <= 0:
+                raise self._pending(index, leading.holders(index))
+            await runtime.sleep(LOOK_S)
         return True
+
+    async def _committed(self) -> bool:
+        """Nothing is left to append: wait until the configuration in force is committed."""
+        return await self._append(lambda now: now)
+
+    async def _put_in_force(self, change: Change, *, force: bool, term: int) -> bool:
+        """Append what `change` makes of the configuration in force, if that is another one."""
+        engine, runtime = self._engine, self._node.runtime
+        patience = runtime.monotonic() + min(self._left_s, HEARD_WAIT_S)
+        while engine.leading is not None and engine.term == term:
+            proposed = change(engine.configuration)
+            if proposed == engine.configuration:
+                return True
+            try:
+                engine.change_configuration(proposed, force=force)
+                return True
+            except MembershipRefused:
+                if force or runtime.monotonic() >= patience:
+                    raise
+            await runtime.sleep(LOOK_S)
+        return False
+
+    def _pending(self, index: int, holders: list[str]) -> ChangePending:
+        held = ", ".join(name_of(voter) for voter in holders) or "none"
+        voters = len(self._engine.configuration.voters)
+        return ChangePending(
+            f"the {_NOUNS[self._verb]} of {self._name} is entry {index} of the log of "
+            f"{self._node.name} and is not committed (of the {voters} voters after it these hold "
+            f"it: {held}). It may still be rolled back, so neither switch off nor wipe a node "
+            f"because of it; repeat it until it is done"
+        )
 
 
 def _without(configuration: Configuration, raft_id: str) -> Configuration:

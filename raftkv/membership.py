@@ -5,13 +5,14 @@
     await node.membership.promote("replicant1")
     for core in node.membership.list(): ...
 
-It works on every node; the leader carries it out and answers once the change is committed. Every
-verb may be repeated: what was done stays done. A new core becomes a copy first and votes once it
-has caught up. A leader that is to be removed hands its office over, and the next one removes it.
+It works on every node; the leader carries it out and answers once the change is committed. Until
+then it is pending (`ChangePending`): another leader may roll it back. Every verb may be repeated:
+what was done stays done. A new core becomes a copy first and votes once it has caught up. A leader
+that is to be removed hands its leadership over, and the next one removes it.
 
-Refused unless forced: what would leave the voters without a majority that can be heard. Refused
-always: removing the last voter, adding a node that nobody can hear, removing a leader whom nobody
-can succeed.
+Refused unless forced: what would leave the voters without a majority that can be heard and holds
+the log. Refused always: removing the last voter, adding a node without a link, removing a leader
+that no voter could succeed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from .errors import (
+    ChangePending,
     MembershipRefused,
     NoLeader,
     NotApplied,
@@ -32,19 +34,28 @@ from .errors import (
 )
 from .member_changes import LOOK_S, MemberChange, Request
 from .parts import CorePart
-from .raft.membership import name_of
+from .raft.membership import Configuration, name_of
 
 if TYPE_CHECKING:
     from .node import Node
 
 __all__ = ["CoreMember", "Listing", "MemberRow", "Membership"]
 
+# The names under which nodes of release 0.1.0 ask and answer, and those of the answers that tell
+# what is pending. A node answers under both, and asks under the older one where the leader does not
+# know the newer.
 METHOD = "core.change_members"
 METHOD_LIST = "core.list_members"
+METHOD_2 = "core.change_members_2"
+METHOD_LIST_2 = "core.list_members_2"
 # The leader gives up at the deadline and says why; that must still arrive.
 GRACE_S = 0.5
 # How long the leader may take to tell what it knows, before this node answers for itself.
 LIST_WAIT_S = 2.0
+
+
+Standing = Literal["voter", "copy", "removed"]
+"""Of a core, in one configuration."""
 
 
 class CoreMember(msgspec.Struct, frozen=True):
@@ -59,8 +70,10 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     """One node as the cluster knows it.
 
     `standing`: a voter, a copy (a core that does not vote yet), a replicant, or a core that was
-    removed. `match_index` is the last entry known to be on its disk and `lag_entries` how many
-    it lacks: of cores, and known to the leader only.
+    removed; by the last configuration that `told_by` knows to be committed. `pending`: what it will
+    be once the change that stands behind that in the log is committed, if it ever is; None if it
+    stays what it is. `match_index` is the last entry known to be on its disk and `lag_entries` how
+    many it lacks: of cores, and known to the leader only.
     """
 
     name: str
@@ -74,6 +87,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int | None
     match_index: int | None
     lag_entries: int | None
+    pending: Standing | None = None
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +99,18 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     members: builtins.list[MemberRow]
 
 
-class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _FormerAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`refused` is empty when it was done; `elsewhere`: this node does not lead (any more)."""
 
     refused: str = ""
     elsewhere: bool = False
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    """`elsewhere`: this node does not lead. `lost`: no longer, and the change was appended."""
+
+    outcome: Literal["done", "refused", "pending", "elsewhere", "lost"]
+    text: str = ""
 
 
 class Membership:
@@ -97,11 +118,16 @@ class Membership:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        node.rpc.register(METHOD, self._on_request)
-        node.rpc.register(METHOD_LIST, self._on_list)
+        node.rpc.register(METHOD, self._on_former_request)
+        node.rpc.register(METHOD_LIST, self._on_former_list)
+        node.rpc.register(METHOD_2, self._on_request)
+        node.rpc.register(METHOD_LIST_2, self._on_list)
 
     def list(self) -> builtins.list[CoreMember]:
-        """The cores, as this node's log says; on a replicant, as the members table says."""
+        """The cores, as this node's log says; on a replicant, as the members table says.
+
+        By the configuration in force, committed or not: `survey` tells the two apart.
+        """
         part = self._node._part
         if isinstance(part, CorePart):
             configuration = part.engine.configuration
@@ -122,7 +148,7 @@ class Membership:
         leader = node.leader
         if leader is not None and leader != node.name:
             try:
-                payload = await node.rpc.call(leader, METHOD_LIST, b"", LIST_WAIT_S)
+                payload = await self._call(leader, (METHOD_LIST_2, METHOD_LIST), b"", LIST_WAIT_S)
                 return msgspec.msgpack.decode(payload, type=Listing)
             except (PeerUnreachable, RemoteFailed, Timeout):
                 pass  # it has just gone: better an older answer than none
@@ -132,8 +158,9 @@ class Membership:
         """Make a started core with an empty directory a copy, then a voter once it has caught up.
 
         `address` is where it listens, for a core that does not know where the leader is. Raises
-        MembershipRefused saying what to do, NoLeader, or Timeout when it is not known how far it
-        came. It may be called again: what was done stays done.
+        MembershipRefused saying what to do, NoLeader, ChangePending when the change is in the log
+        and not committed, or Timeout when it is not known how far it came. It may be called again:
+        what was done stays done.
         """
         await self._ask(Request("add", name, False, timeout_s, address))
 
@@ -145,7 +172,7 @@ class Membership:
         await self._ask(Request("promote", name, False, timeout_s))
 
     async def remove(self, name: str, *, force: bool = False, timeout_s: float = 60.0) -> None:
-        """Take a core out. `force` even if too few of the rest can be heard. Raises as `add`."""
+        """Take a core out. `force` even if too few of the rest could commit. Raises as `add`."""
         await self._ask(Request("remove", name, force, timeout_s))
 
     async def _ask(self, request: Request) -> None:
@@ -166,19 +193,38 @@ class Membership:
                 left = msgspec.structs.replace(request, timeout_s=left_s)
                 payload = msgspec.msgpack.encode(left)
                 try:
-                    answer = msgspec.msgpack.decode(
-                        await node.rpc.call(leader, METHOD, payload, left_s + GRACE_S),
-                        type=_Answer,
-                    )
-                    if answer.refused:
-                        raise MembershipRefused(answer.refused)
-                    if not answer.elsewhere:
-                        return
+                    answer = await self._answer_of(leader, payload, left_s + GRACE_S)
                 except (PeerUnreachable, RemoteFailed):
                     pass  # it has just gone; the next leader is asked
                 except Timeout:
                     on_its_way = True  # every verb may be repeated: ask again
+                else:
+                    if _is_done(answer):
+                        return
+                    on_its_way |= answer.outcome == "lost"
             await node.runtime.sleep(LOOK_S)
+
+    async def _answer_of(self, leader: str, payload: bytes, timeout_s: float) -> _Answer:
+        answer = await self._call(leader, (METHOD_2, METHOD), payload, timeout_s)
+        try:
+            return msgspec.msgpack.decode(answer, type=_Answer)
+        except msgspec.ValidationError:
+            former = msgspec.msgpack.decode(answer, type=_FormerAnswer)
+        if former.refused:
+            return _Answer("refused", former.refused)
+        return _Answer("elsewhere" if former.elsewhere else "done")
+
+    async def _call(
+        self, node: str, methods: tuple[str, str], payload: bytes, timeout_s: float
+    ) -> bytes:
+        """Under the newer of two names, or under the older where the callee lacks that."""
+        newer, older = methods
+        try:
+            return await self._node.rpc.call(node, newer, payload, timeout_s)
+        except RemoteFailed as failure:
+            if f"has no method {newer!r}" not in str(failure):
+                raise
+            return await self._node.rpc.call(node, older, payload, timeout_s)
 
     def _was_itself_removed(self, request: Request) -> bool:
         """Whether the answer was that this very node has been told to go."""
@@ -191,21 +237,39 @@ class Membership:
     async def _on_list(self, sender: str, payload: bytes) -> bytes:
         return msgspec.msgpack.encode(self._listing())
 
+    async def _on_former_list(self, sender: str, payload: bytes) -> bytes:
+        listing = msgspec.to_builtins(self._listing())
+        for row in listing["members"]:
+            del row["pending"]
+        return msgspec.msgpack.encode(listing)
+
     async def _on_request(self, sender: str, payload: bytes) -> bytes:
         request = msgspec.msgpack.decode(payload, type=Request)
-        try:
-            done = await self._carry_out(request)
-            return msgspec.msgpack.encode(_Answer(elsewhere=not done))
-        except NotApplied as error:
-            return msgspec.msgpack.encode(_Answer(refused=str(error)))
+        return msgspec.msgpack.encode(await self._carry_out(request))
 
-    async def _carry_out(self, request: Request) -> bool:
-        """False if this node does not lead, or lost its office meanwhile."""
+    async def _on_former_request(self, sender: str, payload: bytes) -> bytes:
+        answer = await self._carry_out(msgspec.msgpack.decode(payload, type=Request))
+        if answer.outcome == "pending":
+            # That release has no word for it: its caller is to find the deadline passed.
+            await self._node.runtime.sleep(2 * GRACE_S)
+        refused = answer.text if answer.outcome == "refused" else ""
+        elsewhere = answer.outcome not in ("done", "refused")
+        return msgspec.msgpack.encode(_FormerAnswer(refused, elsewhere))
+
+    async def _carry_out(self, request: Request) -> _Answer:
         part = self._node._part
         if not isinstance(part, CorePart) or not part.leads:
-            return False
+            return _Answer("elsewhere")
         deadline = self._node.runtime.monotonic() + request.timeout_s
-        return await MemberChange(self._node, part, request, deadline).carry_out()
+        change = MemberChange(self._node, part, request, deadline)
+        try:
+            if await change.carry_out():
+                return _Answer("done")
+        except ChangePending as error:
+            return _Answer("pending", str(error))
+        except NotApplied as error:
+            return _Answer("refused", str(error))
+        return _Answer("lost" if change.begun else "elsewhere")
 
     def _listing(self) -> Listing:
         node, part = self._node, self._node._part
@@ -213,9 +277,9 @@ class Membership:
         rows = []
         listed = set()
         if isinstance(part, CorePart):
-            for core in self.list():
-                listed.add(core.name)
-                rows.append(_core_row(node, part, core))
+            for raft_id, standing, pending in _standings(part):
+                listed.add(name_of(raft_id))
+                rows.append(_core_row(node, part, raft_id, standing, pending))
         for member in members.values():
             if member.name in listed:
                 continue
@@ -242,26 +306,60 @@ class Membership:
         return Listing(leader=node.leader, told_by=node.name, epoch=epoch, members=rows)
 
 
-def _core_row(node: Node, part: CorePart, core: CoreMember) -> MemberRow:
+def _is_done(answer: _Answer) -> bool:
+    """Raises MembershipRefused or ChangePending."""
+    if answer.outcome == "refused":
+        raise MembershipRefused(answer.text)
+    if answer.outcome == "pending":
+        raise ChangePending(answer.text)
+    return answer.outcome == "done"
+
+
+def _standings(part: CorePart) -> list[tuple[str, Standing, Standing | None]]:
+    """Of every core, its raft id, what it is, and what it will be if that is another."""
     engine = part.engine
-    member = node.machine.members.get(core.name)
-    if member is not None and member.raft_id != core.raft_id:
+    latest, committed = engine.configuration, engine.configurations.at(engine.commit)
+    if not committed.voters:
+        committed = latest  # nothing is known to be committed yet, as after a start
+    found: list[tuple[str, Standing, Standing | None]] = []
+    for raft_id in sorted({*committed.members, *latest.members}):
+        # Nothing but a copy can come in, and one that is not committed counts for nothing either.
+        now = _standing(committed, raft_id) if raft_id in committed.members else "copy"
+        then = _standing(latest, raft_id)
+        changes = committed.is_member(raft_id) != latest.is_member(raft_id) or now != then
+        found.append((raft_id, now, then if changes else None))
+    return found
+
+
+def _standing(configuration: Configuration, raft_id: str) -> Standing:
+    if raft_id in configuration.voters:
+        return "voter"
+    return "copy" if raft_id in configuration.learners else "removed"
+
+
+def _core_row(
+    node: Node, part: CorePart, raft_id: str, standing: Standing, pending: Standing | None
+) -> MemberRow:
+    engine, name = part.engine, name_of(raft_id)
+    member = node.machine.members.get(name)
+    if member is not None and member.raft_id != raft_id:
         member = None  # the row is of an earlier directory; the new one has not opened a session
-    me = core.raft_id == engine.me
-    lag = None if engine.leading is None else engine.leading.lag().get(core.raft_id)
+    me = raft_id == engine.me
+    lag = None if engine.leading is None else engine.leading.lag().get(raft_id)
     match = engine.wal.durable_index if me else None
     if lag is not None:
         match = engine.wal.last_index - lag
     return MemberRow(
-        name=core.name,
-        standing="voter" if core.votes else "copy",
-        leads=core.name == node.leader,
-        raft_id=core.raft_id,
-        peer_address=next(iter(node._peering.addresses.of(core.name)), None),
+        name=name,
+        standing=standing,
+        leads=name == node.leader,
+        raft_id=raft_id,
+        peer_address=next(iter(node._peering.addresses.of(name)), None),
         http_address=None if member is None else member.http_address,
         up=member is not None and member.up,
-        connected=me or core.raft_id in engine.links,
+        connected=me or raft_id in engine.links,
         incarnation=None if member is None else member.incarnation,
         match_index=match,
         lag_entries=0 if me and engine.leading is not None else lag,
+        pending=pending,
     )

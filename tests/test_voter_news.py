@@ -35,7 +35,11 @@ class FakeEngine:
 
     def __init__(self, configuration: Configuration) -> None:
         self.configurations = ConfigurationLog(1, configuration)
-        self.leading = SimpleNamespace(first_index=1, alive=lambda _: self.configuration.members)
+        self.leading = SimpleNamespace(
+            first_index=1,
+            alive=lambda _: self.configuration.members,
+            able=lambda now: self.leading.alive(now),
+        )
         self.changed: list[Configuration] = []
 
     @property

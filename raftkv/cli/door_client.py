@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, NoReturn
 import msgspec
 
 from raftkv.errors import (
+    ChangePending,
     ConfigError,
     MembershipRefused,
     NoLeader,
@@ -52,6 +53,7 @@ _BY_REASON: Final[dict[str, type[RaftkvError]]] = {
         Stopped,
         ReadTimeout,
         MembershipRefused,
+        ChangePending,
         NotApplied,
     )
 }

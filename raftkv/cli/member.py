@@ -1,7 +1,8 @@
 """`raftkv member ...`: change the cores of a running cluster through the door of any node.
 
 Every verb may be repeated, so a connection that is lost or a node that does not answer means asking
-the next one, until the time is up. While a copy catches up, what it lacks is shown on stderr.
+the next one, until the time is up. A verb is done once its change is committed; one that is still
+pending then ends with exit code 3. While a copy catches up, what it lacks is shown on stderr.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ ROUND_PAUSE_S: Final = 0.2
 LOOK_S: Final = 0.3
 # A node has this long for a list; it asks the leader itself.
 LIST_TIMEOUT_S: Final = 5.0
+
+# A change of the members, by what it makes of one.
+_CHANGES: Final = {"voter": "promotion", "copy": "addition", "removed": "removal"}
 
 app = group("The cores of a running cluster: add, remove, promote, list.")
 
@@ -256,11 +260,18 @@ def _print_members(found: dict[str, Any]) -> None:
             up = Styled("not connected", "yellow")
         return (
             Styled(row["name"], "bold") if row["leads"] else row["name"],
-            Styled("leader", "green") if row["leads"] else row["standing"],
+            _standing(row),
             *(cell(row[key]) for key in ("raft_id", "peer_address", "http_address")),
             up,
             *(cell(row[key]) for key in ("incarnation", "match_index", "lag_entries")),
         )
+
+    def _standing(row: dict[str, Any]) -> str | Styled:
+        # Nodes of release 0.1.0 do not tell what is pending.
+        pending = row.get("pending")
+        if pending is not None:
+            return Styled(f"{row['standing']}, {_CHANGES[pending]} pending", "yellow")
+        return Styled("leader", "green") if row["leads"] else row["standing"]
 
     numbers = ("INCARNATION", "MATCH", "LAG")
     headings = ("NODE", "STANDING", "RAFT ID", "ADDRESS", "HTTP", "UP", *numbers)

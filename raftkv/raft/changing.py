@@ -3,8 +3,10 @@
 Rules of this file: pure. One node at a time, so that a majority before and a majority after always
 share a node; never while another change is not committed, nor before the leader has committed an
 entry of its own term (else two leaders could count by configurations that share no majority). A
-new core first copies the log as a learner and votes only once it has caught up. A change that
-would leave the voters that are heard now without a majority is refused unless it is forced.
+new core first copies the log as a learner and votes only once it has caught up. A change is refused
+unless it is forced, or unless a majority of the voters after it can commit at once: they were heard
+lately, and they hold the log but for CAUGHT_UP_ENTRIES. A voter that answers heartbeats and copies
+a snapshot is heard, and no entry is committed with its help for as long as that takes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,18 @@ from raftkv.errors import MembershipRefused
 
 from .membership import REMOVED_KEPT, Configuration, name_of
 
-__all__ = ["add_learner", "check_change", "check_majority", "promote", "remove"]
+__all__ = [
+    "CAUGHT_UP_ENTRIES",
+    "add_learner",
+    "check_change",
+    "check_majority",
+    "promote",
+    "remove",
+]
+
+# A member holds the log when it lacks no more than this many entries: a fraction of a second. Asked
+# of a learner before it votes, and of the voters that a change relies on.
+CAUGHT_UP_ENTRIES = 256
 
 
 def add_learner(current: Configuration, raft_id: str) -> Configuration:
@@ -68,26 +81,39 @@ def check_change(
     commit: int,
     first_index: int,
     alive: Collection[str],
+    able: Collection[str],
     force: bool,
 ) -> None:
     """Raise MembershipRefused unless a leader may append `proposed` now.
 
     `latest_index`: of the configuration in force; `first_index`: of the leader's first entry;
-    `alive`: the members that were heard within an election time-out, this leader included.
+    `alive`: the members that were heard within an election time-out, this leader included; `able`:
+    those of them that hold the log but for CAUGHT_UP_ENTRIES.
     """
     if commit < first_index:
         raise MembershipRefused("the leader has only just been elected; try again")
     if latest_index > commit:
         raise MembershipRefused("another change of the members is not committed yet; try again")
     if not force:
-        check_majority(proposed, alive)
+        check_majority(proposed, alive, able)
 
 
-def check_majority(proposed: Configuration, alive: Collection[str]) -> None:
+def check_majority(proposed: Configuration, alive: Collection[str], able: Collection[str]) -> None:
     """Raise MembershipRefused if the cluster would stand still under that configuration."""
     if not proposed.majority(alive):
-        heard = ", ".join(sorted(name_of(member) for member in alive)) or "none"
         raise MembershipRefused(
             f"of the {len(proposed.voters)} voters after the change too few can be heard (alive: "
-            f"{heard}): the cluster would stand still. Start more of them, or force it"
+            f"{_names(alive)}): the cluster would stand still. Start more of them, or force it"
         )
+    if not proposed.majority(able):
+        behind = [voter for voter in proposed.voters if voter in alive and voter not in able]
+        raise MembershipRefused(
+            f"of the {len(proposed.voters)} voters after the change too few hold the log (up to "
+            f"date: {_names(able)}; heard, but behind: {_names(behind)}): nothing could be "
+            f"committed until they have caught up. Wait for them, remove one that cannot catch "
+            f"up first, or force it"
+        )
+
+
+def _names(members: Collection[str]) -> str:
+    return ", ".join(sorted(name_of(member) for member in members)) or "none"

@@ -667,12 +667,14 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             raise MembershipRefused("this node does not lead")
         if self.me not in proposed.voters:
             raise MembershipRefused("a leader hands its office over before it is removed")
+        now = self.runtime.monotonic()
         check_change(
             proposed,
             latest_index=self.configurations.latest_index,
             commit=self.commit,
             first_index=leading.first_index,
-            alive=leading.alive(self.runtime.monotonic()),
+            alive=leading.alive(now),
+            able=leading.able(now),
             force=force,
         )
         index = self.append_configuration(proposed)

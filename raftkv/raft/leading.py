@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import wire
 from .append import quorum_index
+from .changing import CAUGHT_UP_ENTRIES
 from .election import quorum_alive, quorum_time
 from .membership import name_of
 from .progress import Flow, Progress
@@ -166,6 +167,33 @@ class Leading:
             if now - progress.heard_at < self._window_s and peer in self._engine.links
         ]
         return [self._engine.me, *heard]
+
+    def able(self, now: float) -> list[str]:
+        """The members of `alive` that an entry appended now would soon be acknowledged by.
+
+        Where the logs agree is known, and no more than CAUGHT_UP_ENTRIES are missing. One that is
+        sent a snapshot, or that has lost what it had acknowledged, is heard and not among them.
+        """
+        last, me = self._engine.wal.last_index, self._engine.me
+        return [
+            member
+            for member in self.alive(now)
+            if member == me
+            or (
+                (progress := self._progress[member]).flow is Flow.REPLICATE
+                and last - progress.match <= CAUGHT_UP_ENTRIES
+            )
+        ]
+
+    def holders(self, index: int) -> list[str]:
+        """The voters that are known to hold the entry durably, by raft id."""
+        engine = self._engine
+        return [
+            voter
+            for voter in engine.configuration.voters
+            if index
+            <= (engine.wal.durable_index if voter == engine.me else self._progress[voter].match)
+        ]
 
     def heard_at(self, peer: str) -> float | None:
         progress = self._progress.get(peer)

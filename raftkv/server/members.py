@@ -5,9 +5,10 @@
     POST /v1/members/promote    {"name": ..., "timeout_s": ...}
     POST /v1/members/remove     {"name": ..., "force": ..., "timeout_s": ...}
 
-A verb answers once the change is committed; every verb may be repeated. What the cluster will not
-do is 409 with the reason `membership_refused` and a sentence that says what to do; the other errors
-are those of the whole door.
+A verb answers once the change is committed; every verb may be repeated. A change that is in the log
+and not committed when the time is up is 504 with the reason `change_pending`: it may yet be undone.
+What the cluster will not do is 409 with the reason `membership_refused` and a sentence that tells
+what to do; the other errors are those of the whole HTTP API.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from raftkv.errors import MembershipRefused
+from raftkv.errors import ChangePending, MembershipRefused
 from raftkv.plugin import Request, Response, Route
 
-from .answers import FAILED_PRECONDITION, INVALID_ARGUMENT, failure_body
+from .answers import DEADLINE_EXCEEDED, FAILED_PRECONDITION, INVALID_ARGUMENT, failure_body
 
 __all__ = ["MembersNode", "member_routes"]
 
@@ -93,6 +94,8 @@ def _verb(act: Callable[[_Body], Awaitable[None]]) -> Callable[[Request], Awaita
             await act(body)
         except MembershipRefused as refusal:
             return Response(failure_body(FAILED_PRECONDITION, str(refusal), refusal.code), 409)
+        except ChangePending as pending:
+            return Response(failure_body(DEADLINE_EXCEEDED, str(pending), pending.code), 504)
         return Response({"name": body.name})
 
     return answer

@@ -26,6 +26,7 @@ ROW = {
     "incarnation": 3,
     "match_index": 70,
     "lag_entries": 0,
+    "pending": None,
 }
 COPY = {**ROW, "name": "core2", "standing": "copy", "leads": False, "up": False, "connected": False}
 LISTING = {"leader": "core1", "told_by": "core1", "epoch": "0", "members": [ROW, COPY]}
@@ -59,7 +60,7 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def door() -> Iterator[str]:
+def endpoint() -> Iterator[str]:
     Scripted.script, Scripted.asked = [], []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
     thread = threading.Thread(target=server.serve_forever)
@@ -70,22 +71,38 @@ def door() -> Iterator[str]:
     server.server_close()
 
 
-def test_the_list_is_a_table_or_a_document(door: str) -> None:
-    lines = raftkv("member", "list", "--endpoint", door).stdout.decode().splitlines()
+def test_the_list_is_a_table_or_a_document(endpoint: str) -> None:
+    lines = raftkv("member", "list", "--endpoint", endpoint).stdout.decode().splitlines()
     assert lines[0].split()[:2] == ["NODE", "STANDING"]
     assert lines[1].split() == "core1 leader core1-aa h:1 h:2 yes 3 70 0".split()
     assert lines[2].split()[:2] == ["core2", "copy"]
-    assert json.loads(raftkv("member", "list", "--endpoint", door, "--json").stdout) == LISTING
+    assert json.loads(raftkv("member", "list", "--endpoint", endpoint, "--json").stdout) == LISTING
 
 
-def test_a_verb_is_repeated_until_a_node_can_take_it(door: str) -> None:
+def test_the_list_shows_what_is_pending(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = {**ROW, "name": "core3", "leads": False, "pending": "removed"}
+    comes = {**COPY, "pending": "voter"}
+    monkeypatch.setitem(LISTING, "members", [ROW, comes, leaves])
+    lines = raftkv("member", "list", "--endpoint", endpoint).stdout.decode().splitlines()
+    assert "copy, promotion pending" in lines[2]
+    assert "voter, removal pending" in lines[3]
+
+
+def test_a_change_that_is_pending_is_no_success(endpoint: str) -> None:
+    answer = (504, {"error": "entry 7 is not committed", "reason": "change_pending"})
+    Scripted.script = [answer] * 20
+    done = raftkv("member", "remove", "core2", "--endpoint", endpoint, "--timeout", "0.5")
+    assert "entry 7 is not committed" in one_line_error(done, 3)
+
+
+def test_a_verb_is_repeated_until_a_node_can_take_it(endpoint: str) -> None:
     Scripted.script = [
         (503, {"error": "none", "reason": "no_leader"}),
         (504, {"error": "late", "reason": "timeout"}),
         (200, {"name": "core2"}),
     ]
     nobody = ("--endpoint", "http://127.0.0.1:1")
-    done = raftkv("member", "add", "core2", "--address", "h:3", *nobody, "--endpoint", door)
+    done = raftkv("member", "add", "core2", "--address", "h:3", *nobody, "--endpoint", endpoint)
     assert done.returncode == 0, done.stderr
     assert done.stdout == b"core2 votes; the voters are core1\n"
     assert b"core2 is a copy and connects" in done.stderr
@@ -95,31 +112,33 @@ def test_a_verb_is_repeated_until_a_node_can_take_it(door: str) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 502, 503, 504])
-def test_a_proxys_word_does_not_let_a_write_be_repeated(door: str, status: int) -> None:
+def test_a_proxys_word_does_not_let_a_write_be_repeated(endpoint: str, status: int) -> None:
     """Some say 503 when the connection behind them broke: the write may have been applied."""
     Scripted.script = [(status, {"error": "reset before headers"}), (200, {})]
     with pytest.raises(Timeout, match="reset before headers"):
-        DoorClient([door]).put(b"k", b"v")
+        DoorClient([endpoint]).put(b"k", b"v")
     assert len(Scripted.asked) == 1
 
 
-def test_a_node_without_a_leader_is_not_asked(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_leader_is_not_asked(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Scripted, "leader", None)
-    done = raftkv("member", "remove", "core2", "--endpoint", door, "--timeout", "0.5")
+    done = raftkv("member", "remove", "core2", "--endpoint", endpoint, "--timeout", "0.5")
     assert "knows no leader" in one_line_error(done, 3)
     assert not Scripted.asked
 
 
-def test_a_refusal_is_one_line_and_code_1(door: str) -> None:
+def test_a_refusal_is_one_line_and_code_1(endpoint: str) -> None:
     Scripted.script = [(409, {"error": "too few can be heard", "reason": "membership_refused"})]
-    done = raftkv("member", "remove", "core2", "--endpoint", door)
+    done = raftkv("member", "remove", "core2", "--endpoint", endpoint)
     assert "too few can be heard" in one_line_error(done, 1)
     assert Scripted.asked[0][1]["force"] is False
 
 
-def test_a_forced_removal_says_so_and_prints_the_rest(door: str) -> None:
+def test_a_forced_removal_says_so_and_prints_the_rest(endpoint: str) -> None:
     Scripted.script = [(200, {"name": "core3"})]
-    done = raftkv("member", "remove", "core3", "--force", "--endpoint", door, "--json")
+    done = raftkv("member", "remove", "core3", "--force", "--endpoint", endpoint, "--json")
     document = json.loads(done.stdout)
     assert (document["verb"], document["name"]) == ("remove", "core3")
     assert document["members"] == LISTING["members"]

@@ -22,7 +22,9 @@ def allowed(proposed: Configuration, **changed: Any) -> None:
         "alive": (A, B, C),
         "force": False,
     }
-    check_change(proposed, **{**settled, **changed})
+    facts = {**settled, **changed}
+    facts.setdefault("able", facts["alive"])
+    check_change(proposed, **facts)
 
 
 def test_a_core_is_a_copy_first_and_votes_later() -> None:
@@ -73,6 +75,14 @@ def test_one_change_at_a_time() -> None:
 def test_not_before_an_entry_of_the_own_term_is_committed() -> None:
     with pytest.raises(MembershipRefused, match="just been elected"):
         allowed(add_learner(THREE, D), first_index=10)
+
+
+def test_voters_that_are_heard_and_behind_are_refused_unless_forced() -> None:
+    smaller = remove(THREE, B)
+    with pytest.raises(MembershipRefused, match=r"too few hold the log .*date: a; .*behind: c"):
+        allowed(smaller, able=(A,))
+    allowed(smaller, able=(A, C))
+    allowed(smaller, able=(A,), force=True)
 
 
 def test_what_would_stop_the_cluster_is_refused_unless_forced() -> None:

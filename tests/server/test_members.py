@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from raftkv.errors import MembershipRefused, NoLeader, Timeout
+from raftkv.errors import ChangePending, MembershipRefused, NoLeader, Timeout
 from raftkv.plugin import Request, Response
 from raftkv.server.members import member_routes
 from raftkv.server.routes import RouteTable, answer_to
@@ -108,3 +108,11 @@ def test_other_methods_are_not_allowed() -> None:
     assert table.find("POST", "/v1/members") is True
     assert table.find("GET", "/v1/members/add") is True
     assert table.find("GET", "/v1/members/nothing") is False
+
+
+def test_a_pending_change_is_an_answer_of_its_own() -> None:
+    node = FakeNode()
+    node.membership.trouble = ChangePending("entry 7 is not committed")
+    response = ask(node, "POST", "/v1/members/remove", b'{"name": "d"}')
+    assert (response.status, reason(response)) == (504, "change_pending")
+    assert json.loads(response.body)["error"] == "entry 7 is not committed"
