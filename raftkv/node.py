@@ -15,16 +15,16 @@ then raises it. Nothing that was acknowledged is lost by that.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from .config import NodeConfig
-from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RaftkvError, Stopped
+from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, Stopped
+from .failure_detector import Verdict
 from .foreign import Foreign, Ticket, TicketHost
 from .histogram import Histogram
 from .hosting import Hosting, find_plugins
@@ -46,10 +46,10 @@ from .reading import Reader
 from .replica import Replica
 from .rpc import RpcHub
 from .runtime import OsRuntime, Runtime
-from .state import Member
-from .state.core import NodeDown, NodeUp, NodeUpResult
+from .state.core import NodeUp, NodeUpResult
 from .state.machine import StateMachine
 from .status import Status, status_of
+from .verdicts import Verdicts
 from .voters import VoterNews
 from .waste import Sweeper
 
@@ -165,7 +165,8 @@ class Node:
         directory = self._directory = DataDirectory(config, runtime)
         self.machine = StateMachine(self._plugins)
         self.clock = LogClock(runtime)
-        self.outbox = Outbox(runtime, config.limits, config.raft, self._send)
+        self._verdicts = Verdicts(self._send)
+        self.outbox = Outbox(runtime, config.limits, config.raft, self._verdicts.send)
         self.reader = Reader(runtime, config.raft, self._ask)
         self.foreign = Foreign(
             runtime, config.limits, config.raft, self.machine, self._send, config.timeout_s
@@ -474,13 +475,13 @@ class Node:
                 self._session_opened(NodeUpResult(*opened))
         self.hosting.restored(index)
 
-    def _declare_down(self, member: Member) -> None:
-        log.warning("%s has not been heard for long: declaring it dead", member.name)
-        self.hosting.spawn(self._propose_down(member), f"declare {member.name} dead")
-
-    async def _propose_down(self, member: Member) -> None:
-        with contextlib.suppress(RaftkvError):  # the detector looks again in a second
-            await self.propose("core", NodeDown(member.name, member.incarnation))
+    def _declare_down(self, verdict: Verdict, valid: Callable[[], bool]) -> None:
+        if not self._running or self._verdicts.is_under_way(verdict):
+            return
+        name = verdict.name
+        log.warning("%s has not been heard for long: declaring it dead", name)
+        proposing = self._verdicts.propose(self.propose, verdict, valid)
+        self.hosting.spawn(proposing, f"declare {name} dead")
 
     # -- the way to the log
 

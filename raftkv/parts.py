@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from .config import NodeConfig
 from .detector import Detector
+from .failure_detector import Verdict
 from .peering import Peering
 from .raft import wire
 from .raft.engine import Engine
@@ -25,7 +26,7 @@ from .replica import Replica
 from .replicant.follower import Follower
 from .replicant.upstream import Feeds
 from .runtime import Runtime
-from .state import Member, check_envelope
+from .state import check_envelope
 
 __all__ = ["CorePart", "Part", "ReplicantPart"]
 
@@ -124,8 +125,8 @@ class CorePart:
         self.detector = Detector(
             self.engine, lambda: replica.machine.members, lambda: self.feeds.names, self._down
         )
-        # Set by the node: it proposes NodeDown.
-        self.on_down: Callable[[Member], None] = lambda member: None
+        # Set by the node: it proposes the verdict, as long as the function given with it is true.
+        self.on_down: Callable[[Verdict, Callable[[], bool]], None] = lambda verdict, valid: None
         self._route()
 
     def _route(self) -> None:
@@ -230,8 +231,8 @@ class CorePart:
             self._committed = committed
             self._peering.tell_removed(committed)
 
-    def _down(self, member: Member) -> None:
-        self.on_down(member)
+    def _down(self, verdict: Verdict, valid: Callable[[], bool]) -> None:
+        self.on_down(verdict, valid)
 
     # -- commands and reads
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from raftkv.detector import Detector
+from raftkv import failure_detector
 from raftkv.errors import DamagedLog
+from raftkv.failure_detector import FailureDetector
 from raftkv.raft import campaigning, engine, identity, wal
 from raftkv.raft.election import Deadline
 from raftkv.raft.engine import Engine
@@ -30,7 +31,7 @@ from raftkv.replicant.follower import Follower
 from raftkv.state.machine import StateMachine
 from raftkv.testing.patching import around, replaced
 from raftkv.testing.planted import planted
-from tests import test_detector, test_rules_node
+from tests import test_detector, test_failure_detector, test_rules_node
 from tests.raft import (
     harness,
     test_changing,
@@ -422,8 +423,24 @@ _down = test_detector.TestRule30NodeDown()
 mutant(
     30,
     "the death of an upstream gives no grace",
-    instead(Detector, "_orphans", lambda *_: []),
+    wrapped(FailureDetector, "_reported", lambda reported: lambda *seen: reported(*seen) and set()),
     _down.test_the_replicants_of_a_core_that_died_get_a_full_period_to_move,
+)
+mutant(
+    30,
+    "time in which the leader stood still is silence",
+    instead(failure_detector, "STEP_MAX_S", 1e9),
+    test_failure_detector.test_time_in_which_the_leader_stood_still_is_no_silence,
+)
+mutant(
+    30,
+    "old reports confirm a death",
+    wrapped(
+        FailureDetector,
+        "report",
+        lambda report: lambda self, core, heard, made_at: report(self, core, heard, 1e9),
+    ),
+    test_failure_detector.test_reports_made_before_the_deadline_was_noticed_do_not_count,
 )
 
 

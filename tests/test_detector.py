@@ -1,17 +1,21 @@
-"""detector.py: who is declared dead, by whom, and after how long (rule 30)."""
+"""detector.py: which nodes are declared dead, by which node, and after how long (rule 30)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from raftkv.config import RaftTimes
-from raftkv.detector import PERIOD_S, Detector
+from raftkv.detector import LOOK_S, PERIOD_S, REPORT_DELAY_S, Detector
+from raftkv.failure_detector import Verdict
 from raftkv.raft import wire
 from raftkv.state import Member
 from tests.raft.harness import MAX_S, A, B, Bench, C, accepted, append
 
 DOWN_S = 3.0
+# From the end of a period to the verdict. The leadership is noticed, the deadline is noticed,
+# reports confirm it, and the leader looks again.
+SLACK_S = 3 * LOOK_S + REPORT_DELAY_S + 0.2
 TIMES = RaftTimes(node_down_ms=int(DOWN_S * 1000))
 
 
@@ -35,8 +39,15 @@ class Watch:
         )
         self.detector.start()
 
-    def down(self, member: Member) -> None:
-        self.declared.append(member.name)
+    def down(self, verdict: Verdict, valid: Callable[[], bool]) -> None:
+        assert valid()
+        self.valid = valid
+        self.declared.append(verdict.name)
+
+    def pause(self, seconds: float) -> None:
+        """The process stands still: nothing runs, and then everything that is due at once."""
+        self.bench.runtime.now += seconds
+        self.bench.runtime.advance(0.0)
 
     def pass_time(self, seconds: float, **feeding: Sequence[str]) -> None:
         """Time passes; the cores named answer the leader and report whom they feed."""
@@ -69,13 +80,15 @@ class TestRule30NodeDown:
         watch = Watch()
         watch.pass_time(DOWN_S, b=["r1"], c=[])
         assert watch.declared == []
-        watch.pass_time(2.5 * PERIOD_S, b=["r1"], c=[])
+        watch.pass_time(PERIOD_S + SLACK_S, b=["r1"], c=[])
         assert set(watch.declared) == {"r2"}
 
     def test_a_core_that_answers_nothing_is_declared_dead(self) -> None:
         watch = Watch()
         watch.fed = ["r1", "r2"]
-        watch.pass_time(DOWN_S + 2 * PERIOD_S, b=[])
+        watch.pass_time(DOWN_S, b=[])
+        assert watch.declared == []
+        watch.pass_time(SLACK_S, b=[])
         assert set(watch.declared) == {"c"}
 
     def test_a_new_leader_gives_everybody_a_full_period(self) -> None:
@@ -130,3 +143,27 @@ class TestRule30NodeDown:
         assert watch.bench.take(B, wire.Liveness) == [wire.Liveness(["r1"])]
         watch.pass_time(3 * DOWN_S)
         assert watch.declared == []
+
+    def test_a_leader_that_stood_still_declares_nothing(self) -> None:
+        watch = Watch()
+        watch.fed = ["r1"]
+        watch.pass_time(2 * DOWN_S, b=["r2"], c=[])
+        watch.pause(3 * DOWN_S)
+        watch.pass_time(DOWN_S, b=["r2"], c=[])
+        assert watch.declared == []
+
+    def test_many_short_pauses_add_up_to_no_death(self) -> None:
+        watch = Watch()
+        for _ in range(20):
+            watch.pass_time(PERIOD_S, b=["r1", "r2"], c=[])
+            watch.pause(MAX_S - 0.2)
+        assert watch.declared == []
+
+    def test_a_verdict_is_void_once_the_leadership_has_ended(self) -> None:
+        watch = Watch()
+        watch.fed = ["r1", "r2"]
+        watch.pass_time(DOWN_S + SLACK_S, b=[])
+        assert watch.valid()
+        watch.bench.receive(B, append(watch.term + 1, 3, watch.term))
+        watch.bench.runtime.settle()
+        assert not watch.valid()
