@@ -208,6 +208,12 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     options: dict[str, dict[str, Any]] = {}
     # The default deadline of a call that states none.
     timeout_s: float = 5.0
+    # Whether the leader raises the core format of the cluster by itself once every member knows a
+    # newer one; "manual" leaves it to `raftkv format raise`. It cannot be taken back.
+    format_raise: Literal["automatic", "manual"] = "automatic"
+    # For how long all members must have known it before: the time in which an operator may still
+    # go back to the former release. An upgrade that fails usually shows it within minutes.
+    format_raise_after_s: float = 600.0
     raft: RaftTimes = RaftTimes()
     limits: Limits = Limits()
     http: HttpLimits = HttpLimits()
@@ -290,8 +296,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 least = 0 if field.name in _MAY_BE_ZERO else 1
                 if getattr(struct, field.name) < least:
                     raise ConfigError(f"{group}.{field.name} must be at least {least}")
-        if not 0 < self.timeout_s < math.inf:
-            raise ConfigError("timeout_s must be greater than 0, and finite")
+        for label in ("timeout_s", "format_raise_after_s"):
+            if not 0 < getattr(self, label) < math.inf:
+                raise ConfigError(f"{label} must be greater than 0, and finite")
         if times.election_timeout_max_ms <= times.election_timeout_min_ms:
             raise ConfigError(
                 "raft.election_timeout_max_ms must exceed raft.election_timeout_min_ms, or all "

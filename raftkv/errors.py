@@ -10,6 +10,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- Stopped               this node is stopping or was never started
     |   |-- ReadTimeout           a read was not confirmed in time (reads change nothing)
     |   |-- MembershipRefused     the cores cannot be changed like this, or not now
+    |   |-- FormatRefused         the core format cannot be raised, or something needs a newer one
     |   `-- PeerUnreachable       a call to another node was never delivered
     |-- OutcomeUnknown        the command may or may not have been applied: ask `node.outcome`
     |   `-- Timeout               the deadline passed while the command was on its way
@@ -102,6 +103,12 @@ class MembershipRefused(NotApplied):
     """The cores of the cluster cannot be changed like this, or not now; the message says why."""
 
     code = "membership_refused"
+
+
+class FormatRefused(NotApplied):
+    """The core format cannot be raised, or a request needs a newer one; the message says why."""
+
+    code = "format_refused"
 
 
 class PeerUnreachable(NotApplied):

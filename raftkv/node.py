@@ -25,7 +25,10 @@ import msgspec
 from .config import NodeConfig
 from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, Stopped
 from .failure_detector import Verdict
+from .core_format import CoreFormat
+from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RaftkvError, Stopped
 from .foreign import Foreign, Ticket, TicketHost
+from .formats import about_node, announced
 from .histogram import Histogram
 from .hosting import Hosting, find_plugins
 from .kv import KV, KVApi, LeaseApi
@@ -47,6 +50,8 @@ from .replica import Replica
 from .rpc import RpcHub
 from .runtime import OsRuntime, Runtime
 from .state.core import NodeUp, NodeUpResult
+from .state import Member
+from .state.core import Core, NodeDown, NodeUp, NodeUpResult
 from .state.machine import StateMachine
 from .status import Status, status_of
 from .verdicts import Verdicts
@@ -64,6 +69,9 @@ logging.getLogger("raftkv").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 
+# Two processes never draw the same token by accident.
+PROCESS_TOKEN_BYTES = 8
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -71,7 +79,8 @@ class Node:
     """One node of a cluster, on the running event loop.
 
     `plugins`: classes or instances to run beside the keyspace; None takes the installed ones that
-    `config.plugins` names. `runtime` is for the simulated world.
+    `config.plugins` names. `runtime` is for the simulated world, `core_format_max` for tests of
+    upgrades: with 1 the node speaks and decides as raftkv 0.1.0 does.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class Node:
         *,
         plugins: Sequence[type[Plugin[Any]] | Plugin[Any]] | None = None,
         runtime: Runtime | None = None,
+        core_format_max: int = Core.version,
     ) -> None:
         self.config = config.validated()
         chosen: Sequence[type[Plugin[Any]] | Plugin[Any]]
@@ -87,6 +97,7 @@ class Node:
         made = [plugin() if isinstance(plugin, type) else plugin for plugin in chosen]
         self._plugins: list[Plugin[Any]] = [KV(), *made]
         self._given_runtime = runtime
+        self._core_format_max = core_format_max
         self.name = config.name
         self.incarnation = 0
         self.session = 0
@@ -163,7 +174,14 @@ class Node:
         config = self.config
         keeper = self._keeper = self._make_keeper(runtime)
         directory = self._directory = DataDirectory(config, runtime)
-        self.machine = StateMachine(self._plugins)
+        self.machine = StateMachine(self._plugins, core_format_max=self._core_format_max)
+        #: What this process tells of its software in every handshake.
+        self.about = about_node(
+            self.machine.core_format_max,
+            self.machine.plugin_versions,
+            runtime.token(PROCESS_TOKEN_BYTES).hex(),
+            config.cores,
+        )
         self.clock = LogClock(runtime)
         self._verdicts = Verdicts(self._send)
         self.outbox = Outbox(runtime, config.limits, config.raft, self._verdicts.send)
@@ -181,6 +199,9 @@ class Node:
         self._sweeper = Sweeper(runtime, self.machine.waste)
         replica.on_fault = self._faulted
         peering = self._peering = Peering(config, directory, runtime, self._faulted, keeper)
+        # Raftkv 0.1.0 tells nothing of itself.
+        peering.about = self.about if self._core_format_max > 1 else None
+        peering.core_format = lambda: self.machine.core_format
         peering.addresses.members = lambda: self.machine.members
         self.rpc = RpcHub(
             self.name, runtime, peering.hub, peering.addresses.of, config.limits.frame_bytes_max
@@ -192,6 +213,7 @@ class Node:
         self.membership = Membership(self)
         self.voters = VoterNews(self)
         self.promotion = Promotion(self)
+        self.format = CoreFormat(self)
         self.metrics = Metrics(self)
         self.hosting = Hosting(self, self._plugins)
         self.hosting.open()
@@ -206,6 +228,7 @@ class Node:
         self._part.start()
         self._office_changed()
         self._opening = runtime.spawn(self._keep_session(), "session")
+        self.format.start()
         if self._keeper is not None:
             self._keeper.start()
         self._running = not self._fault.done()
@@ -355,6 +378,8 @@ class Node:
             self._keeper.stop()
         if hasattr(self, "voters"):
             self.voters.stop()
+        if hasattr(self, "format"):
+            self.format.stop()
         if hasattr(self, "hosting"):
             await self.hosting.stop()
         if self._part is not None:
@@ -415,7 +440,7 @@ class Node:
             self._directory.identity.raft_id,
             config.peer_address,
             config.http_address,
-            tuple(sorted(self.machine.plugin_versions.items())),
+            announced(self.machine.plugin_versions, self.machine.core_format),
         )
         self._send([_encode((0, replica.nonce, 0, "core", _encode(command)))])
 

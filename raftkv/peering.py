@@ -62,6 +62,8 @@ _UNFOUNDED = "unfounded"
 _UNPROVED = "unproved_epoch"
 # Refusals that can stop the node that gets them.
 _STOPPING = frozenset({RemovedNode.code, OutdatedData.code, WipedNode.code, WrongCluster.code})
+# The code of a refusal to a node whose release does not know the cluster's core format.
+_OLD_SOFTWARE = "old_software"
 
 Route = Callable[[Link, Any], None]
 
@@ -88,6 +90,9 @@ class Peering:
         # Handshakes with a newer epoch that were not believed, and the last one, for operators.
         self.unproved_epochs = 0
         self.unproved_epoch: str | None = None
+        # What this process tells of its software, and the core format of the cluster, as applied.
+        self.about: wire.About | None = None
+        self.core_format: Callable[[], int] = lambda: 1
         self._routes: dict[type, Route] = {}
         self._ups: dict[str, Callable[[Link], None]] = {}
         self._downs: dict[str, Callable[[Link], None]] = {}
@@ -206,6 +211,7 @@ class Peering:
             identity.epoch,
             wanted,
             self.engine is not None and identity.raft_id in self.engine.configuration.members,
+            self.about,
         )
 
     def judge(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
@@ -235,7 +241,18 @@ class Peering:
         engine = self.engine
         if engine is not None and hello.raft_id in engine.configurations.at(engine.commit).removed:
             return _removed()
-        return self._judge_purpose(hello)
+        return self._judge_format(hello) or self._judge_purpose(hello)
+
+    def _judge_format(self, hello: wire.Hello) -> wire.Refusal | None:
+        """A node of an older release cannot apply what this cluster decides."""
+        active = self.core_format()
+        if hello.core_format >= active:
+            return None
+        return wire.Refusal(
+            _OLD_SOFTWARE,
+            f"the cluster runs core format {active}, and {name_of(hello.raft_id)!r} knows "
+            f"{hello.core_format} at most: upgrade raftkv there",
+        )
 
     def _judge_purpose(self, hello: wire.Hello) -> wire.Refusal | None:
         name = name_of(hello.raft_id)
@@ -432,13 +449,19 @@ class Peering:
         self._found(engine, others)
 
     def _found(self, engine: Engine, others: list[Link]) -> None:
-        known = self._directory.identity.cluster_id
-        if not known and not self._join(engine.runtime.token(8).hex()):
+        belongs = self._directory.identity.cluster_id
+        if not belongs and not self._join(engine.runtime.token(8).hex()):
             return
         identity = self._directory.identity
         voters = sorted([identity.raft_id, *(link.peer_id for link in others)])
         log.info("%s founds the cluster %s", identity.name, identity.cluster_id)
-        engine.found(Configuration(voters=tuple(voters)), wire.Founded(identity.cluster_id))
+        known = [link.peer.core_format for link in others if link.peer is not None]
+        own = 1 if self.about is None else self.about.core_format
+        engine.found(
+            Configuration(voters=tuple(voters)),
+            wire.Founded(identity.cluster_id),
+            min([own, *known]),
+        )
 
     def close(self) -> None:
         self.hub.close()

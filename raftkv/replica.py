@@ -112,6 +112,13 @@ class Replica:
     def skip(self, index: int) -> None:
         self.machine.skip(index)
 
+    def raise_format(self, index: int, body: bytes) -> None:
+        self.machine.raise_format(index, body)
+
+    @property
+    def core_format(self) -> int:
+        return self.machine.core_format
+
     def freeze(self) -> Frozen:
         return self.machine.freeze()
 

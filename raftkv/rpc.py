@@ -76,11 +76,7 @@ class RpcHub:
         if node == self._name:
             return await self._call_self(method, payload, timeout_s)
         deadline = self._runtime.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                link = await self._link_to(node)
-        except TimeoutError:
-            raise PeerUnreachable(f"{node} did not greet before the deadline") from None
+        link = await self.connected(node, timeout_s)
         timeout_s = max(0.0, deadline - self._runtime.monotonic())
         self._number += 1
         number = self._number
@@ -93,6 +89,14 @@ class RpcHub:
         finally:
             self._calls.pop(number, None)
             timer.cancel()
+
+    async def connected(self, node: str, timeout_s: float) -> Link:
+        """A link to a member, whose `peer` is that member's handshake. Raises PeerUnreachable."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._link_to(node)
+        except TimeoutError:
+            raise PeerUnreachable(f"{node} did not answer a handshake in time") from None
 
     async def _call_self(self, method: str, payload: bytes, timeout_s: float) -> bytes:
         handler = self._handlers.get(method)

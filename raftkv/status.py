@@ -13,7 +13,14 @@ from .security.report import TlsStatus
 if TYPE_CHECKING:
     from .node import Node
 
-__all__ = ["MemberStatus", "Status", "status_of"]
+__all__ = ["FormatStatus", "MemberStatus", "Status", "status_of"]
+
+
+class FormatStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The core format and the plugin formats: what is active, and what this node knows."""
+
+    active: dict[str, int]
+    known: dict[str, int]
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +67,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None
     # The last claim of a newer epoch that no core of the cluster proved.
     unproved_epoch: str | None = None
+    software: str
+    formats: FormatStatus
 
 
 def status_of(node: Node) -> Status:
@@ -114,6 +123,11 @@ def status_of(node: Node) -> Status:
         faults=node.hosting.hook_faults + machine.fault_count,
         fault=str(node._fault.result()) if failed else None,
         unproved_epoch=node._peering.unproved_epoch,
+        software=node.about.software,
+        formats=FormatStatus(
+            active={"core": machine.core_format, **machine.active_versions},
+            known={"core": machine.core_format_max, **machine.plugin_versions},
+        ),
     )
 
 

@@ -25,6 +25,7 @@ import msgspec
 from raftkv.errors import (
     ChangePending,
     ConfigError,
+    FormatRefused,
     MembershipRefused,
     NoLeader,
     NotApplied,
@@ -54,6 +55,7 @@ _BY_REASON: Final[dict[str, type[RaftkvError]]] = {
         ReadTimeout,
         MembershipRefused,
         ChangePending,
+        FormatRefused,
         NotApplied,
     )
 }

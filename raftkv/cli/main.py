@@ -17,9 +17,22 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from raftkv.errors import ConfigError, MembershipRefused, RaftkvError, Refused
+from raftkv.errors import ConfigError, FormatRefused, MembershipRefused, RaftkvError, Refused
 
-from . import certs, check, clusters, endpoint, keys, lease, lock, member, recover, txn, watch
+from . import (
+    certs,
+    check,
+    clusters,
+    core_format,
+    endpoint,
+    keys,
+    lease,
+    lock,
+    member,
+    recover,
+    txn,
+    watch,
+)
 from .options import MARKUP, ReaderGone, examples
 
 __all__ = ["app", "main"]
@@ -72,6 +85,7 @@ for commands in (keys, txn, watch, lock):
     commands.register(app)
 app.add_typer(lease.app, name="lease")
 app.add_typer(member.app, name="member")
+app.add_typer(core_format.app, name="format")
 app.add_typer(endpoint.app, name="endpoint")
 endpoint.register_health(app)
 app.add_typer(check.app, name="check")
@@ -91,7 +105,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         _fail(error, EXIT_CONFIG)
-    except (Refused, MembershipRefused) as error:
+    except (Refused, MembershipRefused, FormatRefused) as error:
         _fail(error, EXIT_NEGATIVE)
     except RaftkvError as error:
         _fail(error, EXIT_FAULT)

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from raftkv.errors import MembershipRefused, NoLeader, NotApplied, RaftkvError, Timeout
+from raftkv.errors import (
+    FormatRefused,
+    MembershipRefused,
+    NoLeader,
+    NotApplied,
+    RaftkvError,
+    Timeout,
+)
 
 from .connecting import endpoints_of, tls_context
 from .options import At, connected, examples, group
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     import ssl
     from concurrent.futures import Future
 
-__all__ = ["app", "endpoints_of_members"]
+__all__ = ["LIST_TIMEOUT_S", "app", "ask_in_turn", "endpoints_of_members", "request"]
 
 # Between two rounds over all endpoints.
 ROUND_PAUSE_S: Final = 0.2
@@ -105,7 +112,7 @@ def list_members(
     """Show every node: what it is, where it is, and how far its log reaches."""
     from .output import print_json
 
-    found = _round(endpoints_of(at), at.timeout_s, partial(_list, context=tls_context(at)))
+    found = ask_in_turn(endpoints_of(at), at.timeout_s, partial(_list, context=tls_context(at)))
     if at.output == "json":
         print_json(found)
         return
@@ -118,13 +125,15 @@ def endpoints_of_members(
     endpoints: Sequence[str], timeout_s: float, context: ssl.SSLContext | None
 ) -> list[str]:
     """The doors of all nodes that have one, asked of whichever of `endpoints` answers first."""
-    found = _round(endpoints, timeout_s, partial(_list, context=context))
+    found = ask_in_turn(endpoints, timeout_s, partial(_list, context=context))
     scheme = endpoints[0].partition("://")[0]
     doors = [row["http_address"] for row in found["members"] if row["standing"] != "removed"]
     return [f"{scheme}://{address}" for address in doors if address is not None]
 
 
-def _round(endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float], Any]) -> Any:
+def ask_in_turn(
+    endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float], Any]
+) -> Any:
     """Ask the nodes in turn until one answers; a refusal is an answer. Raises the last error."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -132,7 +141,7 @@ def _round(endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float
             left_s = max(deadline - time.monotonic(), 0.05)
             try:
                 return ask(endpoint, left_s)
-            except MembershipRefused:
+            except (MembershipRefused, FormatRefused):
                 raise
             except (NotApplied, Timeout) as error:
                 last: RaftkvError = error
@@ -141,16 +150,16 @@ def _round(endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float
         time.sleep(ROUND_PAUSE_S)
 
 
-def _request(*arguments: Any, **options: Any) -> Any:
-    # Imported late, with all that HTTP needs.
-    from .door_client import request
+def request(*arguments: Any, **options: Any) -> Any:
+    """`door_client.request`, imported late with all that HTTP needs."""
+    from . import door_client
 
-    return request(*arguments, **options)
+    return door_client.request(*arguments, **options)
 
 
 def _list(endpoint: str, left_s: float, *, context: ssl.SSLContext | None) -> Any:
     timeout_s = min(left_s, LIST_TIMEOUT_S)
-    return _request(endpoint, "GET", "/v1/members", timeout_s=timeout_s, context=context)
+    return request(endpoint, "GET", "/v1/members", timeout_s=timeout_s, context=context)
 
 
 def _change(verb: str, body: dict[str, Any], at: At) -> None:
@@ -168,14 +177,16 @@ def _change(verb: str, body: dict[str, Any], at: At) -> None:
         asked = {**body, "timeout_s": left_s}
         # The node answers at its deadline; that must still arrive.
         path, patience_s = f"/v1/members/{verb}", left_s + 2.0
-        return _request(endpoint, "POST", path, asked, timeout_s=patience_s, context=context)
+        return request(endpoint, "POST", path, asked, timeout_s=patience_s, context=context)
 
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(_round, endpoints, at.timeout_s, ask)
+        done = pool.submit(ask_in_turn, endpoints, at.timeout_s, ask)
         if verb != "remove":
-            _show_progress(body["name"], partial(_round, endpoints, LIST_TIMEOUT_S, look), done)
+            _show_progress(
+                body["name"], partial(ask_in_turn, endpoints, LIST_TIMEOUT_S, look), done
+            )
         done.result()
-    found = _round(endpoints, LIST_TIMEOUT_S, look)
+    found = ask_in_turn(endpoints, LIST_TIMEOUT_S, look)
     if at.output == "json":
         print_json({"verb": verb, "name": body["name"], **found})
         return

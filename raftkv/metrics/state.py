@@ -118,6 +118,14 @@ def state(node: Node) -> Iterator[Family]:
         {"evicted": evicted, "idle": expired},
         "Clients' sessions ended: to make room for others, or because they were idle.",
     )
+    yield gauge(
+        "core_format",
+        machine.core_format,
+        "Core format of the cluster, as this node has applied it.",
+    )
+    yield gauge(
+        "core_format_known", machine.core_format_max, "The newest core format that this node knows."
+    )
     yield gauge_by(
         "plugin_version",
         "plugin",

@@ -51,6 +51,13 @@ class Application(Protocol):
     def skip(self, index: int) -> None:
         """The entry at `index` holds no batch."""
 
+    def raise_format(self, index: int, body: bytes) -> None:
+        """The entry at `index` raises the core format to the number in `body`."""
+
+    @property
+    def core_format(self) -> int:
+        """The core format of the cluster, as of the last applied entry (raftkv/formats.py)."""
+
     def freeze(self) -> Frozen: ...
 
     def loading(self) -> Loading:

@@ -45,11 +45,19 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node as SyncObjNode
 
 from raftkv.config import Limits, RaftTimes
-from raftkv.errors import DiskFailed, Diverged, InternalFault, MembershipRefused, NodeFault
+from raftkv.errors import (
+    DiskFailed,
+    Diverged,
+    FormatRefused,
+    InternalFault,
+    MembershipRefused,
+    NodeFault,
+)
 from raftkv.runtime import Runtime, Timer
 from raftkv.waste import Sweeper
 
@@ -70,6 +78,7 @@ from .wal import Pending, Wal
 __all__ = [
     "BATCH",
     "CONFIGURATION",
+    "FORMAT",
     "NO_OP",
     "Application",
     "Engine",
@@ -83,6 +92,8 @@ log = logging.getLogger("raftkv.raft")
 # The first byte of an entry's payload, as PySyncObj numbers its command types. Its fourth, the
 # code version, is refused (rule 28).
 BATCH, NO_OP, CONFIGURATION = 0, 1, 2
+# Raises the core format. A version that does not know the kind stops at the entry.
+FORMAT = 4
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 ROLE_NAMES = ("follower", "candidate", "leader")
@@ -593,6 +604,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             self.application.apply(entry.index, entry.payload[1:])
         elif kind in (NO_OP, CONFIGURATION):
             self.application.skip(entry.index)
+        elif kind == FORMAT:
+            self.application.raise_format(entry.index, entry.payload[1:])
         else:
             raise newer_kind(entry.index, kind)
 
@@ -630,8 +643,12 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.kick()
         return True
 
-    def found(self, configuration: Configuration, founded: wire.Founded) -> None:
+    def found(
+        self, configuration: Configuration, founded: wire.Founded, core_format: int = 1
+    ) -> None:
         """Write the first configuration of a new cluster, tell the others, campaign at once.
+
+        `core_format` is that of the new cluster.
 
         The entry is of term 1, in which nobody else can lead: the others know no configuration
         yet, so they cannot campaign. They are told once it is durable here.
@@ -639,6 +656,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         assert self.wal.last_index == 1, "only an empty log can found a cluster"
         self.set_term(1, self.me)
         self.append_configuration(configuration)
+        if core_format > 1:
+            self._append_format(core_format)
         for member in configuration.members:
             if member != self.me:
                 self.send_held(member, founded)
@@ -680,6 +699,25 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         index = self.append_configuration(proposed)
         log.info("%s changes the members to %s", self.me, proposed)
         self.kick()
+        return index
+
+    def raise_format(self, core_format: int) -> int:
+        """On a leader: raise the core format of the cluster; the index of the entry.
+
+        The caller has found that every member knows the format, and nothing was awaited since.
+        Raises FormatRefused elsewhere.
+        """
+        if self.leading is None or self.stopped:
+            raise FormatRefused("this node does not lead")
+        index = self._append_format(core_format)
+        log.info("%s raises the core format to %d", self.me, core_format)
+        self.kick()
+        return index
+
+    def _append_format(self, core_format: int) -> int:
+        index = self.wal.last_index + 1
+        payload = bytes([FORMAT]) + msgspec.msgpack.encode(core_format)
+        self.wal.append(payload, index, self.term)
         return index
 
     def removed(self, member: str) -> bool:

@@ -28,6 +28,7 @@ from .epoch import FOUNDED, Epoch
 
 __all__ = [
     "NO_ANSWER",
+    "About",
     "Addresses",
     "Append",
     "AppendReply",
@@ -88,11 +89,30 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pass
 
 
+class About(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a node tells of its software. Raftkv 0.1.0 sends none, and passes it over.
+
+    `formats` are the newest that the sender knows, as (name, version) pairs; the core format is
+    called "core". `process` is a random token of the running process. `bootstrap` is a digest of
+    the core names in the sender's configuration file. An empty text is unknown, not different.
+    """
+
+    software: str = ""
+    formats: list[tuple[str, Number]] = []
+    process: str = ""
+    bootstrap: str = ""
+
+    @property
+    def core_format(self) -> int:
+        """The newest core format that the sender knows."""
+        return max((version for name, version in self.formats if name == "core"), default=1)
+
+
 class Hello(_Message, frozen=True, tag=1):
     """The first frame in both directions. `purpose`: raft, follow or rpc (the dialler's wish).
 
     `wanted` is the name of whom the dialler means; "" in an answer. `member`: the sender's own log
-    has it as a member, under this very raft id.
+    has it as a member, under this very raft id. `about` is None from raftkv 0.1.0.
     """
 
     version: Number
@@ -105,6 +125,12 @@ class Hello(_Message, frozen=True, tag=1):
     epoch: Epoch = FOUNDED
     wanted: str = ""
     member: bool = False
+    about: About | None = None
+
+    @property
+    def core_format(self) -> int:
+        """The newest core format that the sender knows; a node of raftkv 0.1.0 knows the first."""
+        return 1 if self.about is None else self.about.core_format
 
 
 class Refusal(_Message, frozen=True, tag=2):

@@ -24,7 +24,15 @@ from raftkv.config import NodeConfig
 from raftkv.errors import DamagedSnapshot, Diverged, InternalFault, NodeFault
 from raftkv.histogram import Histogram
 from raftkv.raft import wire
-from raftkv.raft.engine import APPLY_S_PER_TICK, BATCH, CONFIGURATION, NO_OP, Loading, newer_kind
+from raftkv.raft.engine import (
+    APPLY_S_PER_TICK,
+    BATCH,
+    CONFIGURATION,
+    FORMAT,
+    NO_OP,
+    Loading,
+    newer_kind,
+)
 from raftkv.raft.transport import Hub, Link
 from raftkv.runtime import Runtime
 
@@ -49,6 +57,8 @@ class ReplicantApplication(Protocol):
     def apply(self, index: int, body: bytes) -> None: ...
 
     def skip(self, index: int) -> None: ...
+
+    def raise_format(self, index: int, body: bytes) -> None: ...
 
     def loading(self) -> Loading: ...
 
@@ -328,6 +338,8 @@ class Follower:
                 self._application.apply(index, payload[1:])
             elif kind in (NO_OP, CONFIGURATION):
                 self._application.skip(index)
+            elif kind == FORMAT:
+                self._application.raise_format(index, payload[1:])
             else:
                 raise newer_kind(index, kind)
             self.applied, self.applied_term = index, term

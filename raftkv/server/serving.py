@@ -9,6 +9,7 @@ from raftkv.node import Node
 from .admission import Admission
 from .app import App
 from .door import Door
+from .format_routes import format_routes
 from .members import member_routes
 from .sessions import Sessions
 from .tls import DoorTls, names_in
@@ -31,6 +32,7 @@ def door_of(node: Node, *, version: str = "") -> Door:
     sessions = Sessions(node, timeout_s=config.timeout_s)
     routes = {name: each.routes() for name, each in node.hosting.services.items()}
     routes["members"] = member_routes(node)
+    routes["format"] = format_routes(node)
     command_bytes_max = config.limits.command_bytes_max
     app = App(
         node,

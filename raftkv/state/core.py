@@ -11,6 +11,9 @@ Every cluster runs it and every other plugin builds on it. What it decides:
 - `NodeRole` makes a replicant that was promoted a core, in the same life.
 - A plugin becomes active, or moves to a newer command format, in the entry that tells that every
   core has it: the `NodeUp` of the last one. The active version is the lowest among the members.
+- An entry of its own kind raises the core format (raftkv/formats.py). A node that lacks the format
+  stops at that entry, whatever its version. From format 2 on, `AnnounceFormats` tells the plugin
+  formats of a running node, which `NodeUp` held back before.
 - `SettleOutcome` asks what became of a number. If its command was not seen, it never will be.
 - `SetVoters` tells the state which cores vote. Raft's own configuration is in force as soon as it
   is appended, the state knows what is applied; so the leader announces a core's going before it
@@ -28,7 +31,13 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from raftkv.errors import InvalidSetting, Refused, SequenceTooFar, StaleIncarnation
+from raftkv.errors import (
+    InvalidSetting,
+    Refused,
+    SequenceTooFar,
+    StaleIncarnation,
+    UnknownCommand,
+)
 
 from .contract import Context, Member, MemberChange, Setting, SettingChange, TableSpec, View
 from .refusals import Refusals
@@ -38,6 +47,7 @@ from .tables import ABSENT, Table
 from .views import decode_setting
 
 __all__ = [
+    "AnnounceFormats",
     "Core",
     "NodeDown",
     "NodeDownResult",
@@ -143,6 +153,15 @@ class SetVoters(_Command, frozen=True, tag="set_voters"):
     expected_version: int
 
 
+class AnnounceFormats(_Command, frozen=True, tag="announce_formats"):
+    """One incarnation of a node has these plugin formats. `plugins`: (name, version)."""
+
+    Result: ClassVar[Any] = None
+    name: str
+    incarnation: int
+    plugins: tuple[tuple[str, int], ...]
+
+
 class OpenSession(_Command, frozen=True, tag="open_session"):
     """A client without a node opens a session."""
 
@@ -179,12 +198,18 @@ class Opening(_Command, frozen=True):
     session: int
 
 
+#: Commands that a core format introduced. Before it they are answered as a node that does not know
+#: them answers: they cannot be decoded.
+SINCE_FORMAT: Final[Mapping[type[msgspec.Struct], int]] = {AnnounceFormats: 2}
+
+
 class Core:
     """See the top of the file. One object per machine: it works on that machine's sessions."""
 
     name: ClassVar[str] = CORE
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
+        AnnounceFormats,
         NodeUp,
         NodeDown,
         NodeRole,
@@ -227,6 +252,8 @@ class Core:
         self._voters_changed = on_voters
 
     def apply(self, command: Any, ctx: Context) -> Any:
+        if ctx.version < SINCE_FORMAT.get(type(command), 1):
+            raise UnknownCommand(f"the plugin {CORE!r} cannot decode the command")
         if isinstance(command, NodeUp):
             return self._node_up(command, ctx)
         if isinstance(command, NodeDown):
@@ -239,6 +266,8 @@ class Core:
             return self._set_setting(command, ctx)
         if isinstance(command, SetVoters):
             return self._set_voters(command, ctx)
+        if isinstance(command, AnnounceFormats):
+            return self._announce(command, ctx)
         assert isinstance(command, SettleOutcome)
         return self._settle_outcome(command, ctx)
 
@@ -272,8 +301,7 @@ class Core:
         texts = (command.name, command.raft_id, command.peer_address, command.http_address or "")
         if not command.name or max(map(len, texts)) > NAME_CHARS_MAX:
             raise Refused(f"a member's name and addresses must have 1 to {NAME_CHARS_MAX} letters")
-        if len(command.plugins) > PLUGINS_MAX:
-            raise Refused(f"a node may have at most {PLUGINS_MAX} plugins")
+        _check_plugins(command.plugins)
         members: Table[str, Member] = ctx.table("members")
         old = members.get(command.name)
         incarnation = 1 if old is None else old.incarnation + 1
@@ -294,20 +322,35 @@ class Core:
             oldest = next(openings.scan(prefix=(command.name,), limit=1))
             openings.delete(oldest[0])
         self._after(lambda: self._sessions.open_node(session, command.name, nonce, now))
-        self._activate(command, ctx)
+        self._activate(command.name, command.plugins, ctx)
         ended = old.incarnation if old is not None and old.up else None
         self._after(lambda: self._members_changed(MemberChange(old, new, ended)))
         return NodeUpResult(session, incarnation)
 
-    def _activate(self, command: NodeUp, ctx: Context) -> None:
+    def raise_format(self, version: int, ctx: Context) -> bool:
+        """Set the core format. False if it is that high already: it is never lowered."""
+        active: Table[str, int] = ctx.table("active")
+        if version <= active.get(CORE, 1):
+            return False
+        active.put(CORE, version)
+        return True
+
+    def _announce(self, command: AnnounceFormats, ctx: Context) -> None:
+        _check_plugins(command.plugins)
+        _living(command.name, command.incarnation, ctx)
+        self._activate(command.name, command.plugins, ctx)
+
+    def _activate(self, name: str, plugins: tuple[tuple[str, int], ...], ctx: Context) -> None:
         formats: Table[tuple[str, str], int] = ctx.table("formats")
-        for key in [key for key, _ in formats.scan(prefix=(command.name,))]:
+        for key in [key for key, _ in formats.scan(prefix=(name,))]:
             formats.delete(key)
-        for plugin, version in command.plugins:
-            formats.put((command.name, plugin), version)
+        for plugin, version in plugins:
+            formats.put((name, plugin), version)
         active: Table[str, int] = ctx.table("active")
         changed = False
-        for plugin in sorted({plugin for plugin, _ in command.plugins}):
+        for plugin in sorted({plugin for plugin, _ in plugins}):
+            if plugin == CORE and ctx.version >= 2:
+                continue  # an entry of the log raises the core format, never a node's word
             lowest = self._lowest(plugin, ctx, formats)
             if lowest > active.get(plugin, 0):
                 active.put(plugin, lowest)
@@ -414,6 +457,11 @@ class Core:
             return OutcomeReport("not_applied")
         _, data = encode_outcome(outcome, self._refusals)
         return OutcomeReport("refused" if isinstance(outcome, Refused) else "applied", data)
+
+
+def _check_plugins(plugins: tuple[tuple[str, int], ...]) -> None:
+    if len(plugins) > PLUGINS_MAX:
+        raise Refused(f"a node may have at most {PLUGINS_MAX} plugins")
 
 
 def _living(name: str, incarnation: int, ctx: Context) -> Member:

@@ -445,6 +445,11 @@ def require_plugin(name: str, version: int, versions: Mapping[str, int]) -> None
             f"the cluster runs the plugin {name!r}, which this node lacks: install it and name it "
             f"in the node's plugins, then start the node again"
         )
+    if versions[name] < version and name == "core":
+        raise MissingPlugin(
+            f"the cluster runs core format {version}, this node knows {versions[name]} at most: "
+            f"upgrade raftkv on it, then start the node again"
+        )
     if versions[name] < version:
         raise MissingPlugin(
             f"the cluster runs version {version} of the plugin {name!r}, this node has "

@@ -24,6 +24,7 @@ from raftkv.config import Limits, NodeConfig, RaftTimes
 from raftkv.node import Node
 from raftkv.plugin import Plugin
 from raftkv.security.directory import certify
+from raftkv.state.core import Core
 
 __all__ = ["LocalCluster", "free_ports"]
 
@@ -93,6 +94,8 @@ class LocalCluster:
             )
         self._certify(names)
         self.running: dict[str, Node] = {}
+        #: The newest core format that a node knows, where that is not the one of this code.
+        self.core_formats: dict[str, int] = {}
 
     @property
     def certificates(self) -> str:
@@ -152,7 +155,8 @@ class LocalCluster:
 
     async def start(self, name: str) -> Node:
         """Start a node that is not running. It may not be ready yet when this returns."""
-        node = Node(self.configs[name], plugins=self._plugins)
+        newest = self.core_formats.get(name, Core.version)
+        node = Node(self.configs[name], plugins=self._plugins, core_format_max=newest)
         self.running[name] = node
         await node.start()
         return node

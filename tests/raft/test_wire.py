@@ -25,6 +25,14 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     list[bytes]: st.lists(st.binary(max_size=20), max_size=4),
     list[tuple[str, str]]: st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9))),
     list[str]: st.lists(st.text(max_size=9), max_size=4),
+    wire.About | None: st.none()
+    | st.builds(
+        wire.About,
+        st.text(max_size=9),
+        st.lists(st.tuples(st.text(max_size=9), number), max_size=4),
+        st.text(max_size=9),
+        st.text(max_size=9),
+    ),
     list[tuple[wire.Number, wire.Payload]]: st.lists(st.tuples(number, payload), max_size=4),
 }
 
