@@ -172,7 +172,7 @@ class CoreFormat:
                 try:
                     return await node.rpc.call(leader, method, payload, left_s + GRACE_S)
                 except PeerUnreachable:
-                    pass
+                    pass  # the leader has just gone: its successor is asked
                 except RemoteFailed as error:
                     if "has no method" in str(error):
                         raise FormatRefused(
