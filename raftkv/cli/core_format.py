@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = group(
-    "The core format of a cluster: what its nodes decide and send, raised after an upgrade."
-)
+app = group("The core format, raised after an upgrade: show, raise.")
 
 
 @app.command("show", epilog=examples("raftkv format show --dir demo", "raftkv format show --json"))
