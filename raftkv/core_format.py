@@ -38,7 +38,7 @@ log = logging.getLogger("raftkv.node")
 METHOD_SURVEY: Final = "core.formats"
 METHOD_RAISE: Final = "core.raise_format"
 # How long a replicant may take to answer the leader's handshake before it counts as not heard.
-GREETING_S: Final = 2.0
+HANDSHAKE_S: Final = 2.0
 # How often a leader looks whether the format may be raised, and a node whether it has announced
 # its formats: seldom, because both change with an upgrade only.
 LOOK_S: Final = 5.0
@@ -77,7 +77,7 @@ class FormatSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Raised(msgspec.Struct, frozen=True, array_like=True):
-    """`refused` says why not, `pending` what is not known yet; `elsewhere`: look for the leader."""
+    """`refused`: the reason; `pending`: what is not known yet; `elsewhere`: look for the leader."""
 
     active: int = 0
     refused: str = ""
@@ -279,7 +279,7 @@ class CoreFormat:
 
     async def _peer(self, name: str) -> Peer | None:
         try:
-            link = await self._node.rpc.connected(name, GREETING_S)
+            link = await self._node.rpc.connected(name, HANDSHAKE_S)
         except (PeerUnreachable, Timeout):
             return None
         return Peer(link)

@@ -106,7 +106,7 @@ class MembershipRefused(NotApplied):
 
 
 class FormatRefused(NotApplied):
-    """The core format cannot be raised, or a request needs a newer one; the message says why."""
+    """The core format cannot be raised, or a request needs a newer one; the message has why."""
 
     code = "format_refused"
 
