@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from .config import NodeConfig
+from .core_format import CoreFormat
 from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, Stopped
 from .failure_detector import Verdict
-from .core_format import CoreFormat
-from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RaftkvError, Stopped
 from .foreign import Foreign, Ticket, TicketHost
 from .formats import about_node, announced
 from .histogram import Histogram
@@ -49,9 +48,7 @@ from .reading import Reader
 from .replica import Replica
 from .rpc import RpcHub
 from .runtime import OsRuntime, Runtime
-from .state.core import NodeUp, NodeUpResult
-from .state import Member
-from .state.core import Core, NodeDown, NodeUp, NodeUpResult
+from .state.core import Core, NodeUp, NodeUpResult
 from .state.machine import StateMachine
 from .status import Status, status_of
 from .verdicts import Verdicts
