@@ -15,6 +15,7 @@ from .config import NodeConfig
 from .detector import Detector
 from .failure_detector import Verdict
 from .peering import Peering
+from .proposals import Proposals
 from .raft import wire
 from .raft.engine import Engine
 from .raft.membership import Configuration, name_of
@@ -26,7 +27,6 @@ from .replica import Replica
 from .replicant.follower import Follower
 from .replicant.upstream import Feeds
 from .runtime import Runtime
-from .state import check_envelope
 
 __all__ = ["CorePart", "Part", "ReplicantPart"]
 
@@ -101,7 +101,7 @@ class CorePart:
         self._peering = peering
         self._replica = replica
         self._reader = reader
-        self._command_bytes_max = config.limits.command_bytes_max
+        self.proposals = Proposals(config.limits.command_bytes_max, runtime.monotonic)
         self._relayed: dict[int, tuple[Link, int]] = {}
         self._relay_number = _RELAY_START
         self._told: tuple[str | None, int] = (None, -1)
@@ -265,17 +265,16 @@ class CorePart:
         """From a replicant it is passed on; from a core only a leader takes it, or two cores that
         each believe in the other would play ball with it. What is dropped is sent again.
 
-        A leader looks at every command that it did not encode itself: an entry that is no batch
-        would stop all nodes.
+        What a replicant sends is checked where its stream ends, and a leader checks all that it did
+        not encode itself. A bad command is never held against the node that passed it on.
         """
-        if self.engine.leading is not None:
-            limit = self._command_bytes_max
-            for command in message.commands:
-                if len(command) > limit or not check_envelope(command):
-                    raise wire.ProtocolError("a proposal holds something that is no command")
-            self.engine.propose(message.commands)
-        elif link.purpose == "follow":
-            self.send(message.commands)
+        leads = self.engine.leading is not None
+        if leads or link.purpose == "follow":
+            commands = self.proposals.fit(link.peer_name, message.commands)
+            if leads:
+                self.engine.propose(commands)
+            elif commands:
+                self.send(commands)
 
     def _on_read_request(self, link: Link, message: wire.ReadRequest) -> None:
         if self.engine.read_index((link, message.number)):

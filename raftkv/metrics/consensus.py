@@ -21,7 +21,7 @@ def core(part: CorePart) -> Iterator[Family]:
     engine = part.engine
     yield from _elections(engine)
     yield from _log(engine)
-    yield from _batches(engine)
+    yield from _batches(part)
     yield from _snapshots(part)
     yield from _peers(engine)
     yield from _fed(part)
@@ -69,7 +69,8 @@ def _log(engine: Engine) -> Iterator[Family]:
     )
 
 
-def _batches(engine: Engine) -> Iterator[Family]:
+def _batches(part: CorePart) -> Iterator[Family]:
+    engine = part.engine
     counts, leading = engine.counts, engine.leading
     commands, size = (0, 0) if leading is None else leading.waiting
     yield histogram(
@@ -93,6 +94,11 @@ def _batches(engine: Engine) -> Iterator[Family]:
         "leader_refused_commands_total",
         counts.commands_refused,
         "Commands this leader did not take because too much waited; their origins send them again.",
+    )
+    yield counter(
+        "rejected_commands_total",
+        part.proposals.rejected,
+        "Commands of other nodes that this core dropped as unfit.",
     )
     yield gauge(
         "inbox_messages", engine.inbox_messages, "Messages of other cores that wait for a tick."
