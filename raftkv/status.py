@@ -8,6 +8,7 @@ import msgspec
 
 from .config import NodeConfig
 from .parts import CorePart, ReplicantPart
+from .raft.free_space import DISK
 from .security.report import TlsStatus
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     plugins: dict[str, Any]
     faults: int
     fault: str | None
+    # Alarms of this node itself: "DISK" while its disk lacks the room for a snapshot.
+    alarms: list[str] = []
+    # What is left on the disk for the log; None on a replicant, and before the first look.
+    disk_left_bytes: int | None = None
     # The last claim of a newer epoch that no core of the cluster proved.
     unproved_epoch: str | None = None
     software: str
@@ -122,6 +127,8 @@ def status_of(node: Node) -> Status:
         plugins={name: dict(s.status()) for name, s in sorted(node.hosting.services.items())},
         faults=node.hosting.hook_faults + machine.fault_count,
         fault=str(node._fault.result()) if failed else None,
+        alarms=[DISK] if engine is not None and engine.snapshotting.space.alarm else [],
+        disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
         unproved_epoch=node._peering.unproved_epoch,
         software=node.about.software,
         formats=FormatStatus(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .output import Row
 
-__all__ = ["app", "register_health"]
+__all__ = ["Cluster", "app", "ask_all", "fail_if_any", "register_health"]
 
 EXIT_FAULT: Final = 3
 ENDPOINTS_AT_ONCE_MAX: Final = 32
@@ -61,7 +61,7 @@ def status(at: At, cluster: Cluster = False) -> None:
     """
     from .output import Styled, cell, print_json, print_table
 
-    found = _ask_all(at, cluster, lambda request: request("GET", "/v1/status"))
+    found = ask_all(at, cluster, lambda request: request("GET", "/v1/status"))
     if at.output == "json":
         print_json(
             [
@@ -82,7 +82,7 @@ def status(at: At, cluster: Cluster = False) -> None:
             rows.append(cells)
         headings = ("ENDPOINT", *(heading for heading, _ in _STATUS), "ERROR")
         print_table(headings, rows, _NUMBERS)
-    _fail_if_any(found)
+    fail_if_any(found)
 
 
 @connected("simple", "table", "json")
@@ -93,7 +93,7 @@ def health(at: At, cluster: Cluster = False) -> None:
     """
     from .output import Styled, cell, print_json, print_table
 
-    found = _ask_all(
+    found = ask_all(
         at, cluster, lambda request: request("POST", "/v3/kv/range", {"key": HEALTH_KEY})
     )
     if at.output == "json":
@@ -129,7 +129,7 @@ def health(at: At, cluster: Cluster = False) -> None:
                 typer.echo(f"{each.endpoint} is healthy: confirmed a linearizable read in {took}")
             else:
                 typer.echo(f"{each.endpoint} is unhealthy: {each.error}", err=True)
-    _fail_if_any(found)
+    fail_if_any(found)
 
 
 _HASH: Final = (("HASH", "hash"), ("REVISION", "hash_revision"), ("KEYS", "keys"))
@@ -158,7 +158,7 @@ def hashkv(
     from .output import Styled, cell, print_json, print_table
 
     revision = rev or _common_revision(at, cluster)
-    found = _ask_all(
+    found = ask_all(
         at,
         cluster,
         lambda request: request("POST", "/v3/maintenance/hashkv", {"revision": str(revision)}),
@@ -196,12 +196,12 @@ def hashkv(
             f"error: the nodes differ at revision {revision}: see docs/operations.md", err=True
         )
         raise typer.Exit(EXIT_FAULT)
-    _fail_if_any(found)
+    fail_if_any(found)
 
 
 def _common_revision(at: At, cluster: bool) -> int:
     """The newest revision that all of them have reached which answer; the others say why later."""
-    found = _ask_all(at, cluster, lambda request: request("POST", "/v3/maintenance/status", {}))
+    found = ask_all(at, cluster, lambda request: request("POST", "/v3/maintenance/status", {}))
     reached = [int(each.answer["header"]["revision"]) for each in found if each.error is None]
     return min(reached, default=1)
 
@@ -216,7 +216,11 @@ class _Answer:
         self.took_s = 0.0
 
 
-def _ask_all(at: At, cluster: bool, ask: Callable[[Callable[..., Any]], Any]) -> list[_Answer]:
+def ask_all(at: At, cluster: bool, ask: Callable[[Callable[..., Any]], Any]) -> list[_Answer]:
+    """What `ask` gets from each endpoint, or with `cluster` from each node; all at the same time.
+
+    `ask` is given a function that sends one request to the endpoint.
+    """
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
 
@@ -254,7 +258,8 @@ def _took(seconds: float) -> str:
     return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.2f}s"
 
 
-def _fail_if_any(found: list[_Answer]) -> None:
+def fail_if_any(found: list[_Answer]) -> None:
+    """Exit with code 3 if an endpoint did not answer."""
     sys.stdout.flush()
     if any(each.error is not None for each in found):
         raise typer.Exit(EXIT_FAULT)

@@ -20,6 +20,7 @@ import typer
 from raftkv.errors import ConfigError, FormatRefused, MembershipRefused, RaftkvError, Refused
 
 from . import (
+    alarm,
     certs,
     check,
     clusters,
@@ -87,6 +88,7 @@ app.add_typer(lease.app, name="lease")
 app.add_typer(member.app, name="member")
 app.add_typer(core_format.app, name="format")
 app.add_typer(endpoint.app, name="endpoint")
+app.add_typer(alarm.app, name="alarm")
 endpoint.register_health(app)
 app.add_typer(check.app, name="check")
 app.add_typer(clusters.app, name="cluster")

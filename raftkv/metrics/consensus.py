@@ -23,6 +23,7 @@ def core(part: CorePart) -> Iterator[Family]:
     yield from _log(engine)
     yield from _batches(part)
     yield from _snapshots(part)
+    yield from _disk(engine)
     yield from _peers(engine)
     yield from _fed(part)
 
@@ -124,6 +125,11 @@ def _snapshots(part: CorePart) -> Iterator[Family]:
     yield gauge(
         "snapshot_log_bytes_max", snapshotting.log_bytes_max, "How much of it begins the next one."
     )
+    yield gauge(
+        "snapshot_log_kept_bytes_max",
+        snapshotting.log_kept_bytes_max,
+        "How much of it is kept while no snapshot can be written.",
+    )
     yield gauge("snapshot_writing", snapshotting.writing, "1 while a snapshot is being written.")
     yield counter(
         "appends_dropped_total", counts.appends_dropped, "Messages dropped: too many wait."
@@ -154,6 +160,27 @@ def _snapshots(part: CorePart) -> Iterator[Family]:
         "snapshots_damaged_total",
         counts.snapshots_damaged,
         "Snapshots that were not used because their checksums do not match.",
+    )
+
+
+def _disk(engine: Engine) -> Iterator[Family]:
+    """The free space of this core (raft/free_space.py)."""
+    space = engine.snapshotting.space
+    yield gauge(
+        "disk_left_bytes",
+        space.left_bytes,
+        "Bytes on the disk that are left for the log, as of the last look.",
+    )
+    yield gauge(
+        "disk_reserve_bytes",
+        space.reserve_bytes,
+        "What a snapshot leaves of them; below half of it this core takes only what frees room.",
+    )
+    yield gauge("disk_alarm", space.alarm, "1 while the disk lacks the room for a snapshot.")
+    yield gauge(
+        "disk_at_end",
+        space.at_end,
+        "1 while this core takes only what frees room, because of its disk.",
     )
 
 

@@ -137,6 +137,7 @@ class App:
             "/v3/cluster/member/list": cluster.members,
             "/v3/maintenance/status": cluster.status,
             "/v3/maintenance/hashkv": cluster.hash,
+            "/v3/maintenance/alarm": cluster.alarm,
         }
         self._keep_alive: Stream = leases.keep_alive
         #: The words whose body may take as long as it likes.

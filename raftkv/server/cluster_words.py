@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from . import messages
+from .answers import BadRequest
 from .encoding import Headers, wire_id
 from .ports import DoorNode, MemberStanding
 
@@ -22,6 +23,7 @@ ETCD_API_VERSION: Final = "3.4.0"
 
 _NAMES: Final = {
     "id": "ID",
+    "member_id": "memberID",
     "peer_urls": "peerURLs",
     "client_urls": "clientURLs",
     "is_learner": "isLearner",
@@ -49,6 +51,11 @@ class _Status(msgspec.Struct, omit_defaults=True, rename=_NAMES):
     is_learner: bool = False
 
 
+class _Alarm(msgspec.Struct, omit_defaults=True, rename=_NAMES):
+    member_id: str = ""
+    alarm: str = ""
+
+
 class ClusterWords:
     """Each method takes a request's JSON body and returns the JSON of the answer.
 
@@ -60,6 +67,7 @@ class ClusterWords:
         self._header = headers.json
         self._scheme = scheme
         self._requests = messages.decoder_of(messages.NoRequest)
+        self._alarm_requests = messages.decoder_of(messages.AlarmRequest)
         self._hash_requests = messages.decoder_of(messages.HashRequest)
 
     async def members(self, body: bytes) -> bytes:
@@ -75,13 +83,17 @@ class ClusterWords:
         """`POST /v3/maintenance/status`."""
         messages.decode(self._requests, body)
         status, leader, term = self._node.status(), self._node.leader, self._node.term
+        own = wire_id(status.cluster_id, status.name)
         shown = _Status(
             version=ETCD_API_VERSION,
             leader="" if leader is None else str(wire_id(status.cluster_id, leader)),
             raft_index=_number(status.commit_index),
             raft_term=_number(term),
             raft_applied_index=_number(status.applied_index),
-            errors=[] if leader is not None else ["etcdserver: no leader"],
+            errors=[
+                *([] if leader is not None else ["etcdserver: no leader"]),
+                *(f"memberID:{own} alarm:{name}" for name in status.alarms),
+            ],
             is_learner=status.role == "replicant",
         )
         rest = msgspec.json.encode(shown)[1:]
@@ -98,6 +110,28 @@ class ClusterWords:
         form = b'{"header":%b,"hash":%d,"compact_revision":"%d","hash_revision":"%d",'
         head = form % (self._header(kv.revision), found.short, kv.lowest_revision, found.revision)
         return head + b'"keys":"%d","digest":"%b"}' % (found.keys, found.digest.hex().encode())
+
+    async def alarm(self, body: bytes) -> bytes:
+        """`POST /v3/maintenance/alarm`: the alarms of this node itself; only the action GET.
+
+        `memberID` and `alarm` choose as etcd's do; 0 and NONE are all.
+        """
+        request = messages.decode(self._alarm_requests, body)
+        if messages.enum_value(request.action, messages.ALARM_ACTIONS, "action"):
+            raise BadRequest(
+                "alarms here cannot be set or cleared: DISK ends by itself when there is room on "
+                "the node's disk; leave the action out to see them"
+            )
+        kind = messages.enum_value(request.alarm, messages.ALARM_TYPES, "alarm")
+        status = self._node.status()
+        own = wire_id(status.cluster_id, status.name)
+        shown = [
+            _Alarm(str(own), name)
+            for name in status.alarms
+            if request.memberID in (0, own) and kind in (0, messages.ALARM_TYPES.index(name))
+        ]
+        listed = b',"alarms":' + msgspec.json.encode(shown) if shown else b""
+        return b'{"header":%b%b}' % (self._header(self._node.kv.revision), listed)
 
     def _member(self, cluster_id: str, member: MemberStanding) -> _Member:
         client = member.http_address

@@ -24,6 +24,7 @@ from .answers import BadRequest
 from .json_stream import first_value
 
 __all__ = [
+    "AlarmRequest",
     "CompactionRequest",
     "Compare",
     "DeleteRangeRequest",
@@ -55,6 +56,9 @@ SORT_ORDERS: Final = ("NONE", "ASCEND", "DESCEND")
 SORT_TARGETS: Final = ("KEY", "VERSION", "CREATE", "MOD", "VALUE")
 COMPARE_RESULTS: Final = ("EQUAL", "GREATER", "LESS", "NOT_EQUAL")
 COMPARE_TARGETS: Final = ("VERSION", "CREATE", "MOD", "VALUE", "LEASE")
+ALARM_ACTIONS: Final = ("GET", "ACTIVATE", "DEACTIVATE")
+# DISK is raftkv's own.
+ALARM_TYPES: Final = ("NONE", "NOSPACE", "CORRUPT", "DISK")
 WATCH_FILTERS: Final = ("NOPUT", "NODELETE")
 
 
@@ -129,6 +133,12 @@ class HashRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """`revision` 0 or less is the newest."""
 
     revision: Int64 = 0
+
+
+class AlarmRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    action: Enum = 0
+    memberID: Int64 = 0  # noqa: N815  # as etcd spells it in JSON
+    alarm: Enum = 0
 
 
 class GrantRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -225,6 +235,7 @@ _NAMES: Final = {
         TxnRequest,
         CompactionRequest,
         HashRequest,
+        AlarmRequest,
         GrantRequest,
         RevokeRequest,
         KeepAliveRequest,

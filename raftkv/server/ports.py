@@ -203,6 +203,9 @@ class Standing(Protocol):
     def fault(self) -> str | None: ...
 
     @property
+    def alarms(self) -> Iterable[str]: ...
+
+    @property
     def members(self) -> Iterable[MemberStanding]: ...
 
 

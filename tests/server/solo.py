@@ -40,6 +40,7 @@ class SoloStatus(msgspec.Struct, frozen=True):
     ready: bool
     fault: str | None
     members: list[SoloMember]
+    alarms: list[str]
 
 
 class SoloHost:
@@ -150,6 +151,7 @@ class SoloNode:
         self.term = 7
         self.ready = True
         self.fault: str | None = None
+        self.alarms: list[str] = []
 
     def start_watches(self) -> None:
         self.kv.hub = self.host.hub = WatchHub(self.host)  # type: ignore[arg-type]
@@ -177,4 +179,5 @@ class SoloNode:
                 SoloMember(self.name, "core", "127.0.0.1:1", "127.0.0.1:2"),
                 SoloMember("reader", "replicant", "127.0.0.1:3", None),
             ],
+            alarms=list(self.alarms),
         )

@@ -37,6 +37,27 @@ def test_the_hash_of_the_keys(served: Served) -> None:
     assert (status, answer["reason"]) == (400, "future_revision")
 
 
+def test_the_alarms_of_the_node_itself(served: Served) -> None:
+    assert ask(served, "/v3/maintenance/alarm", {}) == {"header": HEAD}
+    served.node.alarms = ["DISK"]
+    found = ask(served, "/v3/maintenance/alarm", {"action": "GET"})
+    ((own, alarm),) = [(each["memberID"], each["alarm"]) for each in found["alarms"]]
+    assert alarm == "DISK"
+    for body, shown in (
+        ({"memberID": own}, True),
+        ({"memberID": "1"}, False),
+        ({"action": 0, "alarm": "DISK"}, True),
+        ({"alarm": "NOSPACE"}, False),
+    ):
+        assert ("alarms" in ask(served, "/v3/maintenance/alarm", body)) is shown, body
+    status = ask(served, "/v3/maintenance/status", {})
+    assert status["errors"] == [f"memberID:{own} alarm:DISK"]
+    for action in ("ACTIVATE", "DEACTIVATE", 2):
+        code, answer = served.post("/v3/maintenance/alarm", {"action": action, "alarm": "DISK"})
+        assert code == 400
+        assert "ends by itself" in answer["message"]
+
+
 def test_a_lease_is_granted_looked_at_and_revoked(served: Served) -> None:
     grant = ask(served, "/v3/lease/grant", {"TTL": "60", "ID": 5})
     assert grant == {"header": HEAD, "ID": "5", "TTL": "60"}

@@ -1,0 +1,59 @@
+"""`raftkv alarm list` over nodes with and without an alarm, and one that does not answer."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tests.cli.test_main import raftkv
+
+
+@contextmanager
+def node(status: dict[str, object]) -> Iterator[str]:
+    """A node with this status; its endpoint."""
+
+    class Node(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = json.dumps(status).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Node)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_each_node_lists_its_own_alarms() -> None:
+    with ExitStack() as stack:
+        urls = [
+            stack.enter_context(node(status))
+            for status in (
+                {"name": "core1", "alarms": ["DISK"]},
+                {"name": "core2", "alarms": []},
+                {"name": "core3"},  # of an older release
+            )
+        ]
+        done = raftkv("alarm", "list", "--endpoint", ",".join(urls))
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.decode().splitlines()
+        assert [line.split()[:3] for line in lines[1:]] == [[urls[0], "core1", "DISK"]]
+        urls.append("http://127.0.0.1:1")
+        done = raftkv("alarm", "list", "--endpoint", ",".join(urls), "--json")
+        assert done.returncode == 3
+        found = json.loads(done.stdout)
+        assert [each["alarms"] for each in found] == [["DISK"], [], [], None]
+        assert [each["error"] is None for each in found] == [True, True, True, False]
