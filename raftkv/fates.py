@@ -10,7 +10,7 @@ __all__ = ["Fates"]
 class Fates:
     """What became of commands, counted for the metrics of a node.
 
-    `unknown`: their callers got `Timeout`. `cancelled`: their callers had left. The three limits
+    `unknown`: their callers got `Timeout`. `cancelled`: their callers had left. The four limits
     refused commands before they were taken. The outbox does not count `applied`, it knows it
     (`Outbox.applied`).
     """
@@ -24,6 +24,7 @@ class Fates:
         self.cancelled = 0
         self.over_commands_max = 0
         self.over_bytes_max = 0
+        self.over_window = 0
         self.too_large = 0
 
     @property

@@ -9,7 +9,12 @@ on this node.
 
 A deadline is never a decision: when it passes, the caller gets `Timeout` (unknown outcome), or
 `NoLeader` if the command has provably never left this node. A number whose caller has given up
-holds the floor for `ABANDONED_KEPT_S`, so that its outcome can still be asked for.
+holds the floor for `ABANDONED_KEPT_S`, so that its outcome can still be asked for. The floor passes
+it only once it is decided: applied here, or settled through the log as never to be applied.
+
+A session judges numbers within a window above the floor. Once half of it is used, a number that is
+given up holds the floor only until it is decided; its outcome then is `expired` to whom asks later.
+Commands that do not fit into the window are refused as `Overloaded` before they have a number.
 
 Sending is batched: what was submitted during one turn of the loop leaves as one message.
 
@@ -23,6 +28,7 @@ jumped over.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,65 +37,35 @@ import msgspec
 
 from .config import Limits, RaftTimes
 from .deadlines import ALARM_GRAIN_S, Deadlines
-from .errors import NoLeader, Overloaded, Refused, SessionExpired, Stopped, Timeout, TooLarge
+from .errors import (
+    Overloaded,
+    Refused,
+    SequenceTooFar,
+    SessionExpired,
+    Stopped,
+    Timeout,
+    TooLarge,
+)
 from .fates import Fates
 from .histogram import Histogram
 from .runtime import Runtime, Timer
+from .state.core import CORE, SettleOutcome
+from .state.sessions import SESSION_WINDOW
+from .waiter import Waiter, is_over, no_leader, session_ended
 
 __all__ = ["Fates", "Outbox"]
 
 ABANDONED_KEPT_S = 30.0
+# Numbers of the window that are kept for settling others, and so many are settled at one time.
+SETTLING_MAX = 256
+# A number that could not be settled now is looked at again after so long.
+SETTLE_AGAIN_S = 1.0
 # How often unanswered commands are looked at, to send them again.
 SWEEP_S = 0.05
 # Room for session, number, floor and plugin name around an encoded command.
 ENVELOPE_BYTES = 320
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class _Waiter:
-    __slots__ = (
-        "abandoned",
-        "command",
-        "deadline",
-        "encoded",
-        "future",
-        "kind",
-        "over",
-        "plugin",
-        "sends",
-        "sent_at",
-        "seq",
-        "size",
-    )
-
-    def __init__(
-        self,
-        plugin: str,
-        kind: type[msgspec.Struct],
-        command: bytes,
-        future: asyncio.Future[Any],
-        deadline: float,
-    ) -> None:
-        self.plugin = plugin
-        self.kind = kind
-        self.command = command
-        self.size = len(command)
-        self.future = future
-        self.deadline = deadline
-        self.encoded = b""
-        self.abandoned = False
-        # Its number in the current session; 0 before it has one.
-        self.seq = 0
-        self.sends = 0
-        self.sent_at = 0.0
-        self.over = False
-
-    def end(self) -> None:
-        """Answered or given up. Its deadline goes on being held for a while, so drop the rest."""
-        self.over = True
-        self.command = self.encoded = b""
-        del self.future
 
 
 class Outbox:
@@ -101,17 +77,23 @@ class Outbox:
         limits: Limits,
         times: RaftTimes,
         send: Callable[[Sequence[bytes]], bool],
+        window: int = SESSION_WINDOW,
     ) -> None:
+        self._window = window
+        self._settling_max = min(SETTLING_MAX, window // 8)
+        # Numbers that the log is being asked about.
+        self._settling = 0
+        self._floor = 1
         self._runtime = runtime
         self._limits = limits
         self._resend_s = times.resend_ms / 1000
         self._send = send
         self.session = 0
         self._next_seq = 1
-        self._sent: dict[int, _Waiter] = {}
+        self._sent: dict[int, Waiter] = {}
         # In the order in which they were submitted; a dict, so that any of them can leave.
-        self._unsent: dict[_Waiter, None] = {}
-        self._deadlines: Deadlines[_Waiter] = Deadlines(runtime, _is_over, self._expire_due)
+        self._unsent: dict[Waiter, None] = {}
+        self._deadlines: Deadlines[Waiter] = Deadlines(runtime, is_over, self._expire_due)
         self._bytes = 0
         self._flushing = False
         self._timer: Timer | None = None
@@ -149,6 +131,13 @@ class Outbox:
                 f"the command has {len(body)} bytes; limits.command_bytes_max is "
                 f"{self._limits.command_bytes_max}"
             )
+        if self._window_is_full():
+            self.fates.over_window += 1
+            raise Overloaded(
+                f"{self._next_seq - self._floor} numbers of this node's session are in use (at "
+                f"most {self._window}), because the outcome of number {self._floor} is not known "
+                f"yet: wait for it"
+            )
         self._bytes += len(body)
         if (
             len(self._sent) + len(self._unsent) >= self._limits.outbox_commands_max
@@ -163,39 +152,59 @@ class Outbox:
                 f"{len(self)} commands of {self._bytes} bytes already wait in this node "
                 f"(limits.outbox_commands_max, limits.outbox_bytes_max): wait for some to finish"
             )
-        self.submitted += 1
         future = self._runtime.future()
         deadline = self._runtime.monotonic() + timeout_s
-        waiter = _Waiter(plugin, type(command), body, future, deadline)
-        self._unsent[waiter] = None
+        waiter = Waiter(plugin, type(command), body, future, deadline)
         self._deadlines.add(deadline, waiter)
+        self._take(waiter)
+        return future
+
+    def _take(self, waiter: Waiter) -> None:
+        """It leaves at the end of this turn."""
+        self.submitted += 1
+        self._unsent[waiter] = None
         if not self._flushing:
             self._flushing = True
             self._runtime.call_soon(self._flush)
         if self._timer is None:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
-        return future
+
+    def _window_is_full(self) -> bool:
+        """Whether one more command would get a number that the session does not judge yet."""
+        most = self._window - self._settling_max
+        if self._next_seq + len(self._unsent) - self._floor < most:
+            return False
+        self._raise_floor()
+        self._make_room()
+        return self._next_seq + len(self._unsent) - self._floor >= most
+
+    def _raise_floor(self) -> None:
+        """To the lowest number that is held: each number is passed once."""
+        floor, sent = self._floor, self._sent
+        while floor < self._next_seq and floor not in sent:
+            floor += 1
+        self._floor = floor
 
     def open(self, session: int) -> None:
         """A session was opened. Commands of an earlier one are settled by its refusals."""
         if session != self.session:
             ended, orphans, self._sent = self.session, self._sent, {}
             self.session = session
-            self._next_seq = 1
+            self._next_seq = self._floor = 1
             self._flights.clear()
             for seq, waiter in orphans.items():
                 self._orphaned(waiter, ended, seq)
         self._flush()
 
-    def _orphaned(self, waiter: _Waiter, session: int, seq: int) -> None:
+    def _orphaned(self, waiter: Waiter, session: int, seq: int) -> None:
         if waiter.future.done():
             self._gone(waiter)
         elif waiter.sends == 0:
             self._wait_again(waiter)
         else:
-            self._finish(waiter, _session_ended(session, seq))
+            self._finish(waiter, session_ended(session, seq))
 
-    def _wait_again(self, waiter: _Waiter) -> None:
+    def _wait_again(self, waiter: Waiter) -> None:
         """It was not applied: it goes once more, under a number of the session to come."""
         waiter.seq = 0
         waiter.sends = 0
@@ -207,14 +216,21 @@ class Outbox:
         self._flushing = False
         if not self._unsent or not self.session or self._stopped:
             return
-        waiters: list[_Waiter] = []
+        waiters: list[Waiter] = []
         sent, session = self._sent, self.session
         unsent, self._unsent = self._unsent, {}
-        floor = next(iter(sent)) if sent else self._next_seq
-        seq = self._next_seq
+        self._raise_floor()
+        seq, floor = self._next_seq, self._floor
+        if seq - floor >= self._window // 2:
+            self._make_room()
+            floor = self._floor
         for waiter in unsent:
             if waiter.future.done():
                 self._gone(waiter)
+                continue
+            if seq - floor >= self._window:
+                # Those of an ended session may be too many. They leave with a later sweep.
+                self._unsent[waiter] = None
                 continue
             waiter.seq = seq
             waiter.encoded = _encode((session, seq, floor, waiter.plugin, waiter.command))
@@ -226,7 +242,7 @@ class Outbox:
             self._flights.append((seq - 1, self._runtime.monotonic(), len(waiters)))
         self._transmit(waiters)
 
-    def _transmit(self, waiters: list[_Waiter]) -> None:
+    def _transmit(self, waiters: list[Waiter]) -> None:
         """Send in pieces that fit into one message between nodes, until one cannot leave."""
         limit = self._limits.batch_bytes_max
         start, size = 0, 0
@@ -239,7 +255,7 @@ class Outbox:
         if waiters:
             self._transmit_piece(waiters[start:])
 
-    def _transmit_piece(self, waiters: list[_Waiter]) -> bool:
+    def _transmit_piece(self, waiters: list[Waiter]) -> bool:
         """Note which commands have left: only the others may be called not applied."""
         if not self._send([waiter.encoded for waiter in waiters]):
             return False
@@ -275,14 +291,17 @@ class Outbox:
         applied before that, in the entries that were jumped over.
         """
         waiter = self._sent.get(seq)
-        if waiter is None or waiter.abandoned:
+        if waiter is None or type(outcome) is SequenceTooFar:
+            return  # that is no verdict: the number was not judged, and is sent again
+        if waiter.abandoned:
+            waiter.decided = True
             return  # it goes on holding the floor, so that its outcome can be asked for
         del self._sent[seq]
         if type(outcome) is SessionExpired and not waiter.future.done():
             if waiter.sends <= (0 if jumped else 1):
                 self._wait_again(waiter)
                 return
-            outcome = _session_ended(self.session, seq)
+            outcome = session_ended(self.session, seq)
         self._bytes -= waiter.size
         future = waiter.future
         if not future.done():
@@ -311,7 +330,7 @@ class Outbox:
                 return
             flights.popleft()
 
-    def _gone(self, waiter: _Waiter) -> None:
+    def _gone(self, waiter: Waiter) -> None:
         """Forget a command whose caller has left, or has been told that time is up."""
         self._bytes -= waiter.size
         if waiter.abandoned:
@@ -329,7 +348,7 @@ class Outbox:
         waiter = self._sent.get(seq)
         return None if waiter is None else waiter.kind
 
-    def _finish(self, waiter: _Waiter, error: Exception) -> None:
+    def _finish(self, waiter: Waiter, error: Exception) -> None:
         if waiter.future.done():
             self._gone(waiter)
             return
@@ -343,24 +362,26 @@ class Outbox:
         if self._stopped:
             return
         self.resend(all_of_them=False)
+        self._flush()
         if self._sent or self._unsent:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
 
-    def _expire_due(self, due: list[_Waiter], now: float) -> None:
+    def _expire_due(self, due: list[Waiter], now: float) -> None:
         """Answer the callers whose deadline has passed."""
         for waiter in due:
             if not waiter.sends:
                 # It waits for a session, or has a number and could not leave.
                 self._unsent.pop(waiter, None)
                 self._sent.pop(waiter.seq, None)
-                self._finish(waiter, _no_leader())
+                self._finish(waiter, no_leader())
             elif now < waiter.deadline + ABANDONED_KEPT_S:
                 self._abandon(waiter)
-            else:
-                del self._sent[waiter.seq]
-                self._gone(waiter)
+            elif waiter.decided:
+                self._let_go(waiter)
+            elif not self._ask_log(waiter):
+                self._deadlines.add(now + SETTLE_AGAIN_S, waiter)
 
-    def _abandon(self, waiter: _Waiter) -> None:
+    def _abandon(self, waiter: Waiter) -> None:
         """Its caller goes, or has gone; the number stays, and so holds the floor."""
         if not waiter.future.done():
             waiter.abandoned = True
@@ -377,6 +398,58 @@ class Outbox:
         # Behind the grain of the alarm, so that it is not taken for the first deadline.
         self._deadlines.add(waiter.deadline + ABANDONED_KEPT_S + ALARM_GRAIN_S, waiter)
 
+    # -- numbers that are given up
+
+    def _make_room(self) -> None:
+        """Half of the window is used: what is given up holds the floor until it is decided."""
+        sent = self._sent
+        while (lowest := sent.get(self._floor)) is not None and lowest.decided:
+            self._let_go(lowest)
+            self._raise_floor()
+        for seq in range(self._floor, self._floor + self._settling_max):
+            waiter = sent.get(seq)
+            if waiter is not None and not (waiter.future.done() and self._ask_log(waiter)):
+                return
+
+    def _let_go(self, waiter: Waiter) -> None:
+        """The floor may pass this number."""
+        del self._sent[waiter.seq]
+        self._gone(waiter)
+
+    def _ask_log(self, waiter: Waiter) -> bool:
+        """Settle a number through the log: if its command has not come, it never will.
+
+        Without a deadline, for it must end. False if too many are being settled already.
+        """
+        if waiter.asked or waiter.decided:
+            return True
+        if self._settling >= self._settling_max:
+            return False
+        self._settling += 1
+        waiter.asked = True
+        command = SettleOutcome(self.session, waiter.seq)
+        future = self._runtime.future()
+        future.add_done_callback(lambda future: self._log_answered(waiter, future))
+        body = _encode(command)
+        self._bytes += len(body)
+        self._take(Waiter(CORE, SettleOutcome, body, future, math.inf))
+        return True
+
+    def _log_answered(self, waiter: Waiter, future: asyncio.Future[Any]) -> None:
+        self._settling -= 1
+        answered = not future.cancelled() and future.exception() is None
+        if waiter.over or self._stopped:
+            return
+        waiter.asked = False
+        waiter.decided = waiter.decided or answered
+        now = self._runtime.monotonic()
+        if now < waiter.deadline + ABANDONED_KEPT_S:
+            return  # it can still be asked for, unless the window is short
+        if waiter.decided:
+            self._let_go(waiter)
+        else:
+            self._deadlines.add(now + SETTLE_AGAIN_S, waiter)
+
     def stop(self) -> None:
         """Nothing more is sent. What was sent is unknown, the rest was not applied."""
         self._stopped = True
@@ -390,22 +463,3 @@ class Outbox:
             self._finish(waiter, Stopped("this node stops"))
         self._sent.clear()
         self._unsent.clear()
-
-
-def _is_over(waiter: _Waiter) -> bool:
-    return waiter.over
-
-
-def _session_ended(session: int, seq: int) -> Timeout:
-    return Timeout(
-        "the session ended while the command was on its way; it may have been applied before",
-        session=session,
-        seq=seq,
-    )
-
-
-def _no_leader() -> NoLeader:
-    return NoLeader(
-        "no leader could be reached before the deadline; the command has not left this node. "
-        "If this lasts, fewer than a majority of the cores are running"
-    )

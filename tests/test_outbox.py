@@ -17,12 +17,15 @@ from raftkv.errors import (
     NoLeader,
     Overloaded,
     Refused,
+    SequenceTooFar,
     SessionExpired,
     Stopped,
     Timeout,
     TooLarge,
 )
 from raftkv.outbox import ABANDONED_KEPT_S, ENVELOPE_BYTES, SWEEP_S, Outbox
+from raftkv.state.core import OutcomeReport
+from raftkv.state.sessions import SESSION_WINDOW
 from tests.fakes import FakeRuntime
 
 RESEND_S = RaftTimes().resend_ms / 1000
@@ -36,14 +39,16 @@ class Sent(NamedTuple):
     session: int
     seq: int
     floor: int
-    text: str
+    text: Any
 
 
 class Bench:
     """An outbox whose way to the leader is open, or shut, or opens for so many messages only."""
 
-    def __init__(self, session: int = 7, **limits: int) -> None:
+    def __init__(self, session: int = 7, window: int = SESSION_WINDOW, **limits: int) -> None:
         self.runtime = FakeRuntime()
+        self.all_sent: list[Sent] = []
+        self.inquiries: dict[int, tuple[int, int]] = {}
         self.messages: list[list[Sent]] = []
         self.way_open: bool | int = True
         self.outbox = Outbox(
@@ -51,6 +56,7 @@ class Bench:
             Limits(**limits),
             RaftTimes(),
             self.send,
+            window,
         )
         if session:
             self.outbox.open(session)
@@ -62,9 +68,18 @@ class Bench:
             self.way_open -= 1
         decoded = [msgspec.msgpack.decode(command) for command in commands]
         self.messages.append(
-            [Sent(s, q, f, msgspec.msgpack.decode(c)[1]) for s, q, f, _, c in decoded]
+            [Sent(s, q, f, msgspec.msgpack.decode(c)[-1]) for s, q, f, _, c in decoded]
         )
+        self.inquiries |= {
+            q: tuple(msgspec.msgpack.decode(c)[1:]) for _, q, _, p, c in decoded if p == "core"
+        }
+        self.all_sent += self.messages[-1]
         return True
+
+    def settling(self) -> dict[int, tuple[int, int]]:
+        """The log is asked, under these numbers, about these numbers of sessions."""
+        self.runtime.run()
+        return self.inquiries
 
     def submit(self, text: str, timeout_s: float = 5.0) -> asyncio.Future[Any]:
         return self.outbox.submit("talk", Say(text), timeout_s)
@@ -274,21 +289,114 @@ def test_an_abandoned_number_holds_the_floor_for_a_bounded_time() -> None:
     assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
 
 
-# The end of a session, the end of the node -------------------------------------------------------
+NOT_APPLIED = OutcomeReport("not_applied")
 
 
-def test_a_cancelled_command_that_was_lost_holds_the_floor_no_longer() -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_floor_passes_a_lost_number_only_once_the_log_has_settled_it(cancelled: bool) -> None:
     bench = Bench()
     lost = bench.submit("lost", timeout_s=0.5)
     bench.submit("other", timeout_s=0.5)
     bench.take()
-    lost.cancel()
+    if cancelled:
+        lost.cancel()
     bench.outbox.settle(2, None)
-    bench.runtime.advance(0.5 + ABANDONED_KEPT_S + 0.1)
+    bench.runtime.advance(0.5 + ABANDONED_KEPT_S - 0.1)
+    bench.take()
+    bench.runtime.advance(0.2)
+    asked = bench.settling()
+    assert asked == {3: (7, 1)}, "it asks the log what became of number 1"
     bench.submit("next")
-    assert bench.take()[-1].floor == 3
-    bench.outbox.settle(3, None)
+    assert bench.take()[-1].floor == 1
+    bench.outbox.settle(4, None)
+    bench.outbox.settle(3, NOT_APPLIED)
+    bench.runtime.run()
+    bench.submit("last")
+    assert bench.take()[-1].floor == 5
+    bench.outbox.settle(5, None)
     assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+    bench.runtime.advance(60.0)
+    assert bench.take() == []
+
+
+# The window of a session -------------------------------------------------------------------------
+
+WINDOW = 64
+
+
+def flood(bench: Bench, count: int) -> list[str]:
+    """Submit that many, each answered at once; the errors of those that were not taken."""
+    errors = []
+    for _ in range(count):
+        try:
+            bench.submit("x")
+        except Overloaded as error:
+            errors.append(str(error))
+        for sent in bench.take():
+            if sent.text == "x":
+                bench.outbox.settle(sent.seq, None)
+    return errors
+
+
+def test_a_number_that_was_given_up_and_applied_does_not_fill_the_window() -> None:
+    bench = Bench(window=WINDOW)
+    bench.submit("slow", timeout_s=0.01)
+    bench.runtime.advance(0.1)
+    bench.outbox.settle(1, "applied at last")
+    assert flood(bench, 5 * WINDOW) == []
+
+
+def test_a_number_that_was_given_up_and_lost_is_settled_before_the_window_is_full() -> None:
+    bench = Bench(window=WINDOW)
+    bench.submit("lost", timeout_s=0.01)
+    bench.runtime.advance(0.1)
+    bench.take()
+    assert flood(bench, WINDOW // 2) == []
+    ((inquiry, about),) = bench.settling().items()
+    assert about == (7, 1)
+    bench.outbox.settle(inquiry, NOT_APPLIED)
+    bench.runtime.run()
+    assert flood(bench, 5 * WINDOW) == []
+
+
+def test_a_full_window_is_overload_and_no_verdict() -> None:
+    """Number 1 is on its way, with a long time-out, and everything after it was answered."""
+    bench = Bench(window=WINDOW)
+    slow = bench.submit("slow", timeout_s=60.0)
+    bench.take()
+    errors = flood(bench, 2 * WINDOW)
+    assert len(errors) > WINDOW // 2
+    assert "outcome of number 1 is not known yet" in errors[0]
+    assert all(sent.seq - sent.floor < WINDOW for sent in bench.all_sent)
+    assert bench.outbox.fates.over_window == len(errors)
+    bench.outbox.settle(1, None)
+    assert slow.done()
+    assert flood(bench, WINDOW) == []
+
+
+def test_numbers_that_were_lost_together_are_settled_together() -> None:
+    bench = Bench(window=WINDOW)
+    for _ in range(WINDOW // 2):
+        bench.submit("lost", timeout_s=0.01)
+    bench.runtime.advance(0.1)
+    bench.take()
+    flood(bench, 1)
+    assert len(bench.settling()) == WINDOW // 8, "bounded, and more than one"
+
+
+def test_what_was_not_judged_is_no_answer() -> None:
+    bench = Bench()
+    future = bench.submit("a")
+    bench.take()
+    bench.outbox.settle(1, SequenceTooFar("seq 1 is too far"))
+    assert not future.done()
+    bench.outbox.office_changed()
+    assert [sent.seq for sent in bench.take()] == [1]
+    bench.outbox.settle(1, "applied")
+    assert future.result() == "applied"
+
+
+# The end of a session, the end of the node -------------------------------------------------------
 
 
 class CountedTime(float):
@@ -435,7 +543,7 @@ def test_nothing_is_lost_doubled_or_wrongly_called_not_applied(
             bench.runtime.advance(argument)
         elif kind == "office":
             bench.outbox.office_changed()
-        messages = bench.take()
+        messages = [sent for sent in bench.take() if isinstance(sent.text, str)]
         assert all(sent.floor <= sent.seq for sent in messages)
         for sent in messages:
             assert applied.setdefault(sent.text, sent.seq) == sent.seq, "one command, two numbers"
@@ -443,6 +551,9 @@ def test_nothing_is_lost_doubled_or_wrongly_called_not_applied(
         if kind == "apply" and left:
             text = sorted(left)[argument % len(left)]
             bench.outbox.settle(applied[text], text)
+    while bench.inquiries:
+        bench.outbox.settle(bench.inquiries.popitem()[0], NOT_APPLIED)
+        bench.runtime.advance(2.0)
     for text, future in futures.items():
         error = future.exception()
         if error is None:

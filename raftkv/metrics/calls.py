@@ -62,6 +62,7 @@ def _ends(what: str, fates: Fates, applied: int) -> Iterator[Family]:
         {
             "outbox_commands_max": fates.over_commands_max,
             "outbox_bytes_max": fates.over_bytes_max,
+            "session_window": fates.over_window,
             "command_bytes_max": fates.too_large,
         },
         "Commands that were not taken, by the limit that they met.",
