@@ -22,11 +22,22 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from .errors import FormatRefused, NoLeader, PeerUnreachable, RaftkvError, RemoteFailed, Timeout
+from .errors import (
+    FormatRefused,
+    MembershipRefused,
+    NoLeader,
+    PeerUnreachable,
+    RaftkvError,
+    Refused,
+    RemoteFailed,
+    Timeout,
+    UnknownCommand,
+)
 from .parts import CorePart
 from .raft.membership import name_of
 from .raft.transport import Link
-from .state.core import SINCE_FORMAT, AnnounceFormats
+from .state.activation import counts
+from .state.core import SINCE_FORMAT, AnnounceFormats, ForgetMember
 
 if TYPE_CHECKING:
     from .node import Node
@@ -292,6 +303,7 @@ class CoreFormat:
             await node.runtime.sleep(LOOK_S)
             try:
                 await self._announce()
+                await self._forget_vanished()
                 await self._raise_when_due()
             except RaftkvError as error:
                 log.debug("the core format waits: %s", error)
@@ -304,6 +316,40 @@ class CoreFormat:
         mine = tuple(sorted(node.machine.plugin_versions.items()))
         if node.machine.formats_of(node.name) != dict(mine):
             await node.propose("core", AnnounceFormats(node.name, node.incarnation, mine))
+
+    async def _forget_vanished(self) -> None:
+        """The leader ends the announcements of members that hold no format up any more."""
+        node, part = self._node, self._node._part
+        leads = isinstance(part, CorePart) and part.leads
+        if not leads or self.active < SINCE_FORMAT[ForgetMember]:
+            return
+        machine = node.machine
+        _, voters = machine.voters
+        for member in list(machine.members.values()):
+            vanished = not counts(member, voters, machine.now)
+            if vanished and machine.formats_of(member.name):
+                await node.propose("core", ForgetMember(member.name, member.incarnation))
+
+    async def forget(self, name: str, *, timeout_s: float | None = None) -> None:
+        """End what a member that is down has announced, so that it holds no format up any more.
+
+        It may come back afterwards, if it knows the active formats.
+        Raises MembershipRefused with the reason, FormatRefused at core format 1.
+        """
+        node = self._node
+        member = node.machine.members.get(name)
+        if member is None:
+            raise MembershipRefused(f"there is no member {name!r}: see raftkv member list")
+        try:
+            command = ForgetMember(name, member.incarnation, early=True)
+            await node.propose("core", command, timeout_s=timeout_s)
+        except UnknownCommand:
+            raise FormatRefused(
+                "the cluster runs core format 1, in which no member can be forgotten: upgrade all "
+                "nodes, then raftkv format raise"
+            ) from None
+        except Refused as refusal:
+            raise MembershipRefused(str(refusal)) from None
 
     async def _raise_when_due(self) -> None:
         node, part = self._node, self._node._part

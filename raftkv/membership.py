@@ -175,6 +175,15 @@ class Membership:
         """Take a core out. `force` even if too few of the rest could commit. Raises as `add`."""
         await self._ask(Request("remove", name, force, timeout_s))
 
+    async def forget(self, name: str, *, timeout_s: float = 60.0) -> None:
+        """End what a member that is down has announced: it holds no plugin format up any more.
+
+        The leader does so by itself for a replicant that has been down for an hour, and for a core
+        that was removed. Raises MembershipRefused with the reason, FormatRefused at core format 1.
+        """
+        self._node._check_running()
+        await self._node.format.forget(name, timeout_s=timeout_s)
+
     async def _ask(self, request: Request) -> None:
         node = self._node
         deadline = node.runtime.monotonic() + request.timeout_s

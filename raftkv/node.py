@@ -198,7 +198,7 @@ class Node:
         peering = self._peering = Peering(config, directory, runtime, self._faulted, keeper)
         # Raftkv 0.1.0 tells nothing of itself.
         peering.about = self.about if self._core_format_max > 1 else None
-        peering.core_format = lambda: self.machine.core_format
+        peering.active = lambda: self.machine.formats_active
         peering.addresses.members = lambda: self.machine.members
         self.rpc = RpcHub(
             self.name, runtime, peering.hub, peering.addresses.of, config.limits.frame_bytes_max

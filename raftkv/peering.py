@@ -32,12 +32,13 @@ not before, because until then the removal may still come to nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .addresses import AddressBook
 from .config import NodeConfig
 from .errors import DiskFailed, NodeFault, OutdatedData, RemovedNode, WipedNode, WrongCluster
+from .formats import CORE
 from .raft import wire
 from .raft.engine import Engine
 from .raft.epoch import FOUNDED, Epoch, Standing, standing
@@ -90,9 +91,9 @@ class Peering:
         # Handshakes with a newer epoch that were not believed, and the last one, for operators.
         self.unproved_epochs = 0
         self.unproved_epoch: str | None = None
-        # What this process tells of its software, and the core format of the cluster, as applied.
+        # What this process tells of its software, and the formats that are active, as applied.
         self.about: wire.About | None = None
-        self.core_format: Callable[[], int] = lambda: 1
+        self.active: Callable[[], Mapping[str, int]] = lambda: {CORE: 1}
         self._routes: dict[type, Route] = {}
         self._ups: dict[str, Callable[[Link], None]] = {}
         self._downs: dict[str, Callable[[Link], None]] = {}
@@ -244,15 +245,20 @@ class Peering:
         return self._judge_format(hello) or self._judge_purpose(hello)
 
     def _judge_format(self, hello: wire.Hello) -> wire.Refusal | None:
-        """A node of an older release cannot apply what this cluster decides."""
-        active = self.core_format()
-        if hello.core_format >= active:
-            return None
-        return wire.Refusal(
-            _OLD_SOFTWARE,
-            f"the cluster runs core format {active}, and {name_of(hello.raft_id)!r} knows "
-            f"{hello.core_format} at most: upgrade raftkv there",
-        )
+        """A node that does not know an active format cannot apply what this cluster decides.
+
+        What a node leaves out of its handshake is unknown, and no reason to refuse it.
+        """
+        active = self.active()
+        known = {CORE: 1, **dict(() if hello.about is None else hello.about.formats)}
+        for name in sorted(known):
+            if known[name] < active.get(name, 0):
+                return wire.Refusal(
+                    _OLD_SOFTWARE,
+                    f"the cluster runs format {active[name]} of {name!r}, and "
+                    f"{name_of(hello.raft_id)!r} knows {known[name]} at most: upgrade raftkv there",
+                )
+        return None
 
     def _judge_purpose(self, hello: wire.Hello) -> wire.Refusal | None:
         name = name_of(hello.raft_id)

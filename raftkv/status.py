@@ -132,7 +132,7 @@ def status_of(node: Node) -> Status:
         unproved_epoch=node._peering.unproved_epoch,
         software=node.about.software,
         formats=FormatStatus(
-            active={"core": machine.core_format, **machine.active_versions},
+            active=machine.formats_active,
             known={"core": machine.core_format_max, **machine.plugin_versions},
         ),
     )

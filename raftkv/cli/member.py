@@ -44,7 +44,7 @@ LIST_TIMEOUT_S: Final = 5.0
 # A change of the members, by what it makes of one.
 _CHANGES: Final = {"voter": "promotion", "copy": "addition", "removed": "removal"}
 
-app = group("The cores of a running cluster: add, remove, promote, list.")
+app = group("The nodes of a cluster: add, remove, promote, list.")
 
 
 @app.command(
@@ -102,6 +102,34 @@ def promote(
     not be changed.
     """
     _change("promote", {"name": name}, at)
+
+
+@app.command(epilog=examples("raftkv member forget pod-7f3a --dir demo"))
+@connected("simple", "json", timeout_s=60.0)
+def forget(
+    at: At,
+    name: Annotated[str, typer.Argument(help="A replicant, or a removed core, that is down.")],
+) -> None:
+    """Let a member that is gone hold no plugin format up any more.
+
+    The leader does that by itself once a replicant has been down for an hour. A forgotten member
+    may come back if it knows the active formats.
+    """
+    from .output import print_json
+
+    context = tls_context(at)
+
+    def ask(endpoint: str, left_s: float) -> Any:
+        body = {"name": name, "timeout_s": left_s}
+        # The node answers at its deadline; that must still arrive.
+        path, patience_s = "/v1/members/forget", left_s + 2.0
+        return request(endpoint, "POST", path, body, timeout_s=patience_s, context=context)
+
+    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask)
+    if at.output == "json":
+        print_json({"verb": "forget", **found})
+    else:
+        typer.echo(f"{name} holds no format up any more")
 
 
 @app.command("list", epilog=examples("raftkv member list --dir demo --json"))

@@ -3,6 +3,7 @@
     GET  /v1/members            every node, with what the leader knows of it
     POST /v1/members/add        {"name": ..., "address": ..., "timeout_s": ...}
     POST /v1/members/promote    {"name": ..., "timeout_s": ...}
+    POST /v1/members/forget     {"name": ..., "timeout_s": ...}
     POST /v1/members/remove     {"name": ..., "force": ..., "timeout_s": ...}
 
 A verb answers once the change is committed; every verb may be repeated. A change that is in the log
@@ -18,7 +19,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from raftkv.errors import ChangePending, MembershipRefused
+from raftkv.errors import ChangePending, FormatRefused, MembershipRefused
 from raftkv.plugin import Request, Response, Route
 
 from .answers import DEADLINE_EXCEEDED, FAILED_PRECONDITION, INVALID_ARGUMENT, failure_body
@@ -41,6 +42,8 @@ class Verbs(Protocol):
     async def promote(self, name: str, *, timeout_s: float = 60.0) -> None: ...
 
     async def remove(self, name: str, *, force: bool = False, timeout_s: float = 60.0) -> None: ...
+
+    async def forget(self, name: str, *, timeout_s: float = 60.0) -> None: ...
 
 
 class MembersNode(Protocol):
@@ -75,11 +78,15 @@ def member_routes(node: MembersNode) -> Sequence[Route]:
     async def remove(body: _Body) -> None:
         await node.membership.remove(body.name, force=body.force, timeout_s=body.timeout_s)
 
+    async def forget(body: _Body) -> None:
+        await node.membership.forget(body.name, timeout_s=body.timeout_s)
+
     return (
         Route("GET", "", survey, "Every node of the cluster."),
         Route("POST", "add", _verb(add), "Make a started core a copy, then a voter."),
         Route("POST", "promote", _verb(promote), "Make a copy or a replicant a voter."),
         Route("POST", "remove", _verb(remove), "Take a core out."),
+        Route("POST", "forget", _verb(forget), "Let a member that is down hold no format up."),
     )
 
 
@@ -92,7 +99,7 @@ def _verb(act: Callable[[_Body], Awaitable[None]]) -> Callable[[Request], Awaita
             return Response(failure_body(INVALID_ARGUMENT, text, "bad_request"), 400)
         try:
             await act(body)
-        except MembershipRefused as refusal:
+        except (MembershipRefused, FormatRefused) as refusal:
             return Response(failure_body(FAILED_PRECONDITION, str(refusal), refusal.code), 409)
         except ChangePending as pending:
             return Response(failure_body(DEADLINE_EXCEEDED, str(pending), pending.code), 504)

@@ -71,6 +71,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkn
     http_address: str | None
     incarnation: int
     up: bool
+    # On the log's clock: when it started. From core format 2 on, of a member that is down: when it
+    # was declared down.
     started_ms: int
 
 

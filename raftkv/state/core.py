@@ -9,8 +9,8 @@ Every cluster runs it and every other plugin builds on it. What it decides:
 - `NodeDown` is conditional on the incarnation: a node that has come back is never hit. It raises
   the incarnation too, so that the declared-dead node is fenced even if it never notices.
 - `NodeRole` makes a replicant that was promoted a core, in the same life.
-- A plugin becomes active, or moves to a newer command format, in the entry that tells that every
-  core has it: the `NodeUp` of the last one. The active version is the lowest among the members.
+- A plugin becomes active, or moves to a newer command format, in the entry with which the last
+  member has it (activation.py): a `NodeUp`, or the end of a member that lacked it.
 - An entry of its own kind raises the core format (raftkv/formats.py). A node that lacks the format
   stops at that entry, whatever its version. From format 2 on, `AnnounceFormats` tells the plugin
   formats of a running node, which `NodeUp` held back before.
@@ -39,6 +39,7 @@ from raftkv.errors import (
     UnknownCommand,
 )
 
+from . import activation
 from .contract import Context, Member, MemberChange, Setting, SettingChange, TableSpec, View
 from .refusals import Refusals
 from .sessions import ABANDONED, Sessions
@@ -49,6 +50,7 @@ from .views import decode_setting
 __all__ = [
     "AnnounceFormats",
     "Core",
+    "ForgetMember",
     "NodeDown",
     "NodeDownResult",
     "NodeRole",
@@ -162,6 +164,19 @@ class AnnounceFormats(_Command, frozen=True, tag="announce_formats"):
     plugins: tuple[tuple[str, int], ...]
 
 
+class ForgetMember(_Command, frozen=True, tag="forget_member"):
+    """A member that is down holds no plugin format up any more.
+
+    `early`: even a replicant that has been down for less than `activation.VANISHED_MS`. Its row
+    stays, so that its next incarnation has a new number.
+    """
+
+    Result: ClassVar[Any] = None
+    name: str
+    incarnation: int
+    early: bool = False
+
+
 class OpenSession(_Command, frozen=True, tag="open_session"):
     """A client without a node opens a session."""
 
@@ -200,7 +215,7 @@ class Opening(_Command, frozen=True):
 
 #: Commands that a core format introduced. Before it they are answered as a node that does not know
 #: them answers: they cannot be decoded.
-SINCE_FORMAT: Final[Mapping[type[msgspec.Struct], int]] = {AnnounceFormats: 2}
+SINCE_FORMAT: Final[Mapping[type[msgspec.Struct], int]] = {AnnounceFormats: 2, ForgetMember: 2}
 
 
 class Core:
@@ -210,6 +225,7 @@ class Core:
     version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         AnnounceFormats,
+        ForgetMember,
         NodeUp,
         NodeDown,
         NodeRole,
@@ -268,6 +284,8 @@ class Core:
             return self._set_voters(command, ctx)
         if isinstance(command, AnnounceFormats):
             return self._announce(command, ctx)
+        if isinstance(command, ForgetMember):
+            return self._forget(command, ctx)
         assert isinstance(command, SettleOutcome)
         return self._settle_outcome(command, ctx)
 
@@ -322,7 +340,7 @@ class Core:
             oldest = next(openings.scan(prefix=(command.name,), limit=1))
             openings.delete(oldest[0])
         self._after(lambda: self._sessions.open_node(session, command.name, nonce, now))
-        self._activate(command.name, command.plugins, ctx)
+        self._activated(activation.announce(command.name, command.plugins, ctx))
         ended = old.incarnation if old is not None and old.up else None
         self._after(lambda: self._members_changed(MemberChange(old, new, ended)))
         return NodeUpResult(session, incarnation)
@@ -338,50 +356,43 @@ class Core:
     def _announce(self, command: AnnounceFormats, ctx: Context) -> None:
         _check_plugins(command.plugins)
         _living(command.name, command.incarnation, ctx)
-        self._activate(command.name, command.plugins, ctx)
+        self._activated(activation.announce(command.name, command.plugins, ctx))
 
-    def _activate(self, name: str, plugins: tuple[tuple[str, int], ...], ctx: Context) -> None:
-        formats: Table[tuple[str, str], int] = ctx.table("formats")
-        for key in [key for key, _ in formats.scan(prefix=(name,))]:
-            formats.delete(key)
-        for plugin, version in plugins:
-            formats.put((name, plugin), version)
-        active: Table[str, int] = ctx.table("active")
-        changed = False
-        for plugin in sorted({plugin for plugin, _ in plugins}):
-            if plugin == CORE and ctx.version >= 2:
-                continue  # an entry of the log raises the core format, never a node's word
-            lowest = self._lowest(plugin, ctx, formats)
-            if lowest > active.get(plugin, 0):
-                active.put(plugin, lowest)
-                changed = True
+    def _forget(self, command: ForgetMember, ctx: Context) -> None:
+        member: Member | None = ctx.table("members").get(command.name)
+        if member is None or member.incarnation != command.incarnation or member.up:
+            raise StaleIncarnation(
+                f"{command.name!r} is not down with incarnation {command.incarnation}: only a "
+                f"member that is down can be forgotten"
+            )
+        if member.raft_id in ctx.voters:
+            raise Refused(f"{command.name!r} votes: remove it from the cores first")
+        aged = not activation.counts(member, ctx.voters, ctx.now)
+        if not aged and not command.early:
+            raise Refused(f"{command.name!r} has not been down for long enough to be forgotten")
+        if activation.forget(command.name, ctx):
+            self._activated(activation.refresh(ctx))
+
+    def _activated(self, changed: bool) -> None:
         if changed:
             self._after(self._active_changed)
-
-    @staticmethod
-    def _lowest(plugin: str, ctx: Context, formats: Table[tuple[str, str], int]) -> int:
-        """The lowest version among the members; 0 as long as a core lacks the plugin."""
-        lowest = 0
-        for name, member in ctx.members.items():
-            version = formats.get((name, plugin), 0)
-            if version == 0 and member.role == "core":
-                return 0
-            if version and (lowest == 0 or version < lowest):
-                lowest = version
-        return lowest
 
     def _node_role(self, command: NodeRole, ctx: Context) -> None:
         old = _living(command.name, command.incarnation, ctx)
         if old.role != command.role:
             new = msgspec.structs.replace(old, role=command.role)
             ctx.table("members").put(command.name, new)
+            self._activated(activation.refresh(ctx))
             self._after(lambda: self._members_changed(MemberChange(old, new, None)))
 
     def _node_down(self, command: NodeDown, ctx: Context) -> NodeDownResult:
         members: Table[str, Member] = ctx.table("members")
         old = _living(command.name, command.incarnation, ctx)
         new = msgspec.structs.replace(old, up=False, incarnation=old.incarnation + 1)
+        if ctx.version >= 2:
+            new = msgspec.structs.replace(new, started_ms=ctx.now)
         members.put(command.name, new)
+        self._activated(activation.refresh(ctx))
         self._after(lambda: self._sessions.end_node(command.name))
         self._after(lambda: self._members_changed(MemberChange(old, new, old.incarnation)))
         return NodeDownResult(new.incarnation)
@@ -398,6 +409,7 @@ class Core:
         new = Voters(old.version + 1, tuple(sorted(dict.fromkeys(raft_ids))))
         table.put(_VOTERS, new)
         if new.raft_ids != old.raft_ids:
+            self._activated(activation.refresh(ctx))
             self._after(lambda: self._voters_changed(old.raft_ids))
         return VotersResult(new.version, True)
 

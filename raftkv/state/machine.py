@@ -37,6 +37,7 @@ from raftkv.errors import (
     UnknownPlugin,
 )
 
+from . import activation
 from .batch import Envelope, decode_batch
 from .capture import Capture, Listener
 from .contract import (
@@ -225,11 +226,15 @@ class StateMachine:
             version = _decode_format(body)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Diverged(f"entry {index} of the log holds no core format: {error}") from None
-        if self._core.raise_format(version, self._all[CORE].ctx):
+        ctx = self._all[CORE].ctx
+        if self._core.raise_format(version, ctx):
+            self._refresh_active()
+            ctx.now, ctx.index = self.now, index
+            if activation.refresh(ctx):
+                self._refresh_active()
             if self._capture.touched:
                 self._capture.collect()
             self._undo.clear()
-            self._refresh_active()
             if self._capture.changes:
                 self._capture.publish(index)
 
@@ -391,6 +396,11 @@ class StateMachine:
     def core_format(self) -> int:
         """The core format of the cluster, at this index (raftkv/formats.py)."""
         return self._all[CORE].ctx.version
+
+    @property
+    def formats_active(self) -> dict[str, int]:
+        """The core format and the formats of the active plugins, at this index."""
+        return {name: routed.ctx.version for name, routed in self._active.items()}
 
     @property
     def active_versions(self) -> dict[str, int]:
