@@ -185,6 +185,8 @@ class CoreFormat:
                 except PeerUnreachable:
                     pass  # the leader has just gone: its successor is asked
                 except RemoteFailed as error:
+                    if str(error).startswith("NotPermitted"):
+                        raise FormatRefused(f"{error}; ask a core") from None
                     if "has no method" in str(error):
                         raise FormatRefused(
                             f"{leader} leads and runs raftkv 0.1.0: upgrade it first"

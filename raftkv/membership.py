@@ -182,10 +182,20 @@ class Membership:
         that was removed. Raises MembershipRefused with the reason, FormatRefused at core format 1.
         """
         self._node._check_running()
+        self._check_certificate()
         await self._node.format.forget(name, timeout_s=timeout_s)
+
+    def _check_certificate(self) -> None:
+        keeper = self._node._keeper
+        if keeper is not None and keeper.current.identity.replicant_only:
+            raise MembershipRefused(
+                f"the certificate of {self._node.name} is for a replicant only, so it may not "
+                f"change the members: ask a core"
+            )
 
     async def _ask(self, request: Request) -> None:
         node = self._node
+        self._check_certificate()
         deadline = node.runtime.monotonic() + request.timeout_s
         on_its_way = False
         while True:

@@ -15,6 +15,7 @@ from .config import NodeConfig
 from .detector import Detector
 from .failure_detector import Verdict
 from .peering import Peering
+from .permissions import Proposer
 from .proposals import Proposals
 from .raft import wire
 from .raft.engine import Engine
@@ -23,6 +24,7 @@ from .raft.recovery import Recovered
 from .raft.snapshotting import Snapshotting
 from .raft.transport import Link
 from .reading import Reader
+from .relaying import Relay
 from .replica import Replica
 from .replicant.follower import Follower
 from .replicant.upstream import Feeds
@@ -121,6 +123,7 @@ class CorePart:
         )
         peering.engine = self.engine
         self.feeds = Feeds(self.engine)
+        self.relay = Relay(replica.machine, runtime.monotonic, self.send)
         self.engine.snapshotting.fed = self.feeds.in_transit
         self.detector = Detector(
             self.engine, lambda: replica.machine.members, lambda: self.feeds.names, self._down
@@ -226,6 +229,7 @@ class CorePart:
 
     def progressed(self) -> None:
         self.feeds.progressed()
+        self.relay.progressed()
         committed = self.engine.configurations.at(self.engine.commit)
         if committed is not self._committed:
             self._committed = committed
@@ -271,6 +275,10 @@ class CorePart:
         leads = self.engine.leading is not None
         if leads or link.purpose == "follow":
             commands = self.proposals.fit(link.peer_name, message.commands)
+            if link.purpose == "follow":
+                commands = self.relay.admit(
+                    Proposer(link.peer_name, link.peer_id, link.proof.kind), commands
+                )
             if leads:
                 self.engine.propose(commands)
             elif commands:
@@ -290,6 +298,8 @@ class CorePart:
         leader.send(wire.ReadRequest(self._relay_number))
 
     def _on_read_reply(self, link: Link, message: wire.ReadReply) -> None:
+        if link is not self._leader_link():
+            return  # no leader any more, or never one: the question is asked again
         if message.number < _RELAY_START:
             self._reader.answered(message.number, message.index)
             return

@@ -20,10 +20,10 @@ cluster. Whoever greets with an older epoch is refused; a core that meets a newe
 a replicant that does discards its state and copies it again.
 
 Both, and every refusal that stops this node, are acted on only if a core of this cluster stands
-behind them (`_believes`): a core by the configuration file or the log, which has proved its name
-with a certificate that is not for a replicant only, or, without certificates, which was dialled at
-an address of the configuration file or the log. Anything else that claims a newer epoch is refused
-and raises an alarm: a line in the log, `unproved_epoch` in the status, a metric.
+behind them (credibility.py). Anything else that claims a newer epoch is refused and raises an
+alarm: a line in the log, `unproved_epoch` in the status, a metric.
+
+What may arrive on a link, and which calls its peer may make, stands in permissions.py.
 
 Who was removed is told, at the greeting and, on a stream that is up, as soon as it is committed:
 not before, because until then the removal may still come to nothing.
@@ -35,14 +35,17 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from . import permissions
 from .addresses import AddressBook
 from .config import NodeConfig
+from .credibility import UNPROVED, Credibility
 from .errors import DiskFailed, NodeFault, OutdatedData, RemovedNode, WipedNode, WrongCluster
 from .formats import CORE
 from .raft import wire
 from .raft.engine import Engine
 from .raft.epoch import FOUNDED, Epoch, Standing, standing
 from .raft.identity import DataDirectory
+from .raft.link import WRONG_CERTIFICATE
 from .raft.membership import Configuration, name_of
 from .raft.transport import Hub, Link
 from .repeats import Repeats
@@ -59,8 +62,6 @@ LESSER_PATIENCE_S = 1.0
 
 # The code of a refusal that only means: not yet.
 _UNFOUNDED = "unfounded"
-# The code of a refusal that asks for a proof: no node stops for it.
-_UNPROVED = "unproved_epoch"
 # Refusals that can stop the node that gets them.
 _STOPPING = frozenset({RemovedNode.code, OutdatedData.code, WipedNode.code, WrongCluster.code})
 # The code of a refusal to a node whose release does not know the cluster's core format.
@@ -88,18 +89,21 @@ class Peering:
         self.engine: Engine | None = None
         # Set once this node takes part: a later refusal is the peer's trouble, not this node's.
         self.settled = False
-        # Handshakes with a newer epoch that were not believed, and the last one, for operators.
-        self.unproved_epochs = 0
-        self.unproved_epoch: str | None = None
         # What this process tells of its software, and the formats that are active, as applied.
         self.about: wire.About | None = None
         self.active: Callable[[], Mapping[str, int]] = lambda: {CORE: 1}
+        # Calls that the table of permissions does not allow their callers.
+        self.calls_refused = 0
         self._routes: dict[type, Route] = {}
         self._ups: dict[str, Callable[[Link], None]] = {}
         self._downs: dict[str, Callable[[Link], None]] = {}
         self.addresses = AddressBook(config.cores)
+        self.credibility = Credibility(config, self.addresses, self._configuration, self._repeats)
         # Set by a replicant: discard the state and belong to this epoch.
         self.on_newer_epoch: Callable[[Epoch], None] = lambda epoch: None
+
+    def _configuration(self) -> Configuration | None:
+        return None if self.engine is None else self.engine.configuration
 
     # -- wiring
 
@@ -113,11 +117,45 @@ class Peering:
         self._routes[kind] = handler
 
     def receive(self, link: Link, message: wire.Message) -> None:
-        """The receiver of every link: route by the message's kind."""
-        handler = self._routes.get(type(message))
-        if handler is None:
-            raise wire.ProtocolError(f"{type(message).__name__} is not expected here")
+        """The receiver of every link: route by the message's kind, if it may come this way.
+
+        Raises ProtocolError for what may not, or for what this node has no use for.
+        """
+        kind = type(message)
+        handler = self._routes.get(kind)
+        if handler is None or kind not in link.permitted:
+            raise wire.ProtocolError(f"{kind.__name__} is not expected on a {link.purpose} link")
+        if kind is wire.RpcRequest and not self._may_call(link, message):
+            return
+        if kind is wire.Refusal and not self._may_refuse(link, message):
+            link.close()
+            return
         handler(link, message)
+
+    def _may_refuse(self, link: Link, message: Any) -> bool:
+        """A replicant stops when its upstream refuses it: not for one that only claims to be it.
+
+        A core judges for itself what a refusal means (`refused`).
+        """
+        if link.purpose != "follow" or self.credibility.believes(link.peer_name, link.proof):
+            return True
+        log.warning("%s refuses this node and is not believed: %s", link.peer_name, message.reason)
+        return False
+
+    def _may_call(self, link: Link, message: Any) -> bool:
+        """Whether the peer may make this call; it gets an answer that denies it otherwise."""
+        kind, core = link.proof.kind, self.credibility.is_core(link.peer_name)
+        if permissions.may_call(message.method, kind, core=core):
+            return True
+        text = (
+            f"NotPermitted: {link.peer_name} may not call {message.method[:64]!r} with a "
+            f"certificate of the kind {kind.value!r}: see docs/internals/security.md"
+        )
+        self.calls_refused += 1
+        if self._repeats.left_out((link.peer_name, "call"), text) is not None:
+            log.warning("%s", text)
+        link.send(wire.RpcReply(message.number, "not_permitted", text.encode()))
+        return False
 
     def dial_cores(self) -> None:
         """Between two cores the one with the greater name dials at once, the other after a while.
@@ -229,6 +267,12 @@ class Peering:
                 f"both clusters are called {identity.cluster!r}, but they were founded "
                 f"separately ({identity.cluster_id} and {hello.cluster_id})",
             )
+        if proof.kind is Kind.REPLICANT_ONLY and not permissions.may_begin(hello, proof):
+            return wire.Refusal(
+                WRONG_CERTIFICATE,
+                f"the certificate of {proof.name!r} is for a replicant only: issue one without "
+                f"--replicant-only",
+            )
         if hello.raft_id == identity.raft_id:
             return wire.Refusal("own_address", "the address leads back to the same node")
         if hello.wanted not in ("", identity.name):
@@ -242,7 +286,7 @@ class Peering:
         engine = self.engine
         if engine is not None and hello.raft_id in engine.configurations.at(engine.commit).removed:
             return _removed()
-        return self._judge_format(hello) or self._judge_purpose(hello)
+        return self._judge_format(hello) or self._judge_purpose(hello, proof)
 
     def _judge_format(self, hello: wire.Hello) -> wire.Refusal | None:
         """A node that does not know an active format cannot apply what this cluster decides.
@@ -260,7 +304,7 @@ class Peering:
                 )
         return None
 
-    def _judge_purpose(self, hello: wire.Hello) -> wire.Refusal | None:
+    def _judge_purpose(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
         name = name_of(hello.raft_id)
         known = None if self.engine is None else self.engine.configuration.raft_id_of(name)
         # A member by its own log is none that was wiped: then this node's log lags.
@@ -271,8 +315,10 @@ class Peering:
                 f"whose directory was lost must not come back as its old self. Remove the "
                 f"old member, then add this node",
             )
-        if hello.purpose == "raft" and hello.role != "core":
-            return wire.Refusal("wrong_purpose", f"a {hello.role} takes no part in consensus")
+        if not permissions.may_begin(hello, proof):
+            return wire.Refusal(
+                "wrong_purpose", f"a {hello.role} is at no such end of a {hello.purpose!r} link"
+            )
         identity = self._directory.identity
         if hello.purpose == "follow" and identity.role == "core" and not identity.cluster_id:
             # What it would copy is of no cluster yet, and it would not learn of which one later.
@@ -296,8 +342,8 @@ class Peering:
                     return None  # the answer tells it, and it begins anew
                 return wire.Refusal(OutdatedData.code, _outdated(name, hello.epoch, identity.epoch))
             case Standing.NEWER:
-                if not self._believes(name, proof):
-                    return self._unproved(hello, proof)
+                if not self.credibility.believes(name, proof):
+                    return self.credibility.unproved(hello, identity.epoch, proof)
                 if identity.role == "replicant":
                     self.on_newer_epoch(hello.epoch)
                     return None
@@ -307,51 +353,11 @@ class Peering:
             case Standing.SAME:
                 return None
 
-    def _is_core(self, name: str) -> bool:
-        """Whether the configuration file or the log knows a core of this name.
-
-        By name: after a forced recovery the raft ids are new.
-        """
-        member = self.addresses.members().get(name)
-        if name in self._config.cores or (member is not None and member.role == "core"):
-            return True
-        engine = self.engine
-        return engine is not None and engine.configuration.raft_id_of(name) is not None
-
-    def _believes(self, name: str, proof: Proof) -> bool:
-        """Whether what the node of this name claims may stop this node or reset its state."""
-        if not self._is_core(name):
-            return False
-        if proof.kind is Kind.NONE:
-            return proof.wanted == name and proof.dialled in self.addresses.vouched(name)
-        return proof.kind is Kind.CORE and proof.name == name
-
-    def _unproved(self, hello: wire.Hello, proof: Proof) -> wire.Refusal:
-        """A newer epoch that no core of this cluster stands behind: an alarm, nothing else."""
-        mine, name = self._directory.identity.epoch, name_of(hello.raft_id)
-        text = (
-            f"{name} at {proof.dialled or hello.peer_address} claims epoch {hello.epoch} of this "
-            f"cluster, whose epoch is {mine} here, and does not prove to be one of its cores"
-        )
-        self.unproved_epochs += 1
-        self.unproved_epoch = text
-        # One line a minute for all of them: names, addresses and epochs can be made up.
-        if self._repeats.left_out(_UNPROVED, _UNPROVED) is not None:
-            log.error(
-                "%s. It is not believed. If the cluster was recovered by force, see to it that "
-                "this node reaches the recovered core at an address of its configuration file",
-                text,
-            )
-        return wire.Refusal(
-            _UNPROVED,
-            f"epoch {hello.epoch} is not proved: this node dials the cores that it knows itself",
-        )
-
     def refused(self, refusal: wire.Refusal, address: str, proof: Proof) -> None:
-        if refusal.code in (_UNFOUNDED, _UNPROVED):
+        if refusal.code in (_UNFOUNDED, UNPROVED):
             return  # it dials again
         text = f"the node at {address} refuses this one: {refusal.reason}"
-        believed = refusal.code not in _STOPPING or self._believes(
+        believed = refusal.code not in _STOPPING or self.credibility.believes(
             proof.name or proof.wanted, proof
         )
         # It is dialled again and again.
@@ -390,8 +396,10 @@ class Peering:
     def link_up(self, link: Link) -> None:
         assert link.peer is not None
         link.receive = self.receive
+        dialled = link.dialled is not None
+        link.permitted = permissions.messages_at(link.purpose, dialled=dialled)
         self.addresses.greeted(link.peer_name, link.peer.peer_address)
-        self._adopt(link.peer, dialled=link.dialled is not None)
+        self._adopt(link.peer, dialled=dialled)
         self._ups[link.purpose](link)
         if link.purpose == "raft":
             self._spread(link)

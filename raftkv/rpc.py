@@ -65,6 +65,11 @@ class RpcHub:
         """Answer calls of `method` with `await handler(sender_name, payload)`."""
         self._handlers[method] = handler
 
+    @property
+    def methods(self) -> list[str]:
+        """The methods that this node answers."""
+        return sorted(self._handlers)
+
     async def call(self, node: str, method: str, payload: bytes, timeout_s: float) -> bytes:
         """Call a method on a member. See the module's text for the errors."""
         if self._stopped:

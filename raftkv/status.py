@@ -129,7 +129,7 @@ def status_of(node: Node) -> Status:
         fault=str(node._fault.result()) if failed else None,
         alarms=[DISK] if engine is not None and engine.snapshotting.space.alarm else [],
         disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
-        unproved_epoch=node._peering.unproved_epoch,
+        unproved_epoch=node._peering.credibility.unproved_epoch,
         software=node.about.software,
         formats=FormatStatus(
             active=machine.formats_active,

@@ -139,9 +139,11 @@ def test_only_nodes_of_one_epoch_talk_to_each_other() -> None:
     assert met.code() == ""
     assert met.code(epoch=FOUNDED) == OutdatedData.code
     assert met.code(epoch=RIVAL) == WrongCluster.code
-    assert met.code(epoch=FOUNDED, purpose="rpc", role="replicant") == OutdatedData.code
+    assert met.code(DIALLED_IN, epoch=FOUNDED, purpose="rpc", role="replicant") == (
+        OutdatedData.code
+    )
     # A replicant that is to begin anew must hear what to begin.
-    assert met.code(epoch=FOUNDED, purpose="follow", role="replicant") == ""
+    assert met.code(DIALLED_IN, epoch=FOUNDED, purpose="follow", role="replicant") == ""
     assert met.code(epoch=NEW, cluster_id="") == "", "it belongs to no cluster yet"
     assert not met.faults
 
@@ -189,13 +191,15 @@ def test_a_newer_epoch_without_a_proof_is_an_alarm_and_nothing_else(what: str, r
     met.peering.addresses.members = of_the_log
     met.peering.addresses.greeted("core2", "evil:1")
     met.peering.addresses.heard("core2", "evil:1")
-    for purpose in ("raft", "follow", "rpc"):
+    # A certificate for a replicant only does not even begin a link for consensus.
+    purposes = ("rpc",) if proof.kind is Kind.REPLICANT_ONLY else ("raft", "follow", "rpc")
+    for purpose in purposes:
         claimed = {"epoch": NEW, "purpose": purpose, "raft_id": f"{name}-bb", "role": "replicant"}
         assert met.code(proof, **claimed) == "unproved_epoch"
     assert (met.faults, met.adopted) == ([], [])
-    assert met.peering.unproved_epochs == 3
-    assert f"{name} at " in str(met.peering.unproved_epoch)
-    assert "claims epoch 2-bb" in str(met.peering.unproved_epoch)
+    assert met.peering.credibility.unproved_epochs == len(purposes)
+    assert f"{name} at " in str(met.peering.credibility.unproved_epoch)
+    assert "claims epoch 2-bb" in str(met.peering.credibility.unproved_epoch)
     if proof.dialled is not None and proof.wanted == name:
         for code in (OutdatedData.code, RemovedNode.code, WipedNode.code, WrongCluster.code):
             met.peering.refused(wire.Refusal(code, "go"), proof.dialled, proof)

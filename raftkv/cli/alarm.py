@@ -60,8 +60,6 @@ def list_(at: At, cluster: Cluster = False) -> None:
                 rows.append([each.endpoint, cell(None), cell(None), Styled(each.error, "red")])
                 continue
             for alarm in each.answer.get("alarms", []):
-                rows.append(
-                    [each.endpoint, each.answer["name"], Styled(alarm, "red"), cell(None)]
-                )
+                rows.append([each.endpoint, each.answer["name"], Styled(alarm, "red"), cell(None)])
         print_table(("ENDPOINT", "NODE", "ALARM", "ERROR"), rows)
     fail_if_any(found)

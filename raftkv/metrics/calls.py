@@ -103,6 +103,11 @@ def handshakes(peering: Peering) -> Iterator[Family]:
     """What other nodes claimed at the beginning of a connection."""
     yield counter(
         "unproved_epochs_total",
-        peering.unproved_epochs,
+        peering.credibility.unproved_epochs,
         "Handshakes with a newer epoch that no core of the cluster proved.",
+    )
+    yield counter(
+        "peer_calls_refused_total",
+        peering.calls_refused,
+        "Calls of other nodes that their certificates do not allow.",
     )

@@ -236,6 +236,16 @@ def _fed(part: CorePart) -> Iterator[Family]:
     """Bounded by the replicants that follow this core now."""
     standings, commit = part.feeds.standings, part.commit
     yield gauge("replicants_fed", len(standings), "Replicants that follow this core now.")
+    yield counter(
+        "replicant_commands_refused_total",
+        part.relay.refused,
+        "Commands that replicants may not propose and that went no further than this core.",
+    )
+    yield counter(
+        "replicant_commands_dropped_total",
+        part.relay.dropped,
+        "Commands whose sessions this core has not applied yet, beyond what may wait for that.",
+    )
     yield gauge(
         "fed_snapshots_sending",
         part.feeds.snapshots_sending,

@@ -30,7 +30,10 @@ from .membership import name_of
 if TYPE_CHECKING:
     from .transport import Hub
 
-__all__ = ["HELLO_TIMEOUT_S", "Link", "LinkOwner"]
+__all__ = ["HELLO_TIMEOUT_S", "WRONG_CERTIFICATE", "Link", "LinkOwner"]
+
+# The code of a refusal for what the peer's certificate does not allow.
+WRONG_CERTIFICATE = "wrong_certificate"
 
 # A peer that accepts a connection must greet within this time, else the connection is a ghost. The
 # TLS handshake is part of it.
@@ -83,6 +86,8 @@ class Link(asyncio.Protocol):
         self.wanted = wanted
         self.peer: wire.Hello | None = None
         self.receive: Callable[[Link, wire.Message], None] | None = None
+        # The kinds of messages that may arrive; the owner's to set in `link_up`.
+        self.permitted: frozenset[type] = frozenset()
         # Called when several messages of one read have been delivered: batch work belongs here.
         self.delivered: Callable[[], None] | None = None
         self.closed: asyncio.Future[None] = hub.runtime.future()
@@ -221,15 +226,9 @@ class Link(asyncio.Protocol):
         name = name_of(hello.raft_id)
         if name != certified.name or hello.cluster != certified.cluster:
             return wire.Refusal(
-                "wrong_certificate",
+                WRONG_CERTIFICATE,
                 f"the certificate is of {certified.name!r} in the cluster {certified.cluster!r}, "
                 f"the greeting of {name!r} in {hello.cluster!r}",
-            )
-        if certified.replicant_only and (hello.role != "replicant" or hello.purpose == "raft"):
-            return wire.Refusal(
-                "wrong_certificate",
-                f"the certificate of {name!r} is for a replicant only: issue one without "
-                f"--replicant-only",
             )
         return None
 
@@ -249,12 +248,10 @@ class Link(asyncio.Protocol):
             raise wire.ProtocolError(f"{type(message).__name__} before Hello")
         if message.version != wire.PROTOCOL_VERSION:
             raise wire.ProtocolError(f"protocol version {message.version} is not spoken here")
-        refusal = self._misnamed(message)
+        refusal = self._misnamed(message) or owner.judge(message, self.proof)
         if refusal is not None:
-            self._hub.complain(self, refusal.reason)
-        else:
-            refusal = owner.judge(message, self.proof)
-        if refusal is not None:
+            if refusal.code == WRONG_CERTIFICATE:
+                self._hub.complain(self, refusal.reason)
             # To a dialled peer too: it has accepted this node, and may be the one that was wiped.
             self.send(refusal)
             self.close()

@@ -434,6 +434,11 @@ class StateMachine:
         found = self._sessions.by_id.get(session)
         return None if found is None or found.node else found.nonce
 
+    def session_owner(self, session: int) -> str | None:
+        """The node whose session this is, "" for a client's; None for one that is not open."""
+        found = self._sessions.by_id.get(session)
+        return None if found is None else found.node
+
     def client_session(self, nonce: int) -> OpenSessionResult | None:
         """What `OpenSession` under this nonce has answered, if it was applied and still is open."""
         id = self._sessions.client_of(nonce)

@@ -1,0 +1,123 @@
+"""What replicants propose, at the core that they copy from, before it goes on to the leader.
+
+Behind this core nothing shows any more which node a command has come from, so this is where the
+table of permissions is applied to it (permissions.py). A command that is not allowed is left out,
+counted, and named in the log; the others of the message go on, and so does the stream: a client of
+the replicant may be the one at fault.
+
+A session is as new as the entry that opened it. A command under a session that this core has not
+applied yet waits until it has: a moment, unless this core lags far behind. What waits is bounded;
+what is beyond the bound is dropped, and sent again by its origin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from .permissions import Proposer, Verdict, judge_proposal
+from .repeats import Repeats
+from .state import Envelope
+from .state.machine import StateMachine
+
+__all__ = ["Relay"]
+
+log = logging.getLogger("raftkv.node")
+
+# Commands that wait for their sessions, of all replicants together, their bytes, and how long. A
+# replicant sends again what is dropped; this only bridges the milliseconds by which a core lags.
+# All of them are judged again in one turn: 256 take less than a millisecond.
+WAITING_MAX: Final = 256
+WAITING_BYTES_MAX: Final = 1 << 20
+WAITING_S: Final = 1.0
+
+_decode = msgspec.msgpack.Decoder(Envelope).decode
+
+
+class _Waiting(NamedTuple):
+    proposer: Proposer
+    command: bytes
+    envelope: Envelope
+    until: float
+
+
+class Relay:
+    """Judges what replicants propose through one core. `send` takes what is granted later."""
+
+    def __init__(
+        self,
+        machine: StateMachine,
+        monotonic: Callable[[], float],
+        send: Callable[[Sequence[bytes]], object],
+    ) -> None:
+        self._machine = machine
+        self._monotonic = monotonic
+        self._send = send
+        self._repeats = Repeats(monotonic)
+        self._waiting: list[_Waiting] = []
+        self._waiting_bytes = 0
+        # As of which command what waits was judged last.
+        self._serial = 0
+        # For the node's metrics.
+        self.refused = 0
+        self.dropped = 0
+
+    def admit(self, proposer: Proposer, commands: Sequence[bytes]) -> list[bytes]:
+        """Those that may go on now, in their order."""
+        granted: list[bytes] = []
+        for command in commands:
+            try:
+                envelope = _decode(command)
+            except (msgspec.MsgspecError, ValueError):
+                self._refuse(proposer, "something that is no command")
+                continue
+            waiting = _Waiting(proposer, command, envelope, self._monotonic() + WAITING_S)
+            self._sort(waiting, granted)
+        return granted
+
+    def progressed(self) -> None:
+        """Further entries were applied: judge again what waits."""
+        if not self._waiting or self._machine.serial == self._serial:
+            return
+        self._serial = self._machine.serial
+        now, waiting = self._monotonic(), self._waiting
+        self._waiting, self._waiting_bytes = [], 0
+        granted: list[bytes] = []
+        for each in waiting:
+            if now < each.until:
+                self._sort(each, granted)
+            else:
+                self.dropped += 1
+        if granted:
+            self._send(granted)
+
+    def _sort(self, each: _Waiting, granted: list[bytes]) -> None:
+        verdict = self._judge(each.proposer, each.envelope)
+        if verdict is Verdict.GRANTED:
+            granted.append(each.command)
+        elif verdict is Verdict.REFUSED:
+            self._refuse(each.proposer, _described(each.envelope))
+        elif (
+            len(self._waiting) >= WAITING_MAX
+            or self._waiting_bytes + len(each.command) > WAITING_BYTES_MAX
+        ):
+            self.dropped += 1
+        else:
+            self._waiting_bytes += len(each.command)
+            self._waiting.append(each)
+
+    def _judge(self, proposer: Proposer, envelope: Envelope) -> Verdict:
+        machine = self._machine
+        return judge_proposal(proposer, envelope, machine.session_owner, machine.serial)
+
+    def _refuse(self, proposer: Proposer, what: str) -> None:
+        self.refused += 1
+        if self._repeats.left_out(proposer.name, what) is not None:
+            log.warning("%s may not propose this: %s; it is left out", proposer.name, what)
+
+
+def _described(envelope: Envelope) -> str:
+    return f"a command of {envelope.plugin[:64]!r} under session {envelope.session}"
