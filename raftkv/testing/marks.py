@@ -65,6 +65,9 @@ EXPECTED = (
     "lease expired",
     "lease left to run out",
     "keep-alive unanswered",
+    "stranger refused",
+    "newer epoch not believed",
+    "hostile replicant let in",
 )
 
 

@@ -30,13 +30,20 @@ from raftkv.raft.reads import ReadRounds
 from raftkv.raft.snapshot import SnapshotWriter
 from raftkv.raft.wal import Wal
 from raftkv.state.machine import StateMachine
-from raftkv.testing import injected_inbox, planted_leases, planted_members, planted_watch
+from raftkv.testing import (
+    injected_hostile,
+    injected_inbox,
+    planted_leases,
+    planted_members,
+    planted_watch,
+)
 from raftkv.testing.patching import around, replaced
 from raftkv.testing.planting import BUGS, Bug, Wrap, planted, pretending, wrapping
 
 __all__ = ["BUGS", "Bug", "planted"]
 
 # They register themselves.
+assert injected_hostile.__name__
 assert injected_inbox.__name__
 assert planted_leases.__name__
 assert planted_members.__name__

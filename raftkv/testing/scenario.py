@@ -36,6 +36,8 @@ MEMBERS_SHARE = 0.4
 EARLY_SHARE = 0.25
 # In so many a majority of the cores is lost for good in the end.
 DISASTER_SHARE = 0.1
+# In so many a program that is no member speaks the protocol to the nodes.
+HOSTILE_SHARE = 0.2
 # How long faults then go on.
 AFTERMATH_S = 5.0
 
@@ -60,6 +62,8 @@ class Scenario:
     early: bool
     # The storm ends with the loss of a majority, and one core is recovered by force.
     disaster: bool
+    # A stranger troubles the nodes (hostile.py).
+    hostile: bool = False
 
     def __str__(self) -> str:
         tiny = "" if self.limits == Limits() else ", tiny limits"
@@ -67,6 +71,7 @@ class Scenario:
         members = ", members come and go" if self.members else ""
         early = ", faults from the start" if self.early else ""
         early += ", then a majority is lost" if self.disaster else ""
+        early += ", a hostile stranger" if self.hostile else ""
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
             f"every {self.interval_s[0]:g} to {self.interval_s[1]:g} s, up to "
@@ -129,6 +134,8 @@ def draw(
         members=members is not False and (rng.random() < MEMBERS_SHARE or members is True),
         early=rng.random() < EARLY_SHARE,
         disaster=rng.random() < DISASTER_SHARE,
+        # From a generator of its own, so that the other seeds stay what they were.
+        hostile=random.Random(f"{seed}/is hostile").random() < HOSTILE_SHARE,
     )
 
 
@@ -229,6 +236,7 @@ def run_seed(
         messages=scenario.messages,
         members=scenario.members,
         early=scenario.early,
+        hostile=scenario.hostile,
     )
     prepare(cluster)
     with ExitStack() as stack:

@@ -49,6 +49,7 @@ from raftkv.runtime import Runtime
 from raftkv.testing import current
 from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
+from raftkv.testing.hostile import HOST, Hostile
 from raftkv.testing.lease_holders import LeaseHolders
 from raftkv.testing.linearizability import Budget, check_per_key
 from raftkv.testing.marks import Marks
@@ -89,7 +90,8 @@ class SimulatedCluster:
     `deliveries` False leaves the arrival of bytes out of the trace, which makes it smaller and the
     run faster; the run itself is the same. With `messages`, a storm also loses, doubles and
     reorders single messages between cores (harsh.py). With `members`, cores come and go in it.
-    With `early`, entering does not wait for a cluster: a storm then meets its founding.
+    With `early`, entering does not wait for a cluster: a storm then meets its founding. With
+    `hostile`, a program that is no member troubles the nodes during a storm (hostile.py).
 
     `names` are the nodes in service now; operators and faults look at it anew each time.
     """
@@ -111,6 +113,8 @@ class SimulatedCluster:
         messages: bool = False,
         members: bool = False,
         early: bool = False,
+        hostile: bool = False,
+        lies: bool = False,
     ) -> None:
         self.seed = seed
         self.world = world or World(seed, options)
@@ -144,6 +148,8 @@ class SimulatedCluster:
         )
         seen_by = (self.world, self.names, self._up, self.violated, self.marks)
         self.watchers, self.holders = Watchers(*seen_by), LeaseHolders(*seen_by)
+        self.hostile = Hostile(self, random.Random(f"{seed}/hostile"), lies=lies)
+        self._is_hostile = hostile
         self.operator = Operator(self, random.Random(f"{seed}/operator")) if members else None
         # Every name that a core may ever have here.
         self.core_names = list(self.cores)
@@ -366,6 +372,9 @@ class SimulatedCluster:
             if self.operator is not None:
                 operator = self.world.spawn(self.operator.storm(), "operator")
                 during.callback(operator.cancel)
+            if self._is_hostile:
+                self.world.start(HOST, self.hostile.program)
+                during.callback(self.world.crash, HOST, power_cut=False)
             self.nemesis.run(seconds)
 
     def power_cut(self) -> None:

@@ -1,0 +1,164 @@
+"""A hostile program in the simulated world that reaches the nodes' ports and speaks their protocol.
+
+It is no member. It dials any node in the name of a core or of a replicant that does not exist, with
+epochs that are newer than the cluster's, with other cluster ids, with a node's raft id, and with an
+address that is another node's. As a replicant it is let in where no certificates are in
+use; then it sends proposals that cannot be decoded, requests for no method, positions beyond the
+log, and reports about nodes that it has never met.
+
+What it must not achieve is checked by all other checks: no node stops itself, no promise breaks.
+It takes a running node's raft id only to reach that node itself: without certificates nothing
+tells the two apart elsewhere. `lies` adds forged read replies, which a core believes from any
+replicant that is linked to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from raftkv.raft import wire
+from raftkv.raft.epoch import Epoch
+from raftkv.runtime import Runtime
+from raftkv.testing.marks import Marks
+
+if TYPE_CHECKING:
+    from raftkv.testing.simulated import SimulatedCluster
+
+__all__ = ["HOST", "Hostile"]
+
+HOST: Final = "stranger"
+CLUSTER_DEFAULT: Final = "raftkv"
+PORT: Final = 7000
+# Between two connections, uniform.
+PAUSE_S: Final = (0.05, 0.5)
+# How long a connection is kept once the handshakes were exchanged, uniform.
+STAY_S: Final = (0.0, 0.5)
+ANSWER_S: Final = 1.0
+MESSAGES_MAX: Final = 8
+# Of the connections, those that come as a replicant that wants to follow.
+FOLLOW_SHARE: Final = 0.4
+PURPOSES: Final = ("raft", "follow", "rpc")
+
+
+class _Stream(asyncio.Protocol):
+    """Sends a handshake and keeps the first frame that comes back."""
+
+    def __init__(self, hello: wire.Hello, answer: asyncio.Future[wire.Message | None]) -> None:
+        self._hello = hello
+        self._answer = answer
+        self._frames = wire.Frames(wire.HELLO_BYTES_MAX)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(wire.encode(self._hello))
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer.done():
+            return
+        body = self._frames.feed_one(data)
+        if body is not None:
+            self._answer.set_result(wire.decode(body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._answer.done():
+            self._answer.set_result(None)
+
+
+class Hostile:
+    """What the program does; `program` runs on a host of its own until it is crashed."""
+
+    def __init__(self, cluster: SimulatedCluster, rng: random.Random, *, lies: bool) -> None:
+        self._cluster = cluster
+        self._rng = rng
+        self._lies = lies
+        self._marks: Marks = cluster.marks
+        # Learnt from the first answer, as anyone can.
+        self._cluster_id = ""
+        self._raft_ids: dict[str, str] = {}
+        self.connections = 0
+
+    async def program(self, runtime: Runtime) -> None:
+        while True:
+            await runtime.sleep(self._rng.uniform(*PAUSE_S))
+            with contextlib.suppress(OSError, TimeoutError):
+                await self._visit(runtime, self._rng.choice(list(self._cluster.names)))
+
+    async def _visit(self, runtime: Runtime, target: str) -> None:
+        hello = self._hello(target)
+        answer: asyncio.Future[wire.Message | None] = runtime.future()
+        transport = await runtime.connect(lambda: _Stream(hello, answer), target, PORT)
+        self.connections += 1
+        try:
+            message = await asyncio.wait_for(answer, ANSWER_S)
+            if isinstance(message, wire.Hello):
+                self._cluster_id = message.cluster_id
+                self._raft_ids[target] = message.raft_id
+                if hello.purpose == "follow":
+                    self._marks.hit("hostile replicant let in")
+                    self._misbehave(transport)
+                await runtime.sleep(self._rng.uniform(*STAY_S))
+            elif isinstance(message, wire.Refusal):
+                unproved = message.code == "unproved_epoch"
+                self._marks.hit("newer epoch not believed" if unproved else "stranger refused")
+        finally:
+            transport.close()
+
+    def _hello(self, target: str) -> wire.Hello:
+        """As a replicant that is none, or as a core with something wrong about it."""
+        rng, minted = self._rng, f"{self._rng.getrandbits(32):08x}"
+        if rng.random() < FOLLOW_SHARE:
+            return self._made("follow", f"{HOST}-{minted}", Epoch())
+        name = rng.choice((HOST, *(each for each in self._cluster.cores if each != target)))
+        purpose = rng.choice(PURPOSES)
+        match rng.randrange(4):
+            case 0:
+                other = self._made(purpose, f"{HOST}-{minted}", Epoch())
+                return msgspec.structs.replace(other, cluster_id=minted)
+            case 1 if target in self._raft_ids:
+                return self._made(purpose, self._raft_ids[target], Epoch())
+            case _:
+                number = rng.choice((1, 2, 9, 2**31 - 1))
+                return self._made(purpose, f"{name}-{minted}", Epoch(number, "forged"))
+
+    def _made(self, purpose: str, raft_id: str, epoch: Epoch) -> wire.Hello:
+        cores = self._cluster.cores
+        about = wire.About("0.0.0", [("core", 2)], "forged", "")
+        return wire.Hello(
+            wire.PROTOCOL_VERSION,
+            purpose,
+            CLUSTER_DEFAULT,
+            self._cluster_id,
+            raft_id,
+            "replicant" if purpose == "follow" else "core",
+            f"{self._rng.choice((HOST, *cores))}:{PORT}",
+            epoch,
+            "",
+            self._rng.random() < 0.5,
+            about,
+        )
+
+    def _misbehave(self, transport: asyncio.Transport) -> None:
+        makers = self._messages()
+        for _ in range(self._rng.randint(1, MESSAGES_MAX)):
+            transport.write(wire.encode(self._rng.choice(makers)()))
+
+    def _messages(self) -> Sequence[Callable[[], wire.Message]]:
+        rng = self._rng
+        number = rng.choice((0, 1, 7, 10**6, wire.NUMBER_MAX))
+        kinds: list[Callable[[], wire.Message]] = [
+            lambda: wire.Propose([rng.randbytes(rng.randint(0, 40)) for _ in range(3)]),
+            lambda: wire.ReadRequest(number),
+            lambda: wire.Progressed(number),
+            lambda: wire.Liveness([*self._cluster.names, HOST]),
+            lambda: wire.RpcRequest(number, "core.nothing", rng.randbytes(8)),
+            lambda: wire.Follow(number, number),
+        ]
+        if self._lies:
+            kinds.append(lambda: wire.ReadReply(rng.randint(0, 50), 1))
+        return kinds
