@@ -24,6 +24,7 @@ from raftkv.kv.commands import (
     TxnResult,
     bounds_of,
 )
+from raftkv.kv.transactions import reads_only
 from raftkv.plugin import Consistency
 
 from . import words
@@ -223,12 +224,15 @@ class ClientKV:
         """If all comparisons hold, do `success`, else `failure`: atomically, in one revision.
 
         `Compare(b"k", "version", "=", 0)` holds if the key does not exist. An operation may be a
-        `TxnOp`. Raises `DuplicateKey` when a branch would change one key twice.
+        `TxnOp`. Raises `DuplicateKey` when a branch would change one key twice. One that can change
+        nothing is a read: it is sent again until it is answered, and raises `ReadTimeout`.
         """
         whole = TxnOp(tuple(compare), tuple(success), tuple(failure))
         _check_txn(whole)
         body = _encode(words.txn_json(whole.compare, whole.success, whole.failure))
         deadline = self._caller.deadline(timeout_s)
+        if reads_only(whole.success, whole.failure):
+            return await self._caller.read(words.TXN, body, words.txn_done, deadline=deadline)
         return await self._caller.write(words.TXN, body, words.txn_done, deadline=deadline)
 
     async def compact(self, revision: int, *, timeout_s: float | None = None) -> CompactResult:

@@ -45,7 +45,8 @@ from .history import lowest_revision, revision_of
 from .large import is_large, read_in_slices
 from .leases import LeaseApi
 from .ranges import read_range, reads_all
-from .transactions import flatten, too_many, unflatten
+from .read_only import LargeReads, ReadOnlyTxn, has_history
+from .transactions import flatten, reads_only, too_many, unflatten
 from .walk import Pasts, Walk
 from .watch import Watch
 from .watch_hub import WatchHub
@@ -71,6 +72,7 @@ class KVApi:
         self.hub: WatchHub | None = None
         self.leases = LeaseApi(host)
         self.pasts = Pasts(host)
+        self._large_reads = LargeReads()
 
     async def put(
         self,
@@ -279,11 +281,27 @@ class KVApi:
         `Compare(b"k", "version", "=", 0)` holds if the key does not exist. An operation may be a
         `TxnOp`, a transaction of its own; its comparisons, too, see the keyspace as it was before.
         Raises `DuplicateKey` when it could put a key twice, or both put and delete it.
+
+        One that can change nothing is a read: it needs no entry in the log, sees one state, the
+        newest, and raises `ReadTimeout` like other reads.
         """
+        success, failure = tuple(success), tuple(failure)
         command = flatten(compare, success, failure)
         self._check_txn(command)
+        if reads_only(success, failure):
+            await self._host.barrier("linearizable", timeout_s=timeout_s)
+            if has_history(self._host.view()):
+                return unflatten(await self._read_txn(command))
         outcome: TxnOutcome = await self._host.propose(command, timeout_s=timeout_s)
         return unflatten(outcome)
+
+    async def _read_txn(self, command: Txn) -> TxnOutcome:
+        read = ReadOnlyTxn(self._host, command)
+        if not read.is_large():
+            return await read.outcome()
+        async with self._large_reads:
+            # As of now, not of when it came.
+            return await ReadOnlyTxn(self._host, command).outcome()
 
     async def compact(self, revision: int, *, timeout_s: float | None = None) -> CompactResult:
         """Forget the history before `revision`; of each key its state as of then is kept.

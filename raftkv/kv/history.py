@@ -51,6 +51,7 @@ __all__ = [
     "key_at",
     "lowest_revision",
     "record",
+    "require_in",
     "require_readable",
     "revision_of",
     "row_bytes",
@@ -89,12 +90,15 @@ def lowest_revision(tables: Tables) -> int:
 
 def require_readable(tables: Tables, revision: int) -> None:
     """Raise FutureRevision or Compacted unless the keyspace can be read as of `revision`."""
-    newest = revision_of(tables)
+    require_in(revision, lowest_revision(tables), revision_of(tables))
+
+
+def require_in(revision: int, lowest: int, newest: int) -> None:
+    """Raise FutureRevision or Compacted unless `revision` lies between the two."""
     if revision > newest:
         raise FutureRevision(
             f"revision {revision} has not been reached, the keyspace is at {newest}", newest
         )
-    lowest = lowest_revision(tables)
     if revision < lowest:
         raise Compacted(
             f"revision {revision} has been compacted, the lowest that is kept is {lowest}", lowest

@@ -23,7 +23,7 @@ from .commands import KeyValue, RangeOp, RangeResult
 from .ranges import Keys, bare, count_range, passes, reads_all, sort_key
 from .walk import Walk
 
-__all__ = ["RUN_KEYS", "SLICE_KEYS", "is_large", "read_in_slices"]
+__all__ = ["RUN_KEYS", "SLICE_KEYS", "Chosen", "is_large", "read_in_slices"]
 
 # A slice takes one to three milliseconds: a twentieth of a heartbeat's period at most.
 SLICE_KEYS: Final = 1000
@@ -47,7 +47,7 @@ async def read_in_slices(walk: Walk, operation: RangeOp) -> RangeResult:
     """
     page = await walk.page(SLICE_KEYS, consistency="local")
     revision, count = page.revision, page.count
-    chosen = _Chosen(operation)
+    chosen = Chosen(operation)
     chosen.add(page.kvs)
     while not walk.done():
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def read_in_slices(walk: Walk, operation: RangeOp) -> RangeResult:
     return RangeResult(revision, kvs, count, more)
 
 
-class _Chosen:
+class Chosen:
     """What is kept of the keys that pass by."""
 
     def __init__(self, operation: RangeOp) -> None:

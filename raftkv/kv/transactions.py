@@ -50,7 +50,17 @@ from .commands import (
 from .leasing import require_lease
 from .plain import OPERATORS, TARGETS, swap
 
-__all__ = ["TXN_DEPTH_MAX", "apply_txn", "flatten", "too_many", "unflatten"]
+__all__ = [
+    "TXN_DEPTH_MAX",
+    "apply_txn",
+    "branch_of",
+    "check_words",
+    "flatten",
+    "part_of",
+    "reads_only",
+    "too_many",
+    "unflatten",
+]
 
 # etcd's is its limit of operations. Nobody writes one by hand that is this deep, and decoding,
 # checking and applying one takes a small part of Python's stack.
@@ -101,6 +111,18 @@ def unflatten(outcome: TxnOutcome) -> TxnResult:
     return TxnResult(outcome.revision, outcome.succeeded, tree(outcome.results))
 
 
+def reads_only(success: Iterable[Operation], failure: Iterable[Operation]) -> bool:
+    """Whether no branch of a transaction can change anything, the inner ones' included."""
+    todo = [*success, *failure]
+    for operation in todo:  # grows meanwhile
+        if isinstance(operation, TxnOp):
+            todo += operation.success
+            todo += operation.failure
+        elif not isinstance(operation, RangeOp):
+            return False
+    return True
+
+
 # Limits, before anything is looked at -----------------------------------------------------------
 
 
@@ -113,7 +135,7 @@ def too_many(txn: Txn, ops_max: int) -> str | None:
     lefts: list[int | None] = [None] * len(txn.nested)
     depths = [0] * len(txn.nested)
     for number in range(-1, len(txn.nested)):
-        part, left = _part(txn, number), ops_max if number < 0 else lefts[number]
+        part, left = part_of(txn, number), ops_max if number < 0 else lefts[number]
         if left is None:
             raise Refused("the transaction is malformed: an inner one has no place")
         longest = max(len(part.compare), len(part.success), len(part.failure))
@@ -132,7 +154,8 @@ def too_many(txn: Txn, ops_max: int) -> str | None:
     return None
 
 
-def _part(txn: Txn, number: int) -> Part:
+def part_of(txn: Txn, number: int) -> Part:
+    """The inner transaction of that number; below 0 the transaction itself."""
     return txn if number < 0 else txn.nested[number]
 
 
@@ -147,7 +170,7 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome:
     reason = too_many(txn, ctx.settings["txn_ops_max"])
     if reason is not None:
         raise LimitExceeded(reason)
-    _check_words(txn, txn)
+    check_words(txn, txn)
     for branch in (txn.success, txn.failure):
         if len(branch) > 1 or txn.nested:
             _intervals(txn, branch)
@@ -162,13 +185,13 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome:
     return TxnOutcome(change.revision, chosen[-1], results, tuple(nested))
 
 
-def _check_words(txn: Txn, part: Part) -> None:
+def check_words(txn: Txn, part: Part) -> None:
     """What can be said of each operation by itself, in the order of the request."""
     for compare in part.compare:
         _check_compare(compare)
     for operation in (*part.success, *part.failure):
         if type(operation) is NestedTxn:
-            _check_words(txn, txn.nested[operation.number])
+            check_words(txn, txn.nested[operation.number])
             continue
         assert not isinstance(operation, NestedTxn)
         require_key(operation.key)
@@ -278,21 +301,22 @@ def _put_once(key: bytes, puts: dict[bytes, None], deletions: _Deletions) -> Non
 
 def _choose(txn: Txn, number: int, change: Changing, chosen: dict[int, bool]) -> None:
     """Compare, and choose the branches: of this one and of those inside of the chosen branch."""
-    part = _part(txn, number)
+    part = part_of(txn, number)
     chosen[number] = all(_holds(compare, change) for compare in part.compare)
-    for operation in _branch(part, chosen[number]):
+    for operation in branch_of(part, chosen[number]):
         if type(operation) is NestedTxn:
             _choose(txn, operation.number, change, chosen)
 
 
-def _branch(part: Part, succeeded: bool) -> tuple[LogOperation, ...]:
+def branch_of(part: Part, succeeded: bool) -> tuple[LogOperation, ...]:
+    """What is done if the comparisons hold, or do not."""
     return part.success if succeeded else part.failure
 
 
 def _check_puts(
     txn: Txn, number: int, chosen: dict[int, bool], change: Changing, ctx: Context
 ) -> None:
-    for operation in _branch(_part(txn, number), chosen[number]):
+    for operation in branch_of(part_of(txn, number), chosen[number]):
         if type(operation) is NestedTxn:
             _check_puts(txn, operation.number, chosen, change, ctx)
         elif type(operation) is PutOp:
@@ -303,7 +327,7 @@ def _check_puts(
 
 
 def _check_ranges(txn: Txn, number: int, chosen: dict[int, bool], change: Changing) -> None:
-    for operation in _branch(_part(txn, number), chosen[number]):
+    for operation in branch_of(part_of(txn, number), chosen[number]):
         if type(operation) is NestedTxn:
             _check_ranges(txn, operation.number, chosen, change)
         elif type(operation) is RangeOp:
@@ -318,7 +342,7 @@ def _perform(
     nested: list[FlatTxnResult],
 ) -> tuple[LogResult, ...]:
     results: list[LogResult] = []
-    for operation in _branch(_part(txn, number), chosen[number]):
+    for operation in branch_of(part_of(txn, number), chosen[number]):
         if type(operation) is PutOp:
             results.append(change.put(operation))
         elif type(operation) is RangeOp:

@@ -25,7 +25,7 @@ from raftkv.plugin import Consistency, Host, View
 from .commands import RangeOp, RangeResult
 from .history import Past, Tables, key_at, lowest_revision, require_readable, revision_of
 
-__all__ = ["PASTS_MAX", "PAST_ROWS", "Pasts", "Walk"]
+__all__ = ["PASTS_MAX", "PAST_ROWS", "Pasts", "Walk", "caught_up"]
 
 # Rows of the history looked at in one go, for a read of the past: about a millisecond.
 PAST_ROWS: Final = 4000

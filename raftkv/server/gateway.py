@@ -118,7 +118,7 @@ class Gateway:
             success=_operations(request.success),
             failure=_operations(request.failure),
         )
-        parts = [_operation_answer(result) for result in done.results]
+        parts = [await _operation_answer(result) for result in done.results]
         return txn_answer(self._header(done.revision), done.succeeded, parts)
 
     async def compaction(self, body: bytes, writer: Writer | None = None) -> bytes:
@@ -278,7 +278,7 @@ def _operation(given: messages.RequestOp) -> Operation:
     return found[0]
 
 
-def _operation_answer(result: OperationResult) -> bytes:
+async def _operation_answer(result: OperationResult) -> bytes:
     """One `ResponseOp`; the headers inside a transaction hold nothing but the revision."""
     if isinstance(result, PutResult):
         answer = put_answer(_inner_head(result.revision), result.prev)
@@ -288,9 +288,14 @@ def _operation_answer(result: OperationResult) -> bytes:
         return b'{"response_delete_range":%b}' % answer
     if isinstance(result, RangeResult):
         head = _inner_head(result.revision)
-        answer = range_answer(head, result.kvs, result.more, result.count)
+        if _is_large(result.kvs):
+            written = _Parts()
+            await written.add(result.kvs)
+            answer = written.answer(head, result.more, result.count)
+        else:
+            answer = range_answer(head, result.kvs, result.more, result.count)
         return b'{"response_range":%b}' % answer
-    parts = [_operation_answer(inner) for inner in result.results]
+    parts = [await _operation_answer(inner) for inner in result.results]
     # etcd leaves the header of an inner transaction empty.
     return b'{"response_txn":%b}' % txn_answer(b"{}", result.succeeded, parts)
 

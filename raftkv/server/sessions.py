@@ -34,6 +34,7 @@ from raftkv.kv import (
     RevokeResult,
     TxnResult,
 )
+from raftkv.kv.transactions import reads_only
 from raftkv.plugin import Consistency, Host, Outcome, Request, Response, Route
 
 from .answers import INVALID_ARGUMENT, BadRequest, failure_body
@@ -65,6 +66,9 @@ class SessionsNode(Protocol):
     """What is needed of a node."""
 
     def kv_under(self, ticket: Ticket) -> BoundKeyspace: ...
+
+    @property
+    def kv(self) -> KeyspaceWriter: ...
 
     @property
     def foreign(self) -> Foreign: ...
@@ -205,6 +209,10 @@ class SessionWriter:
         success: Iterable[Operation] = (),
         failure: Iterable[Operation] = (),
     ) -> TxnResult:
+        success, failure = tuple(success), tuple(failure)
+        if reads_only(success, failure):
+            # A read needs neither the session nor the number.
+            return await self._sessions.node.kv.txn(compare, success, failure)
         kv = await self._bound()
         return await kv.txn(compare, success, failure)
 

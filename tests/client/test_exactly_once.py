@@ -10,7 +10,7 @@ import pytest
 from raftkv import Client
 from raftkv.client.sessions import Sessions as ClientSessions
 from raftkv.errors import NumberReused, Refused, SessionExpired, Timeout
-from raftkv.kv.commands import Compare, LeaseNotFound, PutOp
+from raftkv.kv.commands import Compare, LeaseNotFound, PutOp, RangeOp
 from raftkv.server.sessions import Sessions
 from tests.client.doors import Served, served
 from tests.client.fake_door import b64, in_loop, until
@@ -204,6 +204,27 @@ async def test_all_words_work_under_a_session() -> None:
         assert node.foreign.applied == 6 + 1  # and the session's opening
         assert len(node.foreign) == 0
         assert node.foreign.size_bytes == 0
+
+
+@in_loop
+async def test_a_transaction_that_only_reads_takes_no_number() -> None:
+    async with served(3, replicants=1) as doors, Client(doors.urls) as client:
+        await client.kv.put(b"a", b"1")
+        applied = sum(node.foreign.applied for node in doors.cluster.nodes)
+        compare, reads = [Compare(b"a", "value", "=", b"1")], [RangeOp(b"a"), RangeOp(b"b")]
+        done = await client.kv.txn(compare, reads)
+        assert done == await doors.cluster.nodes[0].kv.txn(compare, reads)
+        assert [result.count for result in done.results] == [1, 0]  # type: ignore[union-attr]
+        # One that another client numbers is a read, too, also under a number that was used.
+        opened = await raw(doors, "core1", "/v1/sessions", {})
+        handle = opened["session"]  # type: ignore[index]
+        head = {"raftkv_session": handle, "raftkv_seq": "1", "raftkv_floor": "1"}
+        body = {"success": [{"request_range": {"key": b64(b"a")}}]}
+        for name in ("core1", "core2", "replicant1"):
+            answer = await raw(doors, name, "/v3/kv/txn", body, **head)
+            assert answer["succeeded"] is True  # type: ignore[index]
+        opening = 1
+        assert sum(node.foreign.applied for node in doors.cluster.nodes) == applied + opening
 
 
 @in_loop

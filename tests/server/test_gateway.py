@@ -337,3 +337,31 @@ def test_a_value_over_the_limit_names_the_limit_and_changes_nothing(served: Serv
     assert answer["error"] == "etcdserver: request is too large"
     assert "value_bytes_max" in answer["detail"]
     assert "kvs" not in served.post("/v3/kv/range", ALL)[1]
+
+
+def test_a_transaction_that_only_reads_takes_no_entry_and_is_written_in_parts(
+    served: Served,
+) -> None:
+    for number in range(1500):
+        served.run(served.node.kv.put(b"%04d" % number, b"v"))
+    index = served.node.host.machine.index
+    whole = {"key": b64(b"\0"), "range_end": b64(b"\0")}
+    body = {
+        "compare": [{**whole, "target": "VERSION", "result": "EQUAL", "version": "1"}],
+        "success": [
+            {"request_range": {**whole, "sort_order": "DESCEND", "sort_target": "KEY"}},
+            {"request_txn": {"success": [{"request_range": {**whole, "limit": "1"}}]}},
+        ],
+    }
+    for _ in range(3):  # on the usual way and on the short one
+        status, answer = served.post("/v3/kv/txn", body)
+        assert (status, answer["succeeded"]) == (200, True)
+        first, second = answer["responses"]
+        kvs = first["response_range"]["kvs"]
+        assert [kv["key"] for kv in kvs] == [b64(b"%04d" % n) for n in reversed(range(1500))]
+        assert first["response_range"]["count"] == "1500"
+        assert first["response_range"]["header"] == {"revision": "1501"}
+        inner = second["response_txn"]["responses"][0]["response_range"]
+        assert (len(inner["kvs"]), inner["more"], inner["count"]) == (1, True, "1500")
+        assert answer["header"]["revision"] == "1501"
+    assert served.node.host.machine.index == index

@@ -1,0 +1,259 @@
+"""Transactions that change nothing: read beside the log, all as of one revision.
+
+Such a transaction needs no entry of the log: after a barrier the node that got it compares and
+reads in its own copy. The answer and the refusals are those that `apply_txn` gives, the limits
+`rows_max` and `result_bytes_max` included.
+
+Rules of this file
+1. One state: all comparisons and ranges see the keyspace at the revision at which the reading
+   began. One `Past` over all keys notes what is changed while the loop runs in between.
+2. Bounded work in a turn of the loop: SLICE_KEYS rows are looked at, then the loop runs. What fits
+   into one slice is answered at once.
+3. Bounded work at a time: READS_AT_ONCE of the larger ones are under way in a node, further ones
+   wait before they choose their revision, so that little has changed until their next slice.
+   With READS_WAITING_MAX of these the next one is refused with `Overloaded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+from types import TracebackType
+from typing import Final
+
+from raftkv.errors import Overloaded
+from raftkv.plugin import Host
+
+from .commands import (
+    FROM_KEY,
+    Compare,
+    FlatTxn,
+    FlatTxnResult,
+    KeyValue,
+    LimitExceeded,
+    LogResult,
+    NestedResult,
+    NestedTxn,
+    RangeOp,
+    RangeResult,
+    Txn,
+    TxnOutcome,
+)
+from .history import FIRST_REVISION, Past, Tables, lowest_revision, require_in, revision_of
+from .large import SLICE_KEYS, Chosen
+from .plain import OPERATORS, TARGETS
+from .ranges import Keys, bare, count_range, reads_all
+from .transactions import branch_of, check_words, part_of
+from .walk import caught_up
+
+__all__ = [
+    "READS_AT_ONCE",
+    "READS_WAITING_MAX",
+    "LargeReads",
+    "ReadOnlyTxn",
+    "has_history",
+]
+
+# Each takes a slice of one to three milliseconds in a turn of the loop: together a fifth of a
+# heartbeat's period.
+READS_AT_ONCE: Final = 4
+# An eighth of the requests that the HTTP API takes at once. At 100 ms each they are read in 6 s.
+READS_WAITING_MAX: Final = 256
+
+
+def has_history(tables: Tables) -> bool:
+    """Whether the keyspace notes what is changed; under format 1 of its commands it does not."""
+    return revision_of(tables) == FIRST_REVISION or len(tables.table("history")) > 0
+
+
+class LargeReads:
+    """The places for transactions that are read in slices; `async with` takes one of them."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(READS_AT_ONCE)
+        self._waiting = 0
+
+    async def __aenter__(self) -> None:
+        if self._waiting >= READS_WAITING_MAX:
+            raise Overloaded(
+                f"{READS_WAITING_MAX} transactions that read many keys wait in this node: "
+                f"try again later, or ask for fewer keys at a time"
+            )
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._places.release()
+
+
+class ReadOnlyTxn:
+    """One transaction, read as of the revision that the keyspace has now."""
+
+    def __init__(self, host: Host, txn: Txn) -> None:
+        view = host.view()
+        self._host = host
+        self._txn = txn
+        self._keys: Keys = view.table("keys")
+        self._revision = revision_of(view)
+        self._lowest = lowest_revision(view)
+        self._rows_max = self._rows_left = view.settings["rows_max"]
+        self._bytes_max = self._bytes_left = view.settings["result_bytes_max"]
+        self._past = Past(b"\0", FROM_KEY, self._revision)
+        self._chosen: dict[int, bool] = {}
+        self._nested: list[FlatTxnResult] = []
+        self._looked = 0
+
+    def is_large(self) -> bool:
+        """Whether more than a slice may have to be looked at."""
+        rows = 0
+        parts: tuple[Txn | FlatTxn, ...] = (self._txn, *self._txn.nested)
+        for part in parts:
+            for item in (*part.compare, *part.success, *part.failure):
+                if not isinstance(item, RangeOp | Compare):
+                    continue
+                rows += count_range(self._keys, item.key, item.range_end)
+                if isinstance(item, RangeOp) and item.revision > 0:
+                    rows += max(0, self._revision - item.revision)
+                if rows > SLICE_KEYS:
+                    return True
+        return False
+
+    async def outcome(self) -> TxnOutcome:
+        """Read it. Raises what `apply_txn` refuses, and `Compacted` as a range in slices does."""
+        txn = self._txn
+        check_words(txn, txn)
+        await self._choose(-1)
+        self._check_ranges(-1)
+        results = await self._perform(-1)
+        return TxnOutcome(self._revision, self._chosen[-1], results, tuple(self._nested))
+
+    # -- as apply_txn does it
+
+    async def _choose(self, number: int) -> None:
+        part, holds = part_of(self._txn, number), True
+        for compare in part.compare:
+            if not await self._holds(compare):
+                holds = False
+                break
+        self._chosen[number] = holds
+        for operation in branch_of(part, holds):
+            if isinstance(operation, NestedTxn):
+                await self._choose(operation.number)
+
+    async def _holds(self, compare: Compare) -> bool:
+        holds, target, operand = OPERATORS[compare.op], TARGETS[compare.target], compare.operand
+        rows = await self._counted(self._past, compare.key, compare.range_end)
+        self._spend(rows)
+        if not rows:
+            return compare.target != "value" and holds(0, operand)
+        key = compare.key
+        while rows > 0:
+            kvs = await self._page(self._past, key, compare.range_end, min(rows, SLICE_KEYS))
+            if not all(holds(target(kv), operand) for kv in kvs):
+                return False
+            rows -= len(kvs)
+            key = kvs[-1].key + b"\0"
+        return True
+
+    def _check_ranges(self, number: int) -> None:
+        for operation in branch_of(part_of(self._txn, number), self._chosen[number]):
+            if isinstance(operation, NestedTxn):
+                self._check_ranges(operation.number)
+            elif isinstance(operation, RangeOp) and operation.revision != 0:
+                require_in(operation.revision, self._lowest, self._revision)
+
+    async def _perform(self, number: int) -> tuple[LogResult, ...]:
+        results: list[LogResult] = []
+        for operation in branch_of(part_of(self._txn, number), self._chosen[number]):
+            if isinstance(operation, RangeOp):
+                results.append(await self._read(operation))
+            else:
+                assert isinstance(operation, NestedTxn)
+                place, succeeded = len(self._nested), self._chosen[operation.number]
+                self._nested.append(FlatTxnResult(succeeded, ()))
+                inner = await self._perform(operation.number)
+                self._nested[place] = FlatTxnResult(succeeded, inner)
+                results.append(NestedResult(place))
+        return tuple(results)
+
+    # -- ranges
+
+    async def _read(self, operation: RangeOp) -> RangeResult:
+        if operation.limit < 0:
+            raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
+        key, range_end = operation.key, operation.range_end
+        whole = reads_all(operation)
+        past = self._past
+        count = await self._counted(past, key, range_end)
+        if 0 < operation.revision < self._revision:
+            self._spend(self._revision - operation.revision)
+            self._spend(count)
+            past = Past(key, range_end, operation.revision)
+            count = await self._counted(past, key, range_end)
+        elif not operation.count_only:
+            self._spend(count if whole or not operation.limit else min(operation.limit, count))
+        if operation.count_only:
+            return RangeResult(self._revision, (), count, False)
+        chosen = Chosen(operation)
+        left = count if whole or not operation.limit else min(operation.limit, count)
+        while left > 0:
+            kvs = await self._page(past, key, range_end, min(left, SLICE_KEYS))
+            chosen.add(kvs)
+            left -= len(kvs)
+            key = kvs[-1].key + b"\0"
+        found = await self._listed(chosen.in_order(), operation.keys_only)
+        more = 0 < operation.limit < chosen.passed if whole else count > len(found)
+        return RangeResult(self._revision, found, count, more)
+
+    async def _counted(self, past: Past, key: bytes, range_end: bytes) -> int:
+        return past.count(await self._rows_for(past, 1), key, range_end)
+
+    async def _page(self, past: Past, key: bytes, range_end: bytes, limit: int) -> list[KeyValue]:
+        """The first `limit` keys of a range, which has as many."""
+        rows = await self._rows_for(past, limit)
+        kvs = list(past.scan(rows, key, range_end, limit))
+        assert kvs, "counted as of the same revision"
+        return kvs
+
+    async def _listed(self, kvs: Iterator[KeyValue], keys_only: bool) -> tuple[KeyValue, ...]:
+        """The keys as a result holds them, if they have room in it."""
+        found: list[KeyValue] = []
+        while part := list(islice(kvs, SLICE_KEYS)):
+            if found:
+                await asyncio.sleep(0)
+            if keys_only:
+                part = [bare(kv) for kv in part]
+            self._bytes_left -= sum(len(kv.key) + len(kv.value) for kv in part)
+            if self._bytes_left < 0:
+                raise LimitExceeded(
+                    f"the result exceeds result_bytes_max = {self._bytes_max}: ask for less"
+                )
+            found += part
+        return tuple(found)
+
+    # -- work
+
+    async def _rows_for(self, past: Past, rows: int) -> Keys:
+        """The keyspace's rows, for a look at `rows` of them; `past` fits them until an `await`."""
+        self._looked += rows
+        if self._looked > SLICE_KEYS:
+            self._looked = rows
+            await asyncio.sleep(0)
+        view = await caught_up(self._host, past, past.require_kept)
+        return view.table("keys")
+
+    def _spend(self, rows: int) -> None:
+        self._rows_left -= rows
+        if self._rows_left < 0:
+            raise LimitExceeded(
+                f"the command touches more than rows_max = {self._rows_max} keys: split it"
+            )
