@@ -74,6 +74,12 @@ class NodeProcess:
         assert 200 <= status < 300, f"{self.name}: {method} {path}: {status} {answer}"
         return answer
 
+    def is_ready(self) -> bool:
+        try:
+            return self.request("GET", "/readyz")[0] == 200
+        except Unanswered:
+            return False
+
 
 class MixedCluster:
     """Three cores and three replicants on loopback; nothing is started by the constructor."""
@@ -133,17 +139,24 @@ class MixedCluster:
         node.process = None
         assert code == 0, f"{name} ended with {code}:\n{node.log[-2000:]}"
 
-    def kill(self) -> None:
-        """End all processes, however it went."""
-        for node in self.nodes.values():
+    def kill(self, name: str) -> int:
+        """End a node's process, which may have ended by itself; its exit code."""
+        node = self.nodes[name]
+        assert node.process is not None
+        node.process.kill()
+        code = node.process.wait()
+        node.process = None
+        return code
+
+    def close(self) -> None:
+        """End all processes, whatever state they are in."""
+        for name, node in self.nodes.items():
             if node.process is not None:
-                node.process.kill()
-                node.process.wait()
-                node.process = None
+                self.kill(name)
 
     def wait_ready(self, names: Iterable[str]) -> None:
         for name in names:
-            self.wait_for(lambda node=self.nodes[name]: _is_ready(node), f"{name} is ready")
+            self.wait_for(self.nodes[name].is_ready, f"{name} is ready")
 
     def wait_for(
         self, condition: Callable[[], bool], what: str, timeout_s: float = READY_S
@@ -177,16 +190,9 @@ class MixedCluster:
 
     def leader(self) -> str | None:
         return next(
-            (n for n in self.cores if _is_ready(self.nodes[n]) and self.status(n)["leader"] == n),
+            (n for n in self.cores if self.nodes[n].is_ready() and self.status(n)["leader"] == n),
             None,
         )
-
-
-def _is_ready(node: NodeProcess) -> bool:
-    try:
-        return node.request("GET", "/readyz")[0] == 200
-    except Unanswered:
-        return False
 
 
 def free_ports(count: int) -> list[int]:

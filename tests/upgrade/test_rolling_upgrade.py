@@ -1,26 +1,36 @@
 """Release 0.1.0 and this checkout in one cluster under load: node by node up, down and up again.
 
 Nothing that was acknowledged is lost, and all nodes hold the same at one index, whatever release
-each of them runs.
+each of them runs. Then the core format is raised, and nodes of 0.1.0 are refused.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from tests.upgrade.load import Load
-from tests.upgrade.nodes import MixedCluster
+from tests.upgrade.nodes import POLL_S, MixedCluster
 from tests.upgrade.releases import CHECKOUT, ROOT, WHEELS, Release, stored_wheels, unpacked
 from tests.upgrade.usage import Usage
 
 OLD = "0.1.0"
 WHEEL_BYTES_MAX = 2_000_000
 EQUAL_S = 30.0
+REFUSED_S = 45.0
+# What release 0.1.0 logs when it is refused at the handshake, and when it ends because of its own
+# snapshot or log, in which it finds a format that it does not know.
+REASONS = (
+    "knows 1 at most: upgrade raftkv there",
+    "the cluster runs the plugin 'core', which this node lacks",
+    "which this version does not know: it was written by a newer version. Upgrade this node",
+)
 # So few would mean that the load stood still for most of the time.
 WRITES_MIN = 300
 
@@ -34,7 +44,7 @@ def old(tmp_path: Path) -> Release:
 def cluster(tmp_path: Path) -> Iterator[MixedCluster]:
     mixed = MixedCluster(tmp_path / "nodes")
     yield mixed
-    mixed.kill()
+    mixed.close()
 
 
 def test_every_stored_wheel_is_listed_and_small() -> None:
@@ -66,7 +76,7 @@ def test_each_release_runs_its_own_code(old: Release, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_a_cluster_under_load_goes_up_down_and_up_again(
+def test_a_cluster_under_load_goes_up_down_up_again_and_is_raised(
     cluster: MixedCluster, old: Release
 ) -> None:
     usage = Usage(cluster)
@@ -80,6 +90,11 @@ def test_a_cluster_under_load_goes_up_down_and_up_again(
             roll(cluster, release, load, usage)
             with load.paused():
                 check_equal(cluster, release, usage)
+        raise_format(cluster, load, usage)
+        for name in ("replicant2", "core2"):
+            check_refused(cluster, name, old)
+        with load.paused():
+            check_equal(cluster, CHECKOUT, usage)
     assert len(load.acknowledged) > WRITES_MIN
     usage.check()
     for node in cluster.nodes.values():
@@ -103,17 +118,61 @@ def roll(cluster: MixedCluster, release: Release, load: Load, usage: Usage) -> N
         if number == 2:
             for core in ("core1", "core3"):
                 usage.step(core)
+            if release is CHECKOUT:
+                refused = run(CHECKOUT, cluster, "format", "raise")
+                assert refused.returncode == 1, refused
+                assert "upgrade" in refused.stderr, refused
             with load.paused():
                 check_equal(cluster, release, usage)
     usage.step("core2")
 
 
+def raise_format(cluster: MixedCluster, load: Load, usage: Usage) -> None:
+    """Raise the core format under load; every node has applied it when this returns."""
+    acknowledged = load.check_progress(since=-1)
+    done = run(CHECKOUT, cluster, "format", "raise")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in cluster.nodes:
+        raised = functools.partial(is_raised, cluster, name)
+        cluster.wait_for(raised, f"{name} applies core format 2")
+    usage.step("core3")
+    load.check_progress(since=acknowledged)
+
+
+def is_raised(cluster: MixedCluster, name: str) -> bool:
+    active: dict[str, int] = cluster.status(name)["formats"]["active"]
+    return active["core"] == 2
+
+
+def check_refused(cluster: MixedCluster, name: str, old: Release) -> None:
+    """A node that goes back behind the raise takes no part, and its log names the reason.
+
+    Its directory is then used by the present release again.
+    """
+    cluster.stop(name)
+    node = cluster.nodes[name]
+    former = len(node.log)
+    cluster.start(name, old)
+    until = time.monotonic() + REFUSED_S
+    while not any(reason in node.log[former:] for reason in REASONS):
+        assert time.monotonic() < until, node.log[former:]
+        assert not node.is_ready()
+        time.sleep(POLL_S)
+    assert not node.is_ready()
+    cluster.kill(name)
+    cluster.start(name, CHECKOUT)
+    cluster.wait_ready([name])
+    assert is_raised(cluster, name)
+
+
+def run(release: Release, cluster: MixedCluster, *command: str) -> CompletedProcess[str]:
+    """Run a command of the command line against all nodes."""
+    return release.run(*command, "--endpoint", cluster.endpoints, directory=cluster.directory)
+
+
 def check_equal(cluster: MixedCluster, release: Release, usage: Usage) -> None:
     """All nodes hold the same keys and the same in every plugin, at one applied index."""
-    done = release.run(
-        "endpoint", "hashkv", "--endpoint", cluster.endpoints, "--json",
-        directory=cluster.directory,
-    )  # fmt: skip
+    done = run(release, cluster, "endpoint", "hashkv", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     compared = json.loads(done.stdout)
     assert compared["same"], compared
