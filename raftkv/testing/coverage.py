@@ -11,8 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from raftkv.node import Node
+from raftkv.raft.following import Following
+from raftkv.raft.free_space import FreeSpace
 from raftkv.raft.installing import Installing
 from raftkv.raft.snapshot import SnapshotWriter
+from raftkv.raft.snapshotting import Snapshotting
 from raftkv.raft.wal import Wal
 from raftkv.replicant.follower import Follower
 from raftkv.state.machine import StateMachine
@@ -35,6 +38,11 @@ class Coverage:
         enter(around(Installing, "_install", self._counted("snapshot installed")))
         enter(around(StateMachine, "_again", self._counted("command answered from the table")))
         enter(around(Node, "_reopen", self._counted("session reopened")))
+        enter(around(FreeSpace, "_raised", self._counted("disk alarm raised")))
+        enter(around(FreeSpace, "_ended", self._counted("disk alarm ended")))
+        enter(around(FreeSpace, "_leave", self._counted("disk at its end")))
+        enter(around(Snapshotting, "no_room", self._counted("snapshot found no room")))
+        enter(around(Following, "_decline", self._counted("entries declined")))
         enter(around(Wal, "compact", self._counted("log compacted")))
         enter(around(Follower, "_take_chunk", self._wrap_take_chunk))
         enter(around(Follower, "link_up", self._wrap_link_up))

@@ -130,8 +130,9 @@ class SimDisk:
         self.fail_writes = False
         self.fail_syncs = False
         self.fail_snapshots = False
-        # What `space` tells meanwhile for directories of snapshots. A quota is not seen by it.
-        self.space_of_snapshots = SPACE
+        # What `space` tells meanwhile, for directories of snapshots and for others. A quota is not
+        # seen by it.
+        self.space_of_snapshots = self.space_of_log = SPACE
         self.changes_left: int | None = None
         self.changes_total = 0
         self.writes_total = 0
@@ -274,9 +275,10 @@ class SimDisk:
 
     def space(self, path: str) -> Space:
         path = self._directory(path)
-        if self.fail_snapshots and posixpath.basename(path) == "snapshots":
-            return self.space_of_snapshots
-        return SPACE
+        if not self.fail_snapshots:
+            return SPACE
+        of_snapshots = posixpath.basename(path) == "snapshots"
+        return self.space_of_snapshots if of_snapshots else self.space_of_log
 
     def lock(self, path: str) -> _SimLock:
         path = posixpath.normpath(path)

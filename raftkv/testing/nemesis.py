@@ -20,10 +20,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from raftkv.config import Limits
+from raftkv.runtime import Space
+from raftkv.testing.disk import SPACE
+
 if TYPE_CHECKING:
     from raftkv.testing.world import World
 
-__all__ = ["DAMAGE_FAULTS", "DISK_FAULTS", "FAULTS", "OPERATIONS", "Nemesis"]
+__all__ = ["DAMAGE_FAULTS", "DISK_FAULTS", "FAULTS", "OPERATIONS", "SPACE_FAULTS", "Nemesis"]
 
 # Relative frequency of each fault.
 FAULTS: Mapping[str, float] = {
@@ -49,6 +53,11 @@ DISK_FAULTS: Mapping[str, float] = {
     "fail_syncs": 1,
     "fail_writes": 1,
 }
+# A disk is full for snapshots only, for a while: no reason to stop. For programs whose files are
+# called as those of a node.
+SPACE_FAULTS: Mapping[str, float] = {
+    "fill_disk": 3,
+}
 # A bit of a log or snapshot flips, in what had been synced, while its program is killed and started
 # again. The program must notice and stop; the bit is flipped back before the next start. Only for
 # programs with files named *.wal and *.snap.
@@ -60,11 +69,22 @@ OPERATIONS: Mapping[str, float] = {
     "stop": 1,
 }
 
-ALL_FAULTS = (*FAULTS, *DISK_FAULTS, *DAMAGE_FAULTS, *OPERATIONS)
+ALL_FAULTS = (*FAULTS, *DISK_FAULTS, *SPACE_FAULTS, *DAMAGE_FAULTS, *OPERATIONS)
 # These need more than one host.
 NETWORK_FAULTS = frozenset(["reset", "stall", "cut", "cut_one_way", "isolate", "expel", "mute"])
 # How late a mute host hears, uniform: such that the others may elect somebody before or after.
 LATE_S = (0.2, 0.9)
+# A disk stays full so many times longer than other faults last: snapshots are due now and then.
+FULL_TIMES = 4
+# What a program then sees of the free space, for snapshots and for the log, and how often each: it
+# sees it, a quota lets writes fail all the same, the reserve of the log is nearly used up or is.
+RESERVE_BYTES = Limits().disk_reserve_bytes
+FULL_DISKS: Sequence[tuple[int, int, int]] = (
+    (4, 0, SPACE.free_bytes),
+    (4, SPACE.free_bytes, SPACE.free_bytes),
+    (1, RESERVE_BYTES * 3 // 8, RESERVE_BYTES * 3 // 8),
+    (1, RESERVE_BYTES // 8, RESERVE_BYTES // 8),
+)
 # How often it is looked whether a program that was asked to end has done so.
 STOP_POLL_S = 0.1
 # What a program dies at: one of its callbacks, which may be the next in the same instant; or one of
@@ -127,6 +147,7 @@ class Nemesis:
             "die_at_write": lambda duration_s: self._die(duration_s, "changes"),
             "fail_syncs": lambda duration_s: self._fail_disk(duration_s, "fail_syncs"),
             "fail_writes": lambda duration_s: self._fail_disk(duration_s, "fail_writes"),
+            "fill_disk": self._fill_disk,
             "flip_bit": self._flip_bit,
             "stop": self._stop,
         }
@@ -164,6 +185,7 @@ class Nemesis:
             world.resume(name)
             world.spare(name)
             self._repair(name, world.host(name).boots)
+            world.host(name).disk.fail_snapshots = False
             self._unflip(name)
             if not world.host(name).is_up:
                 world.restart(name)
@@ -348,6 +370,25 @@ class Nemesis:
         if was_bad and not host.is_up:
             host.disk.crash()
             self._restart(name, boots)
+
+    def _fill_disk(self, duration_s: float) -> bool:
+        """Full for snapshots; see FULL_DISKS."""
+        name = self._up()
+        if name is None:
+            return False
+        disk = self._world.host(name).disk
+        _, *free = self._rng.choices(FULL_DISKS, [weight for weight, *_ in FULL_DISKS])[0]
+        spaces = [Space(free_bytes, SPACE.total_bytes) for free_bytes in free]
+        disk.space_of_snapshots, disk.space_of_log = spaces
+        disk.fail_snapshots = True
+        self._world.note(name, "the disk is full for snapshots")
+        self._later(duration_s * FULL_TIMES, self._make_room, name)
+        return True
+
+    def _make_room(self, name: str) -> None:
+        if name in self._hosts:
+            self._world.note(name, "the disk has room for snapshots")
+            self._world.host(name).disk.fail_snapshots = False
 
     def _flip_bit(self, duration_s: float) -> bool:
         name = self._victim(duration_s)

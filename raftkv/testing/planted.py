@@ -33,6 +33,7 @@ from raftkv.state.machine import StateMachine
 from raftkv.testing import (
     injected_hostile,
     injected_inbox,
+    injected_space,
     planted_leases,
     planted_members,
     planted_watch,
@@ -45,6 +46,7 @@ __all__ = ["BUGS", "Bug", "planted"]
 # They register themselves.
 assert injected_hostile.__name__
 assert injected_inbox.__name__
+assert injected_space.__name__
 assert planted_leases.__name__
 assert planted_members.__name__
 assert planted_watch.__name__

@@ -10,9 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
+
+from msgspec import structs
 
 from raftkv.config import Limits, RaftTimes
 from raftkv.testing.disaster import recover_by_force
@@ -22,6 +24,7 @@ from raftkv.testing.nemesis import (
     FAULTS,
     NETWORK_FAULTS,
     OPERATIONS,
+    SPACE_FAULTS,
 )
 from raftkv.testing.network import NetworkOptions
 from raftkv.testing.planted import planted
@@ -38,6 +41,8 @@ EARLY_SHARE = 0.25
 DISASTER_SHARE = 0.1
 # In so many a program that is no member speaks the protocol to the nodes.
 HOSTILE_SHARE = 0.2
+# In so many disks are full for snapshots only, now and then.
+SPACE_SHARE = 0.3
 # How long faults then go on.
 AFTERMATH_S = 5.0
 
@@ -114,7 +119,7 @@ def draw(
     count = cores or drawn
     minority = (count - 1) // 2
     everything = count + replicants
-    return Scenario(
+    drawn_scenario = Scenario(
         seed=seed,
         cores=count,
         replicants=replicants,
@@ -137,6 +142,27 @@ def draw(
         # From a generator of its own, so that the other seeds stay what they were.
         hostile=random.Random(f"{seed}/is hostile").random() < HOSTILE_SHARE,
     )
+    return _with_full_disks(drawn_scenario)
+
+
+def _with_full_disks(scenario: Scenario) -> Scenario:
+    """In some runs disks are full for snapshots only; drawn apart, so that the rest stays as it is.
+
+    Snapshots are then due often, and half of these runs keep little of the log without one.
+    """
+    rng = random.Random(f"{scenario.seed}/space")
+    if rng.random() >= SPACE_SHARE:
+        return scenario
+    limits = scenario.limits
+    if limits == Limits():
+        limits = structs.replace(limits, snapshot_log_entries=rng.choice((150, 400)))
+    if rng.random() < 0.5:
+        limits = structs.replace(
+            limits,
+            snapshot_log_bytes=rng.choice((16, 64)) * KIB,
+            log_kept_bytes_max=rng.choice((32, 128)) * KIB,
+        )
+    return replace(scenario, limits=limits, faults={**scenario.faults, **SPACE_FAULTS})
 
 
 def plain(seed: int) -> Scenario:

@@ -419,6 +419,7 @@ class SimulatedCluster:
             world.run(QUIET_S)
             world.wait(self._all_leases_ended, timeout_s, "the end of every lease")
             world.wait(self._converged, timeout_s, "the same applied index on every node")
+            world.wait(self._no_disk_alarm, timeout_s, "the end of every disk alarm")
             world.wait(self._all_seen, timeout_s, "every watcher at the last revision")
             self.check()
 
@@ -438,6 +439,12 @@ class SimulatedCluster:
         return self._revived() and all(
             self.holders.all_ended(self.nodes[name].machine) for name in self.names
         )
+
+    def _no_disk_alarm(self) -> bool:
+        """A snapshot that found no room must be written once there is."""
+        parts = [self.part(name) for name in self.names]
+        spaces = [part.engine.snapshotting.space for part in parts if part is not None]
+        return self._revived() and not any(space.alarm for space in spaces)
 
     def _all_seen(self) -> bool:
         return self.watchers.reached(self.nodes[self.names[0]].kv.revision)

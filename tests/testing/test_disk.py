@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftkv.runtime import Files, OsFiles
-from raftkv.testing.disk import SECTOR_BYTES, SimDisk
+from raftkv.runtime import Files, OsFiles, Space
+from raftkv.testing.disk import SECTOR_BYTES, SPACE, SimDisk
 
 
 def new_disk(seed: int = 1) -> SimDisk:
@@ -266,3 +267,27 @@ def test_the_power_can_fail_between_two_operations() -> None:
     disk.crash()
     put(disk, "d/a", b"z")
     assert get(disk, "d/a") == b"z"
+
+
+def test_a_disk_that_is_full_for_snapshots_takes_everything_else() -> None:
+    disk = SimDisk(random.Random(1))
+    disk.makedirs("/d/snapshots")
+    disk.fail_snapshots = True
+    disk.space_of_snapshots = Space(5, 10)
+    disk.open("/d/log.wal", "a").write(b"x")
+    disk.open("/d/snapshots/1.snap", "w").write(b"x")
+    with pytest.raises(OSError, match="no space left") as caught:
+        disk.open("/d/snapshots/1.snap.tmp", "w").write(b"x" * 100)
+    assert caught.value.errno == errno.ENOSPC
+    assert (disk.failures_total, disk.snapshot_failures_total) == (0, 1)
+    assert disk.space("/d/snapshots") == Space(5, 10)
+    assert disk.space("/d") == SPACE
+    disk.fail_snapshots = False
+    assert disk.space("/d/snapshots") == SPACE
+
+
+def test_the_operating_system_tells_the_space_of_a_volume(tmp_path: Path) -> None:
+    space = OsFiles().space(str(tmp_path))
+    assert 0 <= space.free_bytes <= space.total_bytes
+    with pytest.raises(FileNotFoundError):
+        OsFiles().space(str(tmp_path / "none"))
