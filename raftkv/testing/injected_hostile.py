@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftkv.peering import Peering
+from raftkv.credibility import Credibility
 from raftkv.testing.planting import wrapping
 
 __all__: list[str] = []
@@ -13,9 +13,9 @@ __all__: list[str] = []
 @wrapping(
     "believe-any-epoch",
     "a newer epoch in any handshake stops a core and resets a replicant",
-    Peering,
-    "_believes",
+    Credibility,
+    "believes",
     seeds_max=20,
 )
 def _believe_any_epoch(believes: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda peering, name, proof: True
+    return lambda credibility, name, proof: True
