@@ -72,8 +72,9 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     `standing`: a voter, a copy (a core that does not vote yet), a replicant, or a core that was
     removed; by the last configuration that `told_by` knows to be committed. `pending`: what it will
     be once the change that stands behind that in the log is committed, if it ever is; None if it
-    stays what it is. `match_index` is the last entry known to be on its disk and `lag_entries` how
-    many it lacks: of cores, and known to the leader only.
+    stays what it is. `distrusted`: a voter that lost entries which it had acknowledged; it counts
+    for nothing until it is replaced. `match_index` is the last entry known to be on its disk and
+    `lag_entries` how many it lacks: of cores, and known to the leader only.
     """
 
     name: str
@@ -88,6 +89,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     match_index: int | None
     lag_entries: int | None
     pending: Standing | None = None
+    distrusted: bool = False
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,7 +261,7 @@ class Membership:
     async def _on_former_list(self, sender: str, payload: bytes) -> bytes:
         listing = msgspec.to_builtins(self._listing())
         for row in listing["members"]:
-            del row["pending"]
+            del row["pending"], row["distrusted"]
         return msgspec.msgpack.encode(listing)
 
     async def _on_request(self, sender: str, payload: bytes) -> bytes:
@@ -381,4 +383,5 @@ def _core_row(
         match_index=match,
         lag_entries=0 if me and engine.leading is not None else lag,
         pending=pending,
+        distrusted=raft_id in engine.configuration.distrusted,
     )

@@ -9,6 +9,7 @@ import msgspec
 from .config import NodeConfig
 from .parts import CorePart, ReplicantPart
 from .raft.free_space import DISK
+from .raft.membership import name_of
 from .security.report import TlsStatus
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     unproved_epoch: str | None = None
     software: str
     formats: FormatStatus
+    # Of the configuration in force; empty on a replicant, which does not know it.
+    distrusted: list[str] = []
 
 
 def status_of(node: Node) -> Status:
@@ -130,6 +133,9 @@ def status_of(node: Node) -> Status:
         alarms=[DISK] if engine is not None and engine.snapshotting.space.alarm else [],
         disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
         unproved_epoch=node._peering.credibility.unproved_epoch,
+        distrusted=(
+            [] if engine is None else [name_of(each) for each in engine.configuration.distrusted]
+        ),
         software=node.about.software,
         formats=FormatStatus(
             active=machine.formats_active,

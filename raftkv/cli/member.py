@@ -310,6 +310,8 @@ def _print_members(found: dict[str, Any]) -> None:
         pending = row.get("pending")
         if pending is not None:
             return Styled(f"{row['standing']}, {_CHANGES[pending]} pending", "yellow")
+        if row.get("distrusted"):
+            return Styled(f"{row['standing']}, distrusted", "red")
         return Styled("leader", "green") if row["leads"] else row["standing"]
 
     numbers = ("INCARNATION", "MATCH", "LAG")

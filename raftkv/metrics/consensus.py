@@ -102,6 +102,11 @@ def _batches(part: CorePart) -> Iterator[Family]:
         "Commands of other nodes that this core dropped as unfit.",
     )
     yield gauge(
+        "distrusted_voters",
+        len(engine.configuration.distrusted),
+        "Voters that lost entries which they had acknowledged: replace them.",
+    )
+    yield gauge(
         "inbox_messages", engine.inbox_messages, "Messages of other cores that wait for a tick."
     )
     yield gauge("inbox_bytes", engine.inbox_bytes, "Bytes of those messages.")

@@ -63,7 +63,7 @@ class Campaigning:
     def tick(self, now: float) -> None:
         engine = self._engine
         if engine.leading is None and self.deadline.passed(now):
-            if engine.me in engine.configuration.voters:
+            if engine.configuration.trusts(engine.me):
                 self._campaign(Stage.PRE_VOTE, now, transfer=False)
             elif engine.leader is not None:
                 # A copy or a removed node never campaigns (rule 9), but it knows no leader either:
@@ -79,7 +79,7 @@ class Campaigning:
 
     def campaign_now(self, now: float) -> None:
         """The leader hands over: no pre-vote, and stickiness is bypassed."""
-        if self._engine.me in self._engine.configuration.voters:
+        if self._engine.configuration.trusts(self._engine.me):
             self._campaign(Stage.VOTE, now, transfer=True)
 
     def _campaign(self, stage: Stage, now: float, *, transfer: bool) -> None:

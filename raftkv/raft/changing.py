@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from raftkv.errors import MembershipRefused
 
 from .membership import REMOVED_KEPT, Configuration, name_of
@@ -22,6 +24,7 @@ __all__ = [
     "add_learner",
     "check_change",
     "check_majority",
+    "distrust",
     "promote",
     "remove",
 ]
@@ -47,17 +50,25 @@ def add_learner(current: Configuration, raft_id: str) -> Configuration:
             f"{name} was removed with this data directory: start it with an empty one"
         )
     learners = tuple(sorted((*current.learners, raft_id)))
-    return Configuration(current.voters, learners, current.removed)
+    return msgspec.structs.replace(current, learners=learners)
 
 
 def promote(current: Configuration, raft_id: str) -> Configuration:
     """The configuration in which a copy votes. Raises MembershipRefused."""
     if raft_id not in current.learners:
         raise MembershipRefused(f"{name_of(raft_id)} is no copy that could be promoted")
-    return Configuration(
-        tuple(sorted((*current.voters, raft_id))),
-        tuple(learner for learner in current.learners if learner != raft_id),
-        current.removed,
+    return msgspec.structs.replace(
+        current,
+        voters=tuple(sorted((*current.voters, raft_id))),
+        learners=tuple(learner for learner in current.learners if learner != raft_id),
+    )
+
+
+def distrust(current: Configuration, raft_id: str) -> Configuration:
+    """The configuration in which a voter counts for nothing but the size of a majority."""
+    assert current.trusts(raft_id)
+    return msgspec.structs.replace(
+        current, distrusted=tuple(sorted((*current.distrusted, raft_id)))
     )
 
 
@@ -71,6 +82,7 @@ def remove(current: Configuration, raft_id: str) -> Configuration:
         tuple(voter for voter in current.voters if voter != raft_id),
         tuple(learner for learner in current.learners if learner != raft_id),
         (*current.removed, raft_id)[-REMOVED_KEPT:],
+        tuple(voter for voter in current.distrusted if voter != raft_id),
     )
 
 

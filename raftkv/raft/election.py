@@ -184,7 +184,11 @@ class Deadline:
 def quorum_time(configuration: Configuration, me: str, times: Mapping[str, float]) -> float:
     """The latest moment that a majority of voters has reached; `me`, if it votes, always has."""
     reached = sorted(
-        (times.get(voter, float("-inf")) for voter in configuration.voters if voter != me),
+        (
+            times.get(voter, float("-inf")) if configuration.trusts(voter) else float("-inf")
+            for voter in configuration.voters
+            if voter != me
+        ),
         reverse=True,
     )
     others_needed = len(configuration.voters) // 2 + (me not in configuration.voters)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import wire
 from .append import quorum_index
-from .changing import CAUGHT_UP_ENTRIES
+from .changing import CAUGHT_UP_ENTRIES, distrust
 from .election import quorum_alive, quorum_time
 from .membership import name_of
 from .progress import Flow, Progress
@@ -191,7 +191,8 @@ class Leading:
         return [
             voter
             for voter in engine.configuration.voters
-            if index
+            if engine.configuration.trusts(voter)
+            and index
             <= (engine.wal.durable_index if voter == engine.me else self._progress[voter].match)
         ]
 
@@ -219,6 +220,8 @@ class Leading:
         self._next_round(now)
         if engine.commit < engine.wal.last_index:
             self._advance_commit()
+        if self._forgetful:
+            self._distrust()
         if self._commands and self._heir is None:
             self._append_batches()
         may_read = engine.commit >= self.first_index
@@ -237,11 +240,7 @@ class Leading:
 
     def _advance_commit(self) -> None:
         engine = self._engine
-        matches = [
-            engine.wal.durable_index if voter == engine.me else self._progress[voter].match
-            for voter in engine.configuration.voters
-        ]
-        index = quorum_index(matches)
+        index = quorum_index([self._counted(voter) for voter in engine.configuration.voters])
         if index > engine.commit and engine.wal.term_at(index) == engine.term:
             engine.commit = index
             self._announce = True
@@ -250,6 +249,27 @@ class Leading:
                 _, size, began = uncommitted.popleft()
                 self._uncommitted_bytes -= size
                 engine.counts.commit_s.observe(self._now - began)
+
+    def _counted(self, voter: str) -> int:
+        """How far a voter's log counts towards a commit: nothing once it has lost entries."""
+        engine = self._engine
+        if voter == engine.me:
+            return engine.wal.durable_index
+        if voter in self._forgetful or not engine.configuration.trusts(voter):
+            return 0
+        return self._progress[voter].match
+
+    def _distrust(self) -> None:
+        """Put it into the log that a voter lost what it had acknowledged, one at a time.
+
+        Its flag is in force when the entry is appended, so the next leader knows it too.
+        """
+        engine = self._engine
+        latest = engine.configuration
+        lost = sorted(voter for voter in self._forgetful if latest.trusts(voter))
+        settled = max(self.first_index, engine.configurations.latest_index)
+        if lost and engine.commit >= settled and engine.application.core_format >= 2:
+            engine.append_configuration(distrust(latest, lost[0]))
 
     def _append_batches(self) -> None:
         """All waiting commands become entries, none larger than the limit (rule 31)."""
@@ -446,7 +466,9 @@ class Leading:
         heirs = [
             (self._progress[voter].match, voter)
             for voter in engine.configuration.voters
-            if voter in self._progress and voter in engine.links
+            if voter in self._progress
+            and voter in engine.links
+            and self._counted(voter) == self._progress[voter].match
         ]
         return max(heirs)[1] if heirs else None
 

@@ -25,11 +25,16 @@ REMOVED_KEPT = 64
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
-    """Who votes, who only copies (raft ids, sorted), and who was removed (the latest last)."""
+    """Who votes, who only copies (raft ids, sorted), and who was removed (the latest last).
+
+    `distrusted` are voters that no longer held what they had acknowledged (from core format 2 on).
+    What they acknowledge, and their votes, count nowhere; in the size of a majority they count.
+    """
 
     voters: tuple[str, ...] = ()
     learners: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    distrusted: tuple[str, ...] = ()
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -40,9 +45,13 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """Whether it receives the log."""
         return raft_id in self.voters or raft_id in self.learners
 
+    def trusts(self, raft_id: str) -> bool:
+        """Whether it votes, and its votes and acknowledgements count."""
+        return raft_id in self.voters and raft_id not in self.distrusted
+
     def majority(self, who: Iterable[str]) -> bool:
-        """Whether the voters among `who` are more than half of all voters (rule 9)."""
-        count = len(frozenset(who).intersection(self.voters))
+        """Whether the trusted voters among `who` are more than half of all voters (rule 9)."""
+        count = len(frozenset(who).intersection(self.voters).difference(self.distrusted))
         return bool(self.voters) and 2 * count > len(self.voters)
 
     def raft_id_of(self, name: str) -> str | None:
@@ -67,7 +76,11 @@ def name_of(raft_id: str) -> str:
 
 def encode(configuration: Configuration) -> bytes:
     """The body of a configuration entry, and the `configuration` of a snapshot's header."""
-    return msgspec.msgpack.encode(configuration)
+    if configuration.distrusted:
+        return msgspec.msgpack.encode(configuration)
+    # As raftkv 0.1.0 writes it, which has no fourth field.
+    fields = (configuration.voters, configuration.learners, configuration.removed)
+    return msgspec.msgpack.encode(fields)
 
 
 def decode(body: bytes) -> Configuration:

@@ -103,6 +103,7 @@ class RecordingApplication:
         self.confirmed: list[tuple[Any, int]] = []
         self.failed: list[Any] = []
         self.faults: list[NodeFault] = []
+        self.core_format = 2
 
     def seal(self, commands: Sequence[bytes]) -> bytes:
         return b"|".join(commands)

@@ -315,6 +315,55 @@ class TestRule24Progress:
         assert f"no longer holds entry {match}" in said
         assert "empty its directory" in said
 
+    def lose(self, bench: Bench, term: int) -> None:
+        """B has acknowledged the whole log, and lacks its last entry after a restart."""
+        bench.receive(B, accepted(term, bench.wal.last_index))
+        match = bench.wal.last_index
+        bench.disconnect(B)
+        bench.connect(B)
+        bench.tick(BEAT_S)
+        bench.receive(B, rejected(term, match, 0, 2))
+        bench.runtime.settle()
+
+    def test_a_voter_that_lost_entries_is_distrusted_by_an_entry_in_force_at_once(self) -> None:
+        bench = Bench(A)
+        term = bench.lead()
+        self.lose(bench, term)
+        bench.tick(BEAT_S)
+        assert bench.engine.configuration == Configuration((A, B, C), distrusted=(B,))
+
+    def test_what_a_distrusted_voter_acknowledges_commits_nothing(self) -> None:
+        bench = Bench(A)
+        term = bench.lead()
+        self.lose(bench, term)
+        bench.tick(BEAT_S)
+        before = bench.engine.commit
+        bench.engine.propose([b"x"])
+        bench.runtime.settle()
+        bench.receive(B, accepted(term, bench.wal.last_index))
+        assert bench.engine.commit == before
+        bench.receive(C, accepted(term, bench.wal.last_index))
+        assert bench.engine.commit == bench.wal.last_index
+
+    def test_before_the_format_is_raised_only_the_leader_that_noticed_ignores_it(self) -> None:
+        bench = Bench(A)
+        bench.application.core_format = 1
+        term = bench.lead()
+        self.lose(bench, term)
+        bench.tick(BEAT_S)
+        assert bench.engine.configuration == Configuration((A, B, C))
+        before = bench.engine.commit
+        bench.engine.propose([b"x"])
+        bench.runtime.settle()
+        bench.receive(B, accepted(term, bench.wal.last_index))
+        assert bench.engine.commit == before
+
+    def test_a_distrusted_voter_does_not_campaign(self) -> None:
+        bench = Bench(A, voters=(A, B, C))
+        bench.engine.append_configuration(Configuration((A, B, C), distrusted=(A,)))
+        bench.runtime.advance(10 * MAX_S)
+        assert bench.take(B, wire.Vote) == []
+
     def test_who_begins_to_agree_hears_the_commit_index_at_once(self) -> None:
         """Else readers on it wait for the next heartbeat after every election."""
         bench = Bench(A)
