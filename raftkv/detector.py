@@ -4,15 +4,19 @@ Every core runs one. Where the engine does not lead, it reports to the leader on
 Where it leads, it looks every `LOOK_S` and hands verdicts on. A look whose timer is late waits
 until the sockets were read: what others sent while this process stood still must count first.
 
-Cores are heard by their answers to append messages. Replicants are heard through the cores that
-they follow.
+In core format 1 cores are heard by their answers to append messages, replicants by the streams on
+which they follow a core. From core format 2 on every node sends a `Presence` on each of its
+streams once in `PERIOD_S`. The leader's are numbered and are answered at once with a report, so
+that it knows when each report was made at the earliest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .failure_detector import FailureDetector, Observed, Suspect, Verdict
+from .presence import Identity, Presences, Stream
 from .raft import wire
 from .raft.engine import Engine
 from .raft.leading import Leading
@@ -30,6 +34,10 @@ LOOK_S = 0.25
 LATE_TIMER_S = 0.05
 # A report without a number does not tell when it was made. No healthy network delays one longer.
 REPORT_DELAY_S = 0.2
+# Periods of the leader whose beginning is remembered. A report about an older one is worthless.
+ROUNDS_KEPT = 16
+# The core format in which nodes send `Presence`.
+FORMAT_PRESENCE = 2
 
 
 class Detector:
@@ -39,16 +47,28 @@ class Detector:
         self,
         engine: Engine,
         members: Callable[[], Mapping[str, Member]],
-        fed: Callable[[], Sequence[str]],
+        fed: Callable[[], Sequence[Stream]],
         declare_down: Callable[[Verdict, Callable[[], bool]], None],
+        session_of: Callable[[str, int], tuple[int, int] | None] = lambda name, nonce: None,
     ) -> None:
-        """`declare_down(verdict, valid)` proposes the verdict; only as long as `valid()`."""
+        """`fed` gives the streams to replicants.
+
+        `declare_down(verdict, valid)` proposes the verdict; only as long as `valid()`.
+        """
         self._engine = engine
         self._members = members
         self._fed = fed
         self._declare_down = declare_down
         self._decider = FailureDetector(engine.times.node_down_ms / 1000)
+        self._presences = Presences(session_of)
+        # Set by the node: what it is now.
+        self.identity: Callable[[], Identity] = lambda: (0, 0)
         self._leading: Leading | None = None
+        # This leader's latest periods: (number, its beginning on the decider's clock).
+        self._rounds: deque[tuple[int, float]] = deque(maxlen=ROUNDS_KEPT)
+        self._round = 0
+        # The leader's (term, number) that came last.
+        self._echo = (0, 0)
         self._due = 0.0
         self._reported_at: float | None = None
         self._timer: Timer | None = None
@@ -69,7 +89,39 @@ class Detector:
         decider.step(self._engine.runtime.monotonic())
         members = self._members()
         names = [name for name in message.names if name in members]
+        if self._speaks_presence:
+            if self._presences.spoke(link):
+                return
+            # A core that has not applied the new format: it cannot tell which cores it has heard.
+            names += [name for name, member in members.items() if member.role == "core"]
         decider.report(link.peer_id, names, decider.clock - REPORT_DELAY_S)
+
+    def on_presence(self, link: Link, message: wire.Presence) -> None:
+        """A node is there; if it is a core, it also reports, or wants a report."""
+        engine = self._engine
+        now = engine.runtime.monotonic()
+        self._presences.arrived(link, message, now)
+        if link.purpose != "raft" or link.peer_id not in engine.configuration.members:
+            return
+        if engine.leading is not None:
+            self._take_report(link, message, now)
+        elif link.peer_id == engine.leader and message.term == engine.term:
+            self._echo = (message.term, message.round)
+            self._send_report(link, now)
+
+    def _take_report(self, link: Link, message: wire.Presence, now: float) -> None:
+        engine, decider, presences = self._engine, self._decider, self._presences
+        decider.step(now)
+        began = dict(self._rounds).get(message.round)
+        if message.term != engine.term or began is None or engine.leading is not self._leading:
+            return
+        members = self._members()
+        current = [
+            name
+            for name, incarnation, nonce in message.heard
+            if name in members and presences.is_current(members[name], incarnation, nonce)
+        ]
+        decider.report(link.peer_id, current, began)
 
     def _arm(self) -> None:
         self._due = self._engine.runtime.monotonic() + LOOK_S
@@ -89,25 +141,55 @@ class Detector:
             return
         self._arm()
         now = engine.runtime.monotonic()
+        if self._speaks_presence:
+            self._presences.update(self._streams(), now)
         if engine.leading is None:
             self._leading = None
             self._decider.step(now)
-            self._report(now)
-            return
-        if engine.leading is not self._leading:
+        elif engine.leading is not self._leading:
             self._leading = engine.leading
+            self._rounds.clear()
             self._decider.begin(now)
-        self._judge(engine.leading, now)
-
-    def _report(self, now: float) -> None:
-        """Report to the leader the nodes that this core has heard, once in a period."""
-        engine = self._engine
-        leader = engine.links.get(engine.leader) if engine.leader is not None else None
         assert self._reported_at is not None
         # Looks do not come at exact times: half of one early is on time.
-        if leader is not None and now - self._reported_at >= PERIOD_S - LOOK_S / 2:
+        if now - self._reported_at >= PERIOD_S - LOOK_S / 2:
             self._reported_at = now
-            leader.send(wire.Liveness(list(self._fed())))
+            self._report(now)
+        if engine.leading is not None:
+            self._judge(engine.leading, now)
+
+    @property
+    def _speaks_presence(self) -> bool:
+        return self._engine.application.core_format >= FORMAT_PRESENCE
+
+    def _streams(self) -> Iterator[Stream]:
+        for link in self._engine.links.values():
+            yield Stream(link.peer_name, link)
+        yield from self._fed()
+
+    def _report(self, now: float) -> None:
+        """Once in a period: be present on all streams, and tell the leader what was heard."""
+        engine = self._engine
+        leader = None if engine.leader is None else engine.links.get(engine.leader)
+        if leader is not None and not (self._speaks_presence and self._presences.spoke(leader)):
+            leader.send(wire.Liveness(sorted(stream.name for stream in self._fed())))
+        if not self._speaks_presence:
+            return
+        term = 0
+        if engine.leading is not None:
+            term, self._round = engine.term, self._round + 1
+            self._rounds.append((self._round, self._decider.clock))
+        presence = wire.Presence(*self.identity(), term, self._round if term else 0)
+        for link in list(engine.links.values()):
+            # The leader is sent a report at each of its own, which is once in a period.
+            if link is not leader or not self._presences.spoke(link):
+                link.send(presence)
+
+    def _send_report(self, leader: Link, now: float) -> None:
+        if self._speaks_presence:
+            self._presences.update(self._streams(), now)
+            heard = self._presences.report(self._members(), now)
+            leader.send(wire.Presence(*self.identity(), *self._echo, heard))
 
     def _judge(self, leading: Leading, now: float) -> None:
         """Look, and propose what was decided unless this leadership is about to end."""
@@ -120,16 +202,18 @@ class Detector:
         return self._engine.leading is leading and not leading.handing_over
 
     def _observed(self, leading: Leading, now: float) -> Observed:
-        engine = self._engine
-        heard = dict.fromkeys(self._fed(), 0.0)
-        suspects = []
-        for member in self._members().values():
-            at = leading.heard_at(member.raft_id)
-            if at is not None:
-                heard[member.name] = min(now - at, heard.get(member.name, now - at))
-            if member.up:
-                core = member.role == "core" or member.raft_id in engine.configuration.members
-                suspects.append(Suspect(member.name, member.incarnation, member.raft_id, core))
+        engine, members = self._engine, self._members()
+        heard = self._heard(members, leading, now)
+        suspects = [
+            Suspect(
+                member.name,
+                member.incarnation,
+                member.raft_id,
+                member.role == "core" or member.raft_id in engine.configuration.members,
+            )
+            for member in members.values()
+            if member.up
+        ]
         return Observed(
             engine.term,
             engine.me,
@@ -138,3 +222,22 @@ class Detector:
             heard,
             leading.alive(now),
         )
+
+    def _heard(
+        self, members: Mapping[str, Member], leading: Leading, now: float
+    ) -> dict[str, float]:
+        """Seconds since this leader has heard each member."""
+        speaks = self._speaks_presence
+        if speaks:
+            heard = dict(self._presences.heard(members, now))
+        else:
+            heard = {stream.name: 0.0 for stream in self._fed()}
+        for member in members.values():
+            link = self._engine.links.get(member.raft_id)
+            at = leading.heard_at(member.raft_id)
+            spoke = speaks and link is not None and self._presences.spoke(link)
+            if at is not None and not spoke:
+                age_s = now - at
+                known_s = age_s if speaks else heard.get(member.name, age_s)
+                heard[member.name] = min(age_s, known_s)
+        return heard

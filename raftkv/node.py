@@ -38,6 +38,7 @@ from .outbox import Outbox
 from .parts import CorePart, Part, ReplicantPart
 from .peering import Peering
 from .plugin import Consistency, Outcome, Plugin
+from .presence import Identity
 from .promotion import Promotion
 from .raft import wire
 from .raft.epoch import Epoch
@@ -254,7 +255,9 @@ class Node:
             )
         if identity.role == "replicant":
             self.machine.skip(1)
-            return ReplicantPart(config, runtime, self._peering, replica, self.reader)
+            replicant = ReplicantPart(config, runtime, self._peering, replica, self.reader)
+            replicant.identity = self._identity
+            return replicant
         recovered = await self._recover(belongs=bool(identity.cluster_id))
         return self._core_part(recovered)
 
@@ -304,6 +307,7 @@ class Node:
             identity.cluster_id,
         )
         part.on_down = self._declare_down
+        part.detector.identity = self._identity
         return part
 
     def _become_core(self, former: ReplicantPart, recovered: Recovered) -> None:
@@ -452,6 +456,10 @@ class Node:
         self.hosting.incarnation_changed(outcome.incarnation)
         if not self._ready.done():
             self._ready.set_result(None)
+
+    def _identity(self) -> Identity:
+        """This node's incarnation; or 0, and the nonce under which it asks for one."""
+        return (self.incarnation, 0) if self.session else (0, self._replica.nonce or 0)
 
     def _check_incarnation(self) -> None:
         """Was this life ended by the cluster? Then open another; what it owned is fenced."""

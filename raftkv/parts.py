@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .config import NodeConfig
-from .detector import Detector
+from .detector import FORMAT_PRESENCE, PERIOD_S, Detector
 from .failure_detector import Verdict
 from .peering import Peering
 from .permissions import Proposer
+from .presence import Identity
 from .proposals import Proposals
 from .raft import wire
 from .raft.engine import Engine
@@ -28,7 +29,7 @@ from .relaying import Relay
 from .replica import Replica
 from .replicant.follower import Follower
 from .replicant.upstream import Feeds
-from .runtime import Runtime
+from .runtime import Runtime, Timer
 
 __all__ = ["CorePart", "Part", "ReplicantPart"]
 
@@ -126,7 +127,11 @@ class CorePart:
         self.relay = Relay(replica.machine, runtime.monotonic, self.send)
         self.engine.snapshotting.fed = self.feeds.in_transit
         self.detector = Detector(
-            self.engine, lambda: replica.machine.members, lambda: self.feeds.names, self._down
+            self.engine,
+            lambda: replica.machine.members,
+            self.feeds.streams,
+            self._down,
+            replica.machine.session_of,
         )
         # Set by the node: it proposes the verdict, as long as the function given with it is true.
         self.on_down: Callable[[Verdict, Callable[[], bool]], None] = lambda verdict, valid: None
@@ -153,6 +158,7 @@ class CorePart:
         peering.route(wire.ReadRequest, self._on_read_request)
         peering.route(wire.ReadReply, self._on_read_reply)
         peering.route(wire.Liveness, self.detector.on_liveness)
+        peering.route(wire.Presence, self.detector.on_presence)
         peering.route(wire.Follow, feeds.on_follow)
         peering.route(wire.Progressed, feeds.on_progressed)
         self._replica.on_reads = self._reads_answered
@@ -331,6 +337,10 @@ class ReplicantPart:
         self.follower = Follower(
             config, peering.hub, runtime, replica, lambda: peering.addresses.cores(config.name)
         )
+        self._runtime, self._replica = runtime, replica
+        # Set by the node: what it is now.
+        self.identity: Callable[[], Identity] = lambda: (0, 0)
+        self._timer: Timer | None = None
         follower = self.follower
         peering.purpose("follow", follower.link_up, follower.link_down)
         peering.route(wire.Feed, follower.on_feed)
@@ -361,6 +371,14 @@ class ReplicantPart:
 
     def start(self) -> None:
         self.follower.start()
+        self._be_present()
+
+    def _be_present(self) -> None:
+        """Once in a period, on the stream to the upstream core; from core format 2."""
+        self._timer = self._runtime.call_later(PERIOD_S, self._be_present)
+        link = self.follower.link
+        if link is not None and self._replica.core_format >= FORMAT_PRESENCE:
+            link.send(wire.Presence(*self.identity()))
 
     @property
     def holds_lease(self) -> bool:
@@ -370,10 +388,14 @@ class ReplicantPart:
         """A replicant holds no office."""
 
     def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self.follower.stop()
 
     def leave(self) -> None:
         """The node has become a core: follow nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
         self.follower.leave()
 
     async def closed(self) -> None:

@@ -138,6 +138,7 @@ MESSAGES: Final[Mapping[type, frozenset[End]]] = {
     wire.ReadRequest: frozenset({End.CONSENSUS, End.UPSTREAM}),
     wire.ReadReply: frozenset({End.CONSENSUS, End.DOWNSTREAM}),
     wire.Liveness: frozenset({End.CONSENSUS}),
+    wire.Presence: frozenset({End.CONSENSUS, End.UPSTREAM}),
     wire.Follow: frozenset({End.UPSTREAM}),
     wire.Progressed: frozenset({End.UPSTREAM}),
     wire.Feed: frozenset({End.DOWNSTREAM}),

@@ -8,15 +8,26 @@ from typing import Any
 from raftkv.config import RaftTimes
 from raftkv.detector import LOOK_S, PERIOD_S, REPORT_DELAY_S, Detector
 from raftkv.failure_detector import Verdict
+from raftkv.presence import Stream
 from raftkv.raft import wire
 from raftkv.state import Member
-from tests.raft.harness import MAX_S, A, B, Bench, C, accepted, append
+from tests.raft.harness import MAX_S, A, B, Bench, C, FakeLink, accepted, append
 
 DOWN_S = 3.0
 # From the end of a period to the verdict. The leadership is noticed, the deadline is noticed,
 # reports confirm it, and the leader looks again.
 SLACK_S = 3 * LOOK_S + REPORT_DELAY_S + 0.2
 TIMES = RaftTimes(node_down_ms=int(DOWN_S * 1000))
+
+
+# Under which c has asked for its session.
+NONCE = 99
+
+
+def follow_link(name: str) -> Any:
+    link: Any = FakeLink(f"{name}-1")
+    link.peer_name, link.purpose = name, "follow"
+    return link
 
 
 class Watch:
@@ -32,10 +43,11 @@ class Watch:
             self.members[name] = Member(name, role, raft_id, "", None, 1, True, 0)
         self.declared: list[str] = []
         self.fed: Sequence[str] = ()
+        self.feeds: dict[str, Any] = {}
         for link in self.bench.links.values():
             link.peer_name = link.peer_id.partition("-")[0]  # type: ignore[attr-defined]
         self.detector = Detector(
-            self.bench.engine, lambda: self.members, lambda: self.fed, self.down
+            self.bench.engine, lambda: self.members, self.streams, self.down, self.session_of
         )
         self.detector.start()
 
@@ -48,6 +60,13 @@ class Watch:
         """The process stands still: nothing runs, and then everything that is due at once."""
         self.bench.runtime.now += seconds
         self.bench.runtime.advance(0.0)
+
+    def streams(self) -> list[Stream]:
+        """To the replicants that follow core a itself."""
+        return [Stream(name, self.feeds.setdefault(name, follow_link(name))) for name in self.fed]
+
+    def session_of(self, name: str, nonce: int) -> tuple[int, int] | None:
+        return (5, 1) if (name, nonce) == ("c", NONCE) else None
 
     def pass_time(self, seconds: float, **feeding: Sequence[str]) -> None:
         """Time passes; the cores named answer the leader and report whom they feed."""
@@ -167,3 +186,125 @@ class TestRule30NodeDown:
         watch.bench.receive(B, append(watch.term + 1, 3, watch.term))
         watch.bench.runtime.settle()
         assert not watch.valid()
+
+
+class TestRule30Presence:
+    """From core format 2 on: heard is what has said so, not what has an open stream."""
+
+    def test_every_node_that_is_present_lives(self) -> None:
+        watch = Present()
+        watch.fed = ["r1"]
+        watch.go(4 * DOWN_S, present="b c r1", heard={"b": "a c", "c": "a b r2"})
+        assert watch.declared == []
+
+    def test_answers_to_append_messages_are_not_enough(self) -> None:
+        """Its consensus is alive, in an incarnation that the log does not know."""
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.incarnations["c"] = 2
+        watch.go(DOWN_S + 2 * PERIOD_S, present="b c r1 r2", heard={"b": "c", "c": "b"})
+        assert set(watch.declared) == {"c"}
+
+    def test_an_open_stream_is_not_enough(self) -> None:
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.go(PERIOD_S, present="b c r1 r2", heard={"b": "c", "c": "b"})
+        watch.go(DOWN_S + 2 * PERIOD_S, present="b c r1", heard={"b": "c", "c": "b"})
+        assert set(watch.declared) == {"r2"}
+
+    def test_a_core_that_another_core_has_heard_lives(self) -> None:
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.be_present("c")
+        watch.go(4 * DOWN_S, present="b r1 r2", heard={"b": "c"})
+        assert watch.declared == []
+
+    def test_a_report_about_another_incarnation_is_none(self) -> None:
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.be_present("c")
+        watch.incarnations["c"] = 2
+        watch.go(DOWN_S + 2 * PERIOD_S, present="b r1 r2", heard={"b": "c"})
+        assert set(watch.declared) == {"c"}
+
+    def test_a_node_without_a_session_is_known_by_its_nonce(self) -> None:
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.incarnations["c"] = 0
+        watch.go(4 * DOWN_S, present="b c r1 r2", heard={"b": "", "c": "b"})
+        assert watch.declared == []
+
+    def test_reports_about_periods_of_another_term_do_not_count(self) -> None:
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.be_present("c")
+        watch.echoed_term = watch.term - 1
+        watch.go(4 * DOWN_S, present="b r1 r2", heard={"b": ""})
+        assert watch.declared == []
+
+    def test_a_follower_answers_the_leader_with_a_report(self) -> None:
+        watch = Present()
+        watch.fed = ["r1"]
+        term = watch.term + 1
+        watch.bench.receive(B, append(term, 3, watch.term))
+        watch.bench.runtime.settle()
+        links: Any = watch.bench.links
+        watch.be_present("c r1")
+        links[B].messages.clear()
+        watch.detector.on_presence(links[B], wire.Presence(1, 0, term, 17))
+        assert watch.bench.take(B, wire.Presence) == [
+            wire.Presence(4, 0, term, 17, [("b", 1, 0), ("c", 1, 0), ("r1", 1, 0)])
+        ]
+
+    def test_at_format_1_nothing_of_it_is_sent(self) -> None:
+        watch = Watch()
+        watch.fed = ["r1"]
+        watch.pass_time(3 * PERIOD_S, b=[], c=[])
+        links: list[Any] = list(watch.bench.links.values())
+        sent = [message for link in links for message in link.messages]
+        assert not any(isinstance(message, wire.Presence) for message in sent)
+
+
+class Present(Watch):
+    """The same at core format 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench.application.core_format = 2
+        self.detector.identity = lambda: (4, 0)
+        self.incarnations = dict.fromkeys("abc", 1)
+        self.echoed_term = self.term
+        for link in self.bench.links.values():
+            link.purpose = "raft"  # type: ignore[attr-defined]
+        self.round = 0
+
+    def link(self, name: str) -> Any:
+        link: Any = self.bench.links.get(f"{name}-1")
+        if link is None:
+            self.streams()
+            link = self.feeds[name]
+        return link
+
+    def identity(self, name: str) -> tuple[int, int]:
+        incarnation = self.incarnations.get(name, 1)
+        return (incarnation, 0 if incarnation else NONCE)
+
+    def be_present(self, names: str) -> None:
+        for name in names.split():
+            self.detector.on_presence(self.link(name), wire.Presence(*self.identity(name)))
+
+    def go(self, seconds: float, *, present: str, heard: dict[str, str]) -> None:
+        """Time passes; nodes are present, and cores report about the leader's latest period."""
+        end = self.bench.runtime.now + seconds
+        while self.bench.runtime.now < end:
+            self.be_present(present)
+            for core in "bc":
+                self.bench.receive(f"{core}-1", accepted(self.bench.engine.term, 3))
+            for core, names in heard.items():
+                report = [(name, *self.identity(name)) for name in names.split()]
+                for message in self.bench.take(f"{core}-1", wire.Presence):
+                    self.round = max(self.round, message.round)
+                answer = wire.Presence(*self.identity(core), self.echoed_term, self.round, report)
+                self.detector.on_presence(self.link(core), answer)
+            self.bench.runtime.advance(0.1)
+            self.bench.runtime.settle()

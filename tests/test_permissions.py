@@ -77,7 +77,9 @@ def test_who_may_stand_at_which_end_of_a_link(
 
 EVERYWHERE = {wire.Refusal}
 ARRIVING: dict[tuple[str, bool], set[type]] = {
-    ("follow", False): {wire.Follow, wire.Progressed, wire.Propose, wire.ReadRequest},
+    ("follow", False): {
+        *(wire.Follow, wire.Presence, wire.Progressed, wire.Propose, wire.ReadRequest)
+    },
     ("follow", True): {wire.Feed, wire.FeedSnapshot, wire.LeaderChanged, wire.ReadReply},
     ("rpc", False): {wire.RpcRequest},
     ("rpc", True): {wire.RpcReply},
@@ -85,7 +87,7 @@ ARRIVING: dict[tuple[str, bool], set[type]] = {
 CONSENSUS = {
     *(wire.Vote, wire.VoteReply, wire.Append, wire.AppendReply, wire.SnapshotChunk),
     *(wire.SnapshotReply, wire.TimeoutNow, wire.Founded, wire.Addresses, wire.Liveness),
-    *(wire.Propose, wire.ReadRequest, wire.ReadReply),
+    *(wire.Presence, wire.Propose, wire.ReadRequest, wire.ReadReply),
 }
 
 

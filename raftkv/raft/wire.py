@@ -41,6 +41,7 @@ __all__ = [
     "LeaderChanged",
     "Liveness",
     "Message",
+    "Presence",
     "Progressed",
     "Propose",
     "ProtocolError",
@@ -74,6 +75,9 @@ NUMBER_MAX: Final = 10**16 - 1
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 """An index, a term, a counter, a size or a time: never negative."""
+
+Nonce = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Of a `NodeUp`; 0 for none."""
 
 Payload = Annotated[bytes, msgspec.Meta(min_length=1)]
 """Of an entry: its first byte is its kind, so there is one."""
@@ -255,6 +259,22 @@ class Liveness(_Message, frozen=True, tag=23):
     names: list[str]
 
 
+class Presence(_Message, frozen=True, tag=24):
+    """Sent once in a report period on every consensus link and learner stream, from core format 2.
+
+    `incarnation` and `nonce` are the sender's: 0 as long as it has no session, and then the nonce
+    of the `NodeUp` with which it asks for one. A leader numbers its periods in (term, round);
+    what the others send repeats the numbers that came last from the leader. `heard`, to a leader
+    only: of each node that this core has heard in the period, its name, incarnation and nonce.
+    """
+
+    incarnation: Number
+    nonce: Nonce
+    term: Number = 0
+    round: Number = 0
+    heard: list[tuple[str, Number, Nonce]] = []
+
+
 class Follow(_Message, frozen=True, tag=30):
     """A replicant asks for everything behind (index, term), which it has applied."""
 
@@ -325,6 +345,7 @@ Message = (
     | ReadRequest
     | ReadReply
     | Liveness
+    | Presence
     | Follow
     | Feed
     | FeedSnapshot

@@ -25,6 +25,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from raftkv.presence import Stream
 from raftkv.raft import wire
 from raftkv.raft.membership import name_of
 
@@ -108,6 +109,19 @@ class Feeds:
     def names(self) -> list[str]:
         """The replicants that follow this core now."""
         return sorted(name_of(raft_id) for raft_id in self._feeds)
+
+    def streams(self) -> list[Stream]:
+        """The streams to the replicants that follow this core now."""
+        since = self._engine.runtime.monotonic() - SNAPSHOT_STALL_S
+        return [
+            Stream(
+                name_of(raft_id),
+                feed.link,
+                feed.applied,
+                feed.snapshot_index is not None and feed.moved_at >= since,
+            )
+            for raft_id, feed in self._feeds.items()
+        ]
 
     @property
     def standings(self) -> dict[str, tuple[int, int]]:

@@ -96,6 +96,7 @@ class RecordingApplication:
     def __init__(self) -> None:
         self.state: list[bytes] = []
         self.index = 1
+        self.core_format = 1
         self.applied: list[int] = []
         self.restored: list[int] = []
         self.offices = 0
