@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .config import NodeConfig
 from .detector import FORMAT_PRESENCE, PERIOD_S, Detector
 from .failure_detector import Verdict
+from .namesakes import Namesakes
 from .peering import Peering
 from .permissions import Proposer
 from .presence import Identity
@@ -124,6 +125,9 @@ class CorePart:
         )
         peering.engine = self.engine
         self.feeds = Feeds(self.engine)
+        peering.judge_follower = Namesakes(
+            peering.hub, lambda: replica.machine.members, self.feeds.hello_of
+        ).judge
         self.relay = Relay(replica.machine, runtime.monotonic, self.send)
         self.engine.snapshotting.fed = self.feeds.in_transit
         self.detector = Detector(

@@ -92,6 +92,7 @@ class Peering:
         # What this process tells of its software, and the formats that are active, as applied.
         self.about: wire.About | None = None
         self.active: Callable[[], Mapping[str, int]] = lambda: {CORE: 1}
+        self.judge_follower: Callable[[wire.Hello], wire.Refusal | None] = lambda hello: None
         # Calls that the table of permissions does not allow their callers.
         self.calls_refused = 0
         self._routes: dict[type, Route] = {}
@@ -325,7 +326,8 @@ class Peering:
             return wire.Refusal(_UNFOUNDED, "this core does not belong to a cluster yet")
         if hello.purpose not in self._ups:
             return wire.Refusal("wrong_purpose", f"no {hello.purpose!r} links are accepted here")
-        return None
+        follows = hello.purpose == "follow" and proof.dialled is None
+        return self.judge_follower(hello) if follows else None
 
     def _judge_epoch(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
         """Only nodes of one history may exchange anything; see the module's text."""

@@ -85,6 +85,8 @@ class Link(asyncio.Protocol):
         # Whom this node has dialled: at an old address somebody else may answer.
         self.wanted = wanted
         self.peer: wire.Hello | None = None
+        # The code of the refusal that the dialled node answered with, if it did.
+        self.refusal = ""
         self.receive: Callable[[Link, wire.Message], None] | None = None
         # The kinds of messages that may arrive; the owner's to set in `link_up`.
         self.permitted: frozenset[type] = frozenset()
@@ -241,6 +243,7 @@ class Link(asyncio.Protocol):
         message = wire.decode(first)
         owner = self._hub.owner
         if isinstance(message, wire.Refusal) and self.dialled is not None:
+            self.refusal = message.code
             owner.refused(message, self.dialled, self.proof)
             self.close()
             return

@@ -47,6 +47,10 @@ Entries = list[tuple[int, int, bytes]]
 APPLY_ENTRIES_PER_TURN = 16
 # Between attempts to reach an upstream; every core is tried in turn.
 RETRY_S = 0.05
+# The code of a refusal by a core that knows another node under this name, which still answers. The
+# pauses grow up to RETRY_MAX_S then: an operator has to do something first.
+NAME_IN_USE = "name_in_use"
+RETRY_MAX_S = 2.0
 # The collector forgets what has been built of a snapshot so often (collector.py).
 SETTLE_CHUNKS = 32
 
@@ -126,7 +130,7 @@ class Follower:
     # -- choosing an upstream
 
     async def _run(self) -> None:
-        turn = 0
+        turn, pause_s = 0, RETRY_S
         while not self.stopped:
             known = self._cores()
             name, address = known[turn % len(known)]
@@ -137,8 +141,10 @@ class Follower:
                 await self._runtime.sleep(RETRY_S)
                 continue
             await self._watch(name, link)
+            in_use = link.refusal == NAME_IN_USE
+            pause_s = min(2 * pause_s, RETRY_MAX_S) if in_use else RETRY_S
             if not self.stopped:
-                await self._runtime.sleep(RETRY_S)
+                await self._runtime.sleep(pause_s)
 
     async def _watch(self, name: str, link: Link) -> None:
         """Stay with this upstream as long as it is any good."""

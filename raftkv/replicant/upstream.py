@@ -131,6 +131,11 @@ class Feeds:
             for raft_id, feed in self._feeds.items()
         }
 
+    def hello_of(self, raft_id: str) -> wire.Hello | None:
+        """The handshake of the replicant that follows under this raft id."""
+        feed = self._feeds.get(raft_id)
+        return None if feed is None else feed.link.peer
+
     def link_up(self, link: Link) -> None:
         older = self._feeds.get(link.peer_id)
         self._feeds[link.peer_id] = Feed(link)

@@ -1,0 +1,130 @@
+"""Two nodes under one name: the second may not follow while the first one answers.
+
+A name stands for one node. A second one under it, started from a copied configuration file say,
+would end the first one's incarnation with its own `NodeUp`, and the other way round, without end.
+So a core asks before it takes a replicant whose name the log has as up under another data
+directory, or that follows this very core out of another process: it dials the first one's address
+and looks whether that still is the first one. While it answers, the second is refused and tries
+again, with growing pauses; a first one that does not answer within PING_S gives way.
+
+Every core judges for itself. A check takes at most PING_S; until it is done the answer is no, and
+the replicant comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from .raft import wire
+from .raft.membership import name_of
+from .raft.transport import Hub
+from .replicant.follower import NAME_IN_USE
+from .state import Member
+
+__all__ = ["PING_S", "Namesakes"]
+
+log = logging.getLogger("raftkv.peering")
+
+# How long the first node may take for a handshake: a few round trips and a turn of its loop.
+PING_S: Final = 1.0
+# How long a result counts. The second node comes back sooner than that.
+VALID_S: Final = 3.0
+# How often an unfinished handshake is looked at.
+LOOK_S: Final = 0.02
+
+
+class _Check(msgspec.Struct):
+    """One look at a first node. `alive` is None until it is done."""
+
+    subject: tuple[str, str]
+    alive: bool | None = None
+    at: float = 0.0
+
+
+class Namesakes:
+    """What one core knows of names that are in use. At most one check for each member."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        members: Callable[[], Mapping[str, Member]],
+        fed: Callable[[str], wire.Hello | None],
+    ) -> None:
+        """`fed` gives the handshake of the replicant that follows under this raft id."""
+        self._hub = hub
+        self._members = members
+        self._fed = fed
+        self._checks: dict[str, _Check] = {}
+
+    def judge(self, hello: wire.Hello) -> wire.Refusal | None:
+        """Whether this replicant may follow, as far as its name goes."""
+        name = name_of(hello.raft_id)
+        first = self._members().get(name)
+        if first is None or not self._differs(first, hello):
+            self._checks.pop(name, None)
+            return None
+        now = self._hub.runtime.monotonic()
+        subject = (first.raft_id, _process(hello) or hello.raft_id)
+        check = self._checks.get(name)
+        if check is not None and check.alive is not None and now - check.at >= VALID_S:
+            check = None
+        if check is None or check.subject != subject:
+            check = self._checks[name] = _Check(subject)
+            self._hub.runtime.spawn(self._look(first, hello, check), f"look for {name}")
+        if check.alive is False:
+            return None
+        return wire.Refusal(
+            NAME_IN_USE,
+            f"another node called {name!r} runs at {first.peer_address} (data directory "
+            f"{first.raft_id}): give each node a name of its own, or stop the other one",
+        )
+
+    def _differs(self, first: Member, hello: wire.Hello) -> bool:
+        """Whether the log or this core's own stream speaks of another node than this one."""
+        if not first.up:
+            return False
+        if first.raft_id != hello.raft_id:
+            return True
+        fed = self._fed(hello.raft_id)
+        former = "" if fed is None else _process(fed)
+        return "" not in (former, _process(hello)) and former != _process(hello)
+
+    async def _look(self, first: Member, hello: wire.Hello, check: _Check) -> None:
+        """Dial the first node; what answers there may be the second one itself."""
+        runtime = self._hub.runtime
+        deadline = runtime.monotonic() + PING_S
+        alive = False
+        try:
+            async with asyncio.timeout(PING_S):
+                link = await self._hub.dial(first.peer_address, "rpc", first.name)
+        except (OSError, ValueError):  # TimeoutError is an OSError
+            pass
+        else:
+            while link.peer is None and not link.closed.done() and runtime.monotonic() < deadline:
+                await runtime.sleep(LOOK_S)
+            alive = link.peer is not None and _other(link.peer, first, hello)
+            link.close()
+        check.alive, check.at = alive, runtime.monotonic()
+        if alive:
+            log.warning(
+                "a second node called %s, at %s, is refused: the one at %s answers",
+                first.name,
+                hello.peer_address,
+                first.peer_address,
+            )
+
+
+def _process(hello: wire.Hello) -> str:
+    return "" if hello.about is None else hello.about.process
+
+
+def _other(found: wire.Hello, first: Member, hello: wire.Hello) -> bool:
+    """Whether it is the first node that answered, and not the one that wants to follow."""
+    if found.raft_id != first.raft_id:
+        return False
+    return found.raft_id != hello.raft_id or _process(found) != _process(hello)
