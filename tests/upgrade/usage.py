@@ -1,18 +1,23 @@
-"""What the plugins are used for while the nodes change their release, all through the HTTP API."""
+"""What keys and plugins are used for while the nodes change their release, by the HTTP API."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.upgrade.load import base64_of
-from tests.upgrade.nodes import MixedCluster, NodeProcess
+from tests.upgrade.nodes import Body, MixedCluster, NodeProcess
 
-SPACE, QUEUE, DONE, TOPIC, SUBSCRIPTION = "accounts", "orders", "invoices", "news", "audit"
+SPACE, QUEUE, DONE, BRANCHED, TOPIC, SUBSCRIPTION = (
+    "accounts", "orders", "invoices", "branched", "news", "audit"
+)  # fmt: skip
+LEASE_S = 3600
+# So many revisions of the load stay readable behind a compaction.
+COMPACT_BEHIND = 5
 LCR_MODES = ("enabled", "dual")
 
 
 class Usage:
-    """A step of work in every plugin at once, and what all the steps must have left behind.
+    """A step of work in the keyspace and every plugin, and what all steps must have left behind.
 
     The registry of lcr can only be filled by a broker inside the process, so its part is the
     replicated mode, whose change waits for an answer of every node.
@@ -25,7 +30,7 @@ class Usage:
     def prepare(self) -> None:
         ask = self._cluster.nodes["core1"].ask
         ask("POST", "/v1/limbo/spaces", {"name": SPACE, "sync": True})
-        for queue in (QUEUE, DONE):
+        for queue in (QUEUE, DONE, BRANCHED):
             ask("PUT", f"/v1/txqueue/queues/{queue}", {})
         ask("PUT", f"/v1/subscriptions/topics/{TOPIC}", {})
         subscription = {"kind": "shared", "initial": "earliest"}
@@ -37,11 +42,38 @@ class Usage:
         node = self._cluster.nodes[name]
         outcome = node.ask("PUT", "/v1/conf/values/user.step", {"value": self.steps})
         assert outcome["outcome"] == "ok", outcome
+        self._keys(node)
         self._limbo(node)
         self._queue(node)
+        self._branch(node)
         self._subscription(node)
         mode = LCR_MODES[self.steps % len(LCR_MODES)]
         assert node.ask("PUT", "/v1/lcr/mode", {"mode": mode})["effective"] == mode
+
+    def _keys(self, node: NodeProcess) -> None:
+        """Leases, transactions that write and that only read, a deleted range, a compaction."""
+        lease = {"ID": self.steps, "TTL": LEASE_S}
+        node.ask("POST", "/v3/lease/grant", lease)
+        own, counter = base64_of(f"step/{self.steps:04d}"), base64_of("counter")
+        held = {"key": own, "value": base64_of("held"), "lease": self.steps}
+        counted = {"key": counter, "value": base64_of(str(self.steps))}
+        former = base64_of(str(self.steps - 1))
+        compare: Body = {"key": counter, "target": "VALUE", "result": "EQUAL", "value": former}
+        if self.steps == 1:
+            compare = {"key": counter, "target": "VERSION", "result": "EQUAL", "version": 0}
+        puts = [{"requestPut": held}, {"requestPut": counted}]
+        done = node.ask("POST", "/v3/kv/txn", {"compare": [compare], "success": puts})
+        assert done["succeeded"] is True, done
+        read = node.ask("POST", "/v3/kv/txn", {"success": [{"requestRange": {"key": counter}}]})
+        (row,) = read["responses"][0]["response_range"]["kvs"]
+        assert row["value"] == counted["value"], row
+        if self.steps % 2 == 0:
+            # The key of the step before goes with its lease, the one before that with the range.
+            node.ask("POST", "/v3/lease/revoke", {"ID": self.steps - 1})
+            ends = {"key": base64_of("step/"), "range_end": own}
+            node.ask("POST", "/v3/kv/deleterange", ends)
+        revision = int(done["header"]["revision"])
+        node.ask("POST", "/v3/kv/compaction", {"revision": revision - COMPACT_BEHIND})
 
     def _limbo(self, node: NodeProcess) -> None:
         node.ask("POST", "/v1/limbo/promote", {})
@@ -65,6 +97,18 @@ class Usage:
         assert committed["state"] == "committed", committed
         node.ask("DELETE", f"/v1/txqueue/sessions/{number}")
 
+    def _branch(self, node: NodeProcess) -> None:
+        """A branch of a distributed transaction, with both phases, on a third queue."""
+        session = node.ask("POST", "/v1/txqueue/sessions", {"kind": "dtx"})["session"]
+        path = f"/v1/txqueue/dtx/1:{self.steps:04x}:01"
+        node.ask("POST", f"{path}/start", {"session": session})
+        stage = {"publish": BRANCHED, "messages": [{"body": base64_of(f"branch {self.steps}")}]}
+        node.ask("POST", f"{path}/stage", {"session": session, "operations": [stage]})
+        node.ask("POST", f"{path}/end", {"session": session})
+        node.ask("POST", f"{path}/prepare")
+        node.ask("POST", f"{path}/commit", {"one_phase": False})
+        node.ask("DELETE", f"/v1/txqueue/sessions/{session}")
+
     def _subscription(self, node: NodeProcess) -> None:
         path = "/v1/subscriptions"
         message = {"body": base64_of(f"news {self.steps}")}
@@ -86,6 +130,10 @@ class Usage:
             assert view["orders"] == [], name
             invoices = [each["body"] for each in view["invoices"]]
             assert invoices == [base64_of(f"invoice {n}") for n in numbers], name
+            branched = [each["body"] for each in view["branched"]]
+            assert branched == [base64_of(f"branch {n}") for n in numbers], name
+            # A lease is left of every step but those before an even one.
+            assert view["leases"] == [n for n in numbers if n % 2 == 0 or n == self.steps], name
             news = [each["body"] for each in view["news"]]
             assert news == [base64_of(f"news {n}") for n in numbers], name
             assert view["mark"] == view["news"][-1]["position"], name
@@ -103,11 +151,14 @@ class Usage:
         topic = f"/v1/subscriptions/topics/{TOPIC}"
         calls = node.ask("GET", f"/v1/calls/status?{local}&all=true&limit=1000")
         mode = node.ask("GET", "/v1/lcr/mode")
+        leases = node.ask("POST", "/v3/lease/leases", {})["leases"]
         return {
             "accounts": [row["key"] for row in rows["rows"]],
             "limbo": [limbo[key] for key in ("owner", "term", "last", "confirmed", "spaces")],
             "orders": node.ask("GET", queue % QUEUE)["messages"],
             "invoices": node.ask("GET", queue % DONE)["messages"],
+            "branched": node.ask("GET", queue % BRANCHED)["messages"],
+            "leases": sorted(int(each["ID"]) for each in leases),
             "news": node.ask("GET", f"{topic}/messages?limit=1000")["messages"],
             "mark": node.ask("GET", f"{topic}/subs/{SUBSCRIPTION}")["mark"],
             "calls": [
