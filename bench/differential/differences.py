@@ -157,7 +157,7 @@ def _from_key_overlap(step: Step, etcd: Answer, raftkv: Answer) -> bool:
 NOT_SERVED: Final = (
     "/v3/auth/", "/v3/cluster/member/add", "/v3/cluster/member/promote",
     "/v3/cluster/member/remove", "/v3/cluster/member/update", "/v3/election/", "/v3/lock/",
-    "/v3/maintenance/alarm", "/v3/maintenance/defragment", "/v3/maintenance/hash",
+    "/v3/maintenance/defragment", "/v3/maintenance/hash",
     "/v3/maintenance/snapshot", "/v3/maintenance/transfer-leadership",
 )  # fmt: skip
 

@@ -331,8 +331,12 @@ class Snapshotting:
         self._damaged_in_a_row = 0
 
     def damaged(self) -> int:
-        """Note a damaged file; how many there were since the last one that was whole."""
-        self._damaged_in_a_row += 1
+        """Note a damaged file; how many there were since the last one that was whole.
+
+        One that could not be replaced for lack of room does not count again.
+        """
+        if not self.space.alarm:
+            self._damaged_in_a_row += 1
         self._engine.counts.snapshots_damaged += 1
         return self._damaged_in_a_row
 

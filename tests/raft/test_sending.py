@@ -5,7 +5,9 @@ from __future__ import annotations
 from raftkv.config import Limits
 from raftkv.errors import DamagedSnapshot
 from raftkv.raft import wire
+from raftkv.raft.free_space import LOOK_S
 from raftkv.raft.sending import DAMAGED_MAX, RETRY_MIN_S
+from raftkv.runtime import Space
 from tests.raft.harness import BEAT_S, MAX_S, A, B, Bench, C, accepted
 
 LIMITS = Limits(snapshot_chunk_bytes=40, snapshot_inflight_bytes_max=120)
@@ -198,3 +200,25 @@ def test_who_refuses_a_good_file_gets_it_again_later_and_later() -> None:
         assert first.offset == 0
         waits.append(bench.runtime.now - began)
     assert [round(wait) for wait in waits] == [1, 2, 4]
+
+
+def test_a_damaged_file_that_cannot_be_replaced_for_lack_of_room_stops_no_node() -> None:
+    bench = leader()
+    bench.disk.fail_snapshots = True
+    bench.disk.space_of_snapshots = Space(0, 1 << 40)
+    alive(bench, 2 * LOOK_S)
+    snapshot = bench.recovered.store.latest()
+    assert snapshot is not None
+    bench.disk.flip_bit(snapshot.path, snapshot.size_bytes - 60)
+    bench.disconnect(B)
+    bench.connect(B)
+    alive(bench, 30 * RETRY_MIN_S)
+    assert bench.engine.counts.snapshots_damaged > DAMAGED_MAX
+    assert bench.application.faults == []
+    bench.disk.fail_snapshots = False
+    bench.take(B)
+    alive(bench, 80 * RETRY_MIN_S)
+    newest = bench.recovered.store.latest()
+    assert newest is not None
+    newest.verify()
+    assert sent(bench)

@@ -124,7 +124,6 @@ def test_status_is_the_nodes_own(served: Served) -> None:
     ("method", "path", "status", "code"),
     [
         ("POST", "/v3/maintenance/snapshot", 501, 12),
-        ("POST", "/v3/maintenance/alarm", 501, 12),
         ("POST", "/v3/cluster/member/add", 501, 12),
         ("POST", "/v3/auth/enable", 501, 12),
         ("POST", "/v3/lock/lock", 501, 12),
