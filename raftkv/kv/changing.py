@@ -13,7 +13,7 @@ Rules of this file
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, Final
 
 from raftkv.plugin import Context, Table
@@ -118,7 +118,7 @@ class Changing:
     def delete(self, operation: DeleteRange | DeleteRangeOp) -> DeleteRangeResult:
         """Delete a key, or those of a range."""
         require_key(operation.key)
-        rows = self._take(scan_range(self._keys, operation.key, operation.range_end))
+        rows = list(self._take(operation.key, operation.range_end))
         for _, kv in rows:
             self._delete(kv)
         prev = self._given([kv for _, kv in rows]) if operation.prev_kv else ()
@@ -182,10 +182,9 @@ class Changing:
             raise KeyNotFound(f"{key!r} does not exist: ignore_value and ignore_lease keep nothing")
         return found
 
-    def compared(self, compare: Compare) -> list[KeyValue]:
-        """The keys that a comparison looks at."""
-        key, range_end = compare.key, compare.range_end
-        return [kv for _, kv in self._take(scan_range(self._keys, key, range_end))]
+    def compared(self, compare: Compare) -> Iterator[KeyValue]:
+        """The keys that a comparison looks at; all of them count, also those not taken."""
+        return (kv for _, kv in self._take(compare.key, compare.range_end))
 
     def finish(self) -> None:
         """Write the revision and its row, if anything was changed."""
@@ -216,12 +215,10 @@ class Changing:
         count = count_range(self._keys, key, range_end)
         self._spend(min(limit, count) if limit else count)
 
-    def _take(self, rows: Iterable[tuple[bytes, KeyValue]]) -> list[tuple[bytes, KeyValue]]:
-        taken = []
-        for row in rows:
-            self._spend(1)
-            taken.append(row)
-        return taken
+    def _take(self, key: bytes, range_end: bytes) -> Iterator[tuple[bytes, KeyValue]]:
+        """The rows of a range. What has no room in `rows_max` is refused before it is read."""
+        self._spend(count_range(self._keys, key, range_end))
+        return scan_range(self._keys, key, range_end)
 
     def _given(self, kvs: Any) -> Any:
         """The keys, if they have room in the result."""

@@ -364,7 +364,8 @@ def _holds(compare: Compare, change: Changing) -> bool:
     """Whether a comparison holds now."""
     holds, operand = OPERATORS[compare.op], compare.operand
     found = change.compared(compare)
-    if not found:
+    first = next(found, None)
+    if first is None:
         return compare.target != "value" and holds(0, operand)
     target = TARGETS[compare.target]
-    return all(holds(target(kv), operand) for kv in found)
+    return holds(target(first), operand) and all(holds(target(kv), operand) for kv in found)

@@ -154,7 +154,7 @@ def test_oversized_frames_are_refused_before_they_are_read(
             while connection.recv(65_536):
                 pass
         for request_head, status in (
-            (b"POST /v3/kv/put HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 9999999\r\n\r\n", b"413"),
+            (b"POST /v3/kv/put HTTP/1.1\r\nhost:[::1]\r\ncontent-length:9999999\r\n\r\nx", b"413"),
             (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, b"431"),
         ):
             with socket.create_connection(parse_address(door), timeout=DEADLINE_S) as connection:

@@ -30,6 +30,7 @@ from raftkv.kv import (
     events_of,
 )
 from raftkv.kv.commands import FlatTxn, FlatTxnResult, NestedResult, NestedTxn
+from raftkv.kv.ranges import scan_range
 from raftkv.kv.transactions import (
     TXN_DEPTH_MAX,
     _Deletions,
@@ -268,3 +269,28 @@ def test_a_union_of_ranges(ranges: list[tuple[bytes, bytes | None]], keys: list[
         expected = any(start <= key and (end is None or key < end) for start, end in ranges)
         assert (key in union) == expected
     assert len(union._starts) <= len(ranges)
+
+
+def test_a_range_costs_no_more_than_it_must(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before it is read, and a comparison ends with the first key that fails it."""
+    for number in range(20):
+        host.apply(Put(b"%02d" % number, b""))
+    read = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal read
+        for row in scan_range(*arguments):
+            read += 1
+            yield row
+
+    monkeypatch.setattr("raftkv.kv.changing.scan_range", counted)
+    everything, write = DeleteRangeOp(b"\0", FROM_KEY), (PutOp(b"x", b""),)
+    fails = Compare(b"\0", "version", ">", 1, FROM_KEY)
+    assert not host.apply(flatten([fails], write, ())).succeeded
+    assert read == 1
+    host.set("rows_max", 19)
+    for command in (flatten([fails], write, ()), flatten((), [everything], ())):
+        assert isinstance(host.apply(command), LimitExceeded)
+    assert read == 1
