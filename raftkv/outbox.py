@@ -49,8 +49,8 @@ from .errors import (
 from .fates import Fates
 from .histogram import Histogram
 from .runtime import Runtime, Timer
+from .state import sessions
 from .state.core import CORE, SettleOutcome
-from .state.sessions import SESSION_WINDOW
 from .waiter import Waiter, is_over, no_leader, session_ended
 
 __all__ = ["Fates", "Outbox"]
@@ -77,10 +77,11 @@ class Outbox:
         limits: Limits,
         times: RaftTimes,
         send: Callable[[Sequence[bytes]], bool],
-        window: int = SESSION_WINDOW,
+        window: int | None = None,
     ) -> None:
-        self._window = window
-        self._settling_max = min(SETTLING_MAX, window // 8)
+        """`window` of the sessions; None: sessions.SESSION_WINDOW."""
+        self._window = sessions.SESSION_WINDOW if window is None else window
+        self._settling_max = min(SETTLING_MAX, self._window // 8)
         # Numbers that the log is being asked about.
         self._settling = 0
         self._floor = 1

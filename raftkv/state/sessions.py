@@ -160,11 +160,11 @@ class Sessions:
 
     def __init__(
         self,
-        window: int = SESSION_WINDOW,
+        window: int | None = None,
         clients_max: int = CLIENTS_MAX,
         client_idle_ms: int = CLIENT_IDLE_MS,
     ) -> None:
-        self.window = window
+        self.window = SESSION_WINDOW if window is None else window
         self.waste = Waste()
         self.walks: tuple[FrozenSessions, ...] = ()
         self._clients_max = clients_max

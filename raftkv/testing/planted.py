@@ -34,6 +34,7 @@ from raftkv.testing import (
     injected_hostile,
     injected_inbox,
     injected_space,
+    injected_window,
     planted_leases,
     planted_members,
     planted_watch,
@@ -47,6 +48,7 @@ __all__ = ["BUGS", "Bug", "planted"]
 assert injected_hostile.__name__
 assert injected_inbox.__name__
 assert injected_space.__name__
+assert injected_window.__name__
 assert planted_leases.__name__
 assert planted_members.__name__
 assert planted_watch.__name__

@@ -29,6 +29,7 @@ from raftkv.testing.nemesis import (
 from raftkv.testing.network import NetworkOptions
 from raftkv.testing.planted import planted
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
+from raftkv.testing.window_check import checked_answers, small_windows
 from raftkv.testing.world import WorldOptions
 
 __all__ = ["Result", "Scenario", "draw", "plain", "run_seed"]
@@ -268,6 +269,8 @@ def run_seed(
     with ExitStack() as stack:
         if bug is not None:
             stack.enter_context(planted(bug))
+        stack.enter_context(small_windows())
+        stack.enter_context(checked_answers(cluster.violated))
         try:
             with cluster:
                 storm = {
