@@ -42,7 +42,7 @@ from raftkv.errors import (
 from . import activation
 from .contract import Context, Member, MemberChange, Setting, SettingChange, TableSpec, View
 from .refusals import Refusals
-from .sessions import ABANDONED, Sessions
+from .sessions import ABANDONED, DROPPED, Sessions
 from .snapshot import encode_outcome
 from .tables import ABSENT, Table
 from .views import decode_setting
@@ -467,6 +467,8 @@ class Core:
             raise outcome
         if outcome is ABANDONED:
             return OutcomeReport("not_applied")
+        if outcome is DROPPED:
+            return OutcomeReport("expired")
         _, data = encode_outcome(outcome, self._refusals)
         return OutcomeReport("refused" if isinstance(outcome, Refused) else "applied", data)
 

@@ -53,7 +53,7 @@ from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeRep
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
-from .sessions import RestoredResult, Session, Sessions, unknown_session
+from .sessions import OUTCOME_BYTES_MAX, RestoredResult, Session, Sessions, unknown_session
 from .snapshot import (
     FORMAT,
     KIND_REFUSAL,
@@ -62,6 +62,7 @@ from .snapshot import (
     Image,
     Reader,
     decode_outcome,
+    encode_outcome,
     require_plugin,
 )
 from .tables import UndoLog, undo_to
@@ -204,6 +205,9 @@ class StateMachine:
                     outcome = fresh(outcome)
                 if not session.node:
                     sessions.touch(session, self.now, self.serial)
+                    session.weigh(seq, len(encode_outcome(outcome, self._refusals)[1]))
+                    if self.core_format >= 2 and session.bytes > OUTCOME_BYTES_MAX:
+                        session.drop_beyond(OUTCOME_BYTES_MAX, seq)
             outcomes.append((id, seq, outcome))
         for table in self._tables:
             if len(table._rows) > SMALL_ROWS_MAX and table.crowded:

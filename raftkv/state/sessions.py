@@ -14,7 +14,13 @@ Rules of this file
 4. Work is bounded. Raising the floor costs what it drops, each outcome is dropped once; a session
    holds at most SESSION_WINDOW outcomes; ending a session drops one dict.
 5. Everything here is a function of the log, and is part of the snapshot and the digest.
-6. While a snapshot's walk is under way, `keep` comes before whatever changes a session: it saves
+6. The outcomes of a client's session are bounded in bytes, from core format 2 on: beyond
+   OUTCOME_BYTES_MAX those of the lowest numbers are replaced by DROPPED, which answers
+   `OutcomeExpired`. Their commands are never executed again. The outcome of the command that was
+   applied last is always kept. Which are dropped depends on numbers and sizes only, so a node that
+   was restored from a snapshot drops the same ones. The bytes are counted in every format: what is
+   dropped after a raise must not depend on which node was restored before it.
+7. While a snapshot's walk is under way, `keep` comes before whatever changes a session: it saves
    the session as it was, once. So a freeze costs a list of at most CLIENTS_MAX sessions and some
    nodes', and no step of a walk more than one session's outcomes.
 
@@ -30,6 +36,7 @@ command would cost more than the check it makes.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final
@@ -45,6 +52,8 @@ __all__ = [
     "ABANDONED",
     "CLIENTS_MAX",
     "CLIENT_IDLE_MS",
+    "DROPPED",
+    "OUTCOME_BYTES_MAX",
     "SESSION_WINDOW",
     "FrozenSessions",
     "RestoredResult",
@@ -55,6 +64,10 @@ __all__ = [
 # Outcomes that one session may hold: the outbox bound of a node (config.Limits), so that a node
 # within its own limit is never refused by this one.
 SESSION_WINDOW: Final = 65_536
+# Encoded bytes of the outcomes that one client session may hold, besides the newest one: a client
+# that repeats a call at once finds its answer, and small requests for large answers do not fill
+# the snapshots. Several times what a client has in flight.
+OUTCOME_BYTES_MAX: Final = 1024 * 1024
 # Client sessions in the whole cluster. One costs about 1 KB when little is kept in it.
 CLIENTS_MAX: Final = 10_000
 # Longer than any sensible retry of one call, short enough that abandoned clients do not pile up.
@@ -68,6 +81,13 @@ ABANDONED: Final = OutcomeExpired(
 )
 
 
+#: What is left of an outcome that was dropped because the session kept too many bytes.
+DROPPED: Final = OutcomeExpired(
+    "the command was applied or refused, and its outcome was dropped because the session kept too "
+    "many bytes of outcomes: read what it has changed, and confirm answers sooner"
+)
+
+
 class RestoredResult(msgspec.Struct, frozen=True, gc=False):
     """A result from a snapshot, still encoded: its type is known when its command comes again."""
 
@@ -77,7 +97,18 @@ class RestoredResult(msgspec.Struct, frozen=True, gc=False):
 class Session:
     """One opened session. `node` is empty for a client's session."""
 
-    __slots__ = ("done", "floor", "id", "node", "nonce", "used_ms", "used_serial")
+    __slots__ = (
+        "_by_number",
+        "_sizes",
+        "bytes",
+        "done",
+        "floor",
+        "id",
+        "node",
+        "nonce",
+        "used_ms",
+        "used_serial",
+    )
 
     def __init__(self, id: int, node: str, nonce: int, used_ms: int) -> None:
         self.id = id
@@ -87,12 +118,42 @@ class Session:
         self.done: dict[int, Any] = {}
         self.used_ms = used_ms
         self.used_serial = id
+        # Of a client's session: encoded bytes of the outcomes in `done`, by number and in all, and
+        # a heap of those numbers, some of which may be gone.
+        self.bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._by_number: list[int] = []
 
     def copy(self) -> Session:
         """The same, as it is now."""
         twin = Session(self.id, self.node, self.nonce, self.used_ms)
         twin.floor, twin.used_serial, twin.done = self.floor, self.used_serial, self.done.copy()
         return twin
+
+    def weigh(self, seq: int, size: int) -> None:
+        """Count the encoded bytes of the outcome of `seq`, which is in `done`."""
+        self._sizes[seq] = size
+        self.bytes += size
+        heapq.heappush(self._by_number, seq)
+
+    def drop_beyond(self, bytes_max: int, newest: int) -> None:
+        """Drop outcomes, lowest numbers first, until the others have that many bytes at most."""
+        sizes, numbers = self._sizes, self._by_number
+        while self.bytes > bytes_max and len(sizes) > 1:
+            seq = heapq.heappop(numbers)
+            if seq == newest:
+                # The lowest of all: the next one goes in its place.
+                seq = heapq.heapreplace(numbers, newest)
+            size = sizes.pop(seq, None)
+            if size is not None:
+                self.bytes -= size
+                self.done[seq] = DROPPED
+
+    def _forget_sizes(self, floor: int) -> None:
+        """Those of the numbers below `floor` are gone."""
+        numbers = self._by_number
+        while numbers and numbers[0] < floor:
+            self.bytes -= self._sizes.pop(heapq.heappop(numbers), 0)
 
     def raise_floor(self, floor: int) -> None:
         """Drop the outcomes below `floor`: their caller has them. It never goes down."""
@@ -106,6 +167,8 @@ class Session:
         else:
             self.done = {seq: outcome for seq, outcome in done.items() if seq >= floor}
         self.floor = floor
+        if self._by_number:
+            self._forget_sizes(floor)
 
     def recall(self, seq: int, window: int) -> Any:
         """The kept outcome, a refusal that says why there cannot be one, or ABSENT: not seen."""

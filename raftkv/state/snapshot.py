@@ -41,7 +41,7 @@ from raftkv.waste import Waste
 from .refusals import Refusals
 from .rows import Rows as TableRows
 from .rows import RunRows, SmallRows, grown
-from .sessions import ABANDONED, FrozenSessions, RestoredResult, Session
+from .sessions import ABANDONED, DROPPED, FrozenSessions, RestoredResult, Session
 from .tables import FrozenTable
 
 __all__ = ["Frozen", "Header", "Image", "Reader", "decode_outcome", "encode_outcome"]
@@ -61,6 +61,8 @@ WHOLE_BYTES_MAX: Final = (1 << 32) + (1 << 20)
 KIND_RESULT: Final = 0
 KIND_REFUSAL: Final = 1
 KIND_ABANDONED: Final = 2
+# From core format 2 on.
+KIND_DROPPED: Final = 3
 
 
 class _Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -119,6 +121,8 @@ def encode_outcome(outcome: Any, refusals: Refusals) -> tuple[int, bytes]:
     """A kept outcome as (kind, bytes)."""
     if outcome is ABANDONED:
         return KIND_ABANDONED, b""
+    if outcome is DROPPED:
+        return KIND_DROPPED, b""
     if isinstance(outcome, Refused):
         return KIND_REFUSAL, refusals.encode(outcome)
     if isinstance(outcome, RestoredResult):
@@ -134,6 +138,8 @@ def decode_outcome(kind: int, data: bytes, refusals: Refusals) -> Any:
         return refusals.decode(data)
     if kind == KIND_ABANDONED:
         return ABANDONED
+    if kind == KIND_DROPPED:
+        return DROPPED
     raise LookupError(f"unknown kind of outcome {kind}")
 
 
@@ -403,9 +409,11 @@ class Reader:
             count = 1
         elif isinstance(chunk, Outcomes):
             outcomes = _decode_outcomes(chunk.outcomes)
-            done = self._sessions[-1].done
+            session = self._sessions[-1]
             for seq, kind, data in outcomes:
-                done[seq] = decode_outcome(kind, data, self._refusals)
+                session.done[seq] = decode_outcome(kind, data, self._refusals)
+                if not session.node and kind in (KIND_RESULT, KIND_REFUSAL):
+                    session.weigh(seq, len(data))
             count = len(outcomes)
         else:
             self._take_end(chunk)
