@@ -64,6 +64,7 @@ class Detector:
         # Set by the node: what it is now.
         self.identity: Callable[[], Identity] = lambda: (0, 0)
         self._leading: Leading | None = None
+        self._isolated: list[str] = []
         # This leader's latest periods: (number, its beginning on the decider's clock).
         self._rounds: deque[tuple[int, float]] = deque(maxlen=ROUNDS_KEPT)
         self._round = 0
@@ -76,6 +77,11 @@ class Detector:
     def start(self) -> None:
         self._reported_at = self._engine.runtime.monotonic()
         self._arm()
+
+    @property
+    def isolated(self) -> list[str]:
+        """On a leader: the cores that at most half of the others have heard lately."""
+        return [] if self._engine.leading is None else self._isolated
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -193,7 +199,10 @@ class Detector:
 
     def _judge(self, leading: Leading, now: float) -> None:
         """Look, and propose what was decided unless this leadership is about to end."""
-        for verdict in self._decider.look(now, self._observed(leading, now)):
+        observed = self._observed(leading, now)
+        verdicts = self._decider.look(now, observed)
+        self._isolated = self._decider.isolated(observed) if self._speaks_presence else []
+        for verdict in verdicts:
             if self._in_force(leading):
                 self._declare_down(verdict, lambda: self._in_force(leading))
 

@@ -32,6 +32,9 @@ __all__ = ["STEP_MAX_S", "FailureDetector", "Observed", "Suspect", "Verdict"]
 # How much silence one step between two looks can prove. Looks are a quarter of a second apart.
 STEP_MAX_S: Final = 0.5
 
+# A core that a voter has not heard for so long, two report periods, counts as not heard by it.
+ISOLATED_S: Final = 2.0
+
 
 class Suspect(msgspec.Struct, frozen=True):
     """A member that the log calls up: what may be declared dead."""
@@ -168,12 +171,15 @@ class FailureDetector:
         return not undecided
 
     def isolated(self, seen: Observed) -> list[str]:
-        """The cores that at most half of the voters hear that are not silent themselves."""
+        """The cores that are up and that at most half of the other voters have heard.
+
+        Voters that are silent themselves and those that have reported nothing yet are left out.
+        """
         found = []
         for suspect in seen.suspects:
             if not suspect.core or suspect.raft_id == seen.me:
                 continue
-            votes = [seen.heard.get(suspect.name, self._node_down_s) < self._node_down_s]
+            votes = [seen.heard.get(suspect.name, ISOLATED_S) < ISOLATED_S]
             for voter in seen.voters:
                 report = self._reports.get(voter)
                 if report is not None and voter != suspect.raft_id and voter in seen.alive:

@@ -77,6 +77,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     formats: FormatStatus
     # Of the configuration in force; empty on a replicant, which does not know it.
     distrusted: list[str] = []
+    # On a leader, from core format 2: cores that at most half of the other voters have heard.
+    isolated: list[str] = []
 
 
 def status_of(node: Node) -> Status:
@@ -133,6 +135,7 @@ def status_of(node: Node) -> Status:
         alarms=[DISK] if engine is not None and engine.snapshotting.space.alarm else [],
         disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
         unproved_epoch=node._peering.credibility.unproved_epoch,
+        isolated=[] if not isinstance(node._part, CorePart) else node._part.detector.isolated,
         distrusted=(
             [] if engine is None else [name_of(each) for each in engine.configuration.distrusted]
         ),

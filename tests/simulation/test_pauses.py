@@ -95,3 +95,22 @@ def test_a_verdict_is_not_sent_to_the_next_leader() -> None:
 def test_a_proposal_queue_that_sends_verdicts_again_would_be_noticed() -> None:
     with replaced(Verdicts, "_checked", lambda _, envelope: envelope):
         assert ended_by_another_leader()
+
+
+def test_a_core_of_which_only_a_minority_has_heard_is_isolated() -> None:
+    """It stays up in the log, since another core has heard it; the leader's status names it."""
+    with SimulatedCluster(5, cores=3, replicants=0, rate_per_s=30.0) as cluster:
+        cluster.run(3.0)
+        leader = leader_of(cluster)
+        lone = next(name for name in cluster.cores if name != leader)
+        assert cluster.nodes[leader].status().isolated == []
+        cluster.world.network.cut(leader, lone)
+        cluster.run(4.0)
+        assert leader_of(cluster) == leader
+        assert cluster.nodes[leader].status().isolated == [lone]
+        cluster.run(12.0)
+        assert all(up for _, up in standing(cluster, leader_of(cluster)).values())
+        cluster.world.network.heal()
+        cluster.run(4.0)
+        assert cluster.nodes[leader_of(cluster)].status().isolated == []
+        cluster.settle()
