@@ -17,6 +17,7 @@ import msgspec
 
 from .errors import ChangePending, MembershipRefused, OutcomeUnknown, RaftkvError
 from .parts import CorePart
+from .promotion import FORMAT_NEEDED, TOO_OLD, NotYet
 from .raft.changing import CAUGHT_UP_ENTRIES, add_learner, check_majority, promote, remove
 from .raft.membership import Configuration, name_of
 
@@ -100,6 +101,9 @@ class MemberChange:
 
     async def _promote(self) -> bool:
         replicant = self._replicant()
+        if replicant is not None and replicant not in self._engine.links:
+            # Before anything is changed. One with a link is a core, and the log does not know yet.
+            self._check_format()
         if self._known is None and replicant is not None:
             copy = replicant
             # First a copy: a crash leaves a replicant that the leader does not reach, no core that
@@ -121,7 +125,10 @@ class MemberChange:
             )
         if known in self._engine.configuration.voters:
             return await self._committed()
-        if replicant == known and not await self._become_core(known):
+        if replicant == known and not (
+            # The replicant begins from the log, and takes from it what is committed.
+            await self._committed() and await self._become_core(known)
+        ):
             return False
         if not await self._caught_up(known):
             return False
@@ -213,6 +220,10 @@ class MemberChange:
         if not self._force:
             check_majority(proposed, alive, able)
 
+    def _check_format(self) -> None:
+        if self._engine.application.core_format < FORMAT_NEEDED:
+            raise MembershipRefused(f"{self._name} cannot be promoted: {TOO_OLD}")
+
     def _replicant(self) -> str | None:
         """The raft id of the replicant of this name, if one is up."""
         member = self._node.machine.members.get(self._name)
@@ -245,17 +256,20 @@ class MemberChange:
         """Let a replicant that is a copy by the log become one in fact."""
         node, engine = self._node, self._engine
         while self._part.leads and raft_id not in engine.links:
-            committed = engine.configurations.at(engine.commit)
+            since = engine.configurations.member_since(raft_id, engine.commit)
+            if since is None:
+                raise MembershipRefused(f"{self._name} was removed meanwhile: promote it again")
             try:
-                await node.promotion.ask(self._name, raft_id, committed, max(0.1, self._left_s))
+                await node.promotion.ask(self._name, raft_id, since, max(0.1, self._left_s))
                 return True
             except MembershipRefused:
                 raise
             except RaftkvError as error:
                 if self._left_s <= 0:
+                    what = "is not ready" if isinstance(error, NotYet) else "does not answer"
                     raise MembershipRefused(
-                        f"{self._name} does not answer ({error}): start it, then promote it again, "
-                        f"or remove it"
+                        f"{self._name} {what} ({error}): start it, then promote it again, or "
+                        f"remove it"
                     ) from None
                 await node.runtime.sleep(LOOK_S)
         return self._part.leads

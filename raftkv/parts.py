@@ -349,6 +349,7 @@ class ReplicantPart:
         peering.purpose("follow", follower.link_up, follower.link_down)
         peering.route(wire.Feed, follower.on_feed)
         peering.route(wire.FeedSnapshot, follower.on_snapshot)
+        peering.route(wire.FeedConfiguration, follower.on_configuration)
         peering.route(wire.LeaderChanged, follower.on_leader_changed)
         peering.route(wire.Refusal, follower.on_refusal)
         peering.route(wire.ReadReply, self._on_read_reply)

@@ -143,6 +143,7 @@ MESSAGES: Final[Mapping[type, frozenset[End]]] = {
     wire.Progressed: frozenset({End.UPSTREAM}),
     wire.Feed: frozenset({End.DOWNSTREAM}),
     wire.FeedSnapshot: frozenset({End.DOWNSTREAM}),
+    wire.FeedConfiguration: frozenset({End.DOWNSTREAM}),
     wire.LeaderChanged: frozenset({End.DOWNSTREAM}),
     wire.RpcRequest: frozenset({End.CALLED}),
     wire.RpcReply: frozenset({End.CALLING}),
@@ -174,6 +175,7 @@ class Caller(Enum):
 #: The calls of raftkv itself. Those of plugins (`<plugin>.<method>`) are open to every member.
 CALLS: Final[Mapping[str, Caller]] = {
     "core.become_core": Caller.CORE,
+    "core.become_core_2": Caller.CORE,
     # A replicant passes on what its operator asks it for.
     "core.change_members": Caller.UNRESTRICTED,
     "core.change_members_2": Caller.UNRESTRICTED,

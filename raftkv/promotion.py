@@ -19,9 +19,15 @@ Callers notice a stream that ends, as when an upstream dies: commands and read q
 are sent again over the raft link. Session and incarnation stay; `NodeRole` tells the log what the
 node is now.
 
-What is ugly: the replicant does not know which configuration was in force at N, and takes the one
-that the leader has told it. That one may be later than N, and comes once more with the log; but it
-is committed, and nobody can be elected whose log does not reach that far.
+The base of the new log. The snapshot at index N carries the configuration that was in force at N,
+by the stream of the upstream (replicant/in_force.py): nothing later, and nothing that may be rolled
+back. With a later one the core could elect and be elected by voters that others do not know, and
+with an earlier one it could count by voters that are gone. So the leader names only M, the index of
+the committed configuration that made the node a copy. A replicant that stands before M, or does not
+know what is in force, answers "not yet"; one that finds itself no member at N refuses; and a
+promotion under way ends when a newer M is named or the node is removed.
+
+Below core format 2 the stream does not carry configurations, so a promotion is refused.
 """
 
 from __future__ import annotations
@@ -33,9 +39,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .errors import DiskFailed, MembershipRefused, RaftkvError
+from .errors import DiskFailed, MembershipRefused, NotApplied, RaftkvError
 from .parts import ReplicantPart
-from .raft.membership import Configuration, decode, encode
+from .raft.membership import decode, encode
 from .raft.recovery import Recovered, recover
 from .raft.snapshot import SnapshotMeta, SnapshotStore
 from .runtime import Files
@@ -43,13 +49,18 @@ from .state.core import NodeRole
 
 if TYPE_CHECKING:
     from .node import Node
+    from .raft.membership import Configuration
     from .replicant.follower import Entries
 
-__all__ = ["Promotion"]
+__all__ = ["FORMAT_NEEDED", "TOO_OLD", "NotYet", "Promotion"]
 
 log = logging.getLogger("raftkv.node")
 
-METHOD = "core.become_core"
+METHOD = "core.become_core_2"
+# Asked by leaders of release 0.1.0, who give the configuration to begin with; always refused.
+METHOD_FORMER = "core.become_core"
+# The core format from which on a replicant may be promoted.
+FORMAT_NEEDED = 2
 # Rows per slice of the snapshot, as for any other (raft/snapshotting.py).
 SLICE_ROWS = 500
 # The log is written in the disk's thread until no more entries than these are new; the last ones
@@ -58,17 +69,34 @@ LAST_ENTRIES_MAX = 64
 _CONFIGURATION = 2
 
 
-class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`raft_id` is whom the leader means; `configuration` is committed and has it as a copy."""
+TOO_OLD = (
+    f"the promotion of a replicant needs core format {FORMAT_NEEDED}: below it, the new core could "
+    f"begin with members of the past. Upgrade every node, then `raftkv format raise`"
+)
+
+
+class NotYet(NotApplied):
+    """The replicant cannot begin now; it will be able to, so ask again."""
+
+    code = "not_yet"
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True):
+    """`raft_id` is a copy since the committed configuration at index `since`."""
 
     raft_id: str
-    configuration: bytes
+    since: int
 
 
-class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`refused` is empty when the node is a core now."""
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Both are empty when the node is a core now."""
 
     refused: str = ""
+    not_yet: str = ""
+
+
+class _FormerAnswer(msgspec.Struct, frozen=True, array_like=True):
+    refused: str
 
 
 class Promotion:
@@ -77,26 +105,33 @@ class Promotion:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._running: asyncio.Task[None] | None = None
+        # The newest `since` that was asked for: a promotion for an older one stops.
+        self._since = 0
         node.rpc.register(METHOD, self._on_request)
+        node.rpc.register(METHOD_FORMER, self._on_former_request)
 
-    async def ask(
-        self, name: str, raft_id: str, configuration: Configuration, timeout_s: float
-    ) -> None:
+    async def ask(self, name: str, raft_id: str, since: int, timeout_s: float) -> None:
         """On a leader: let the replicant become a core. Raises MembershipRefused.
 
-        Also PeerUnreachable, RemoteFailed and Timeout; it may be asked again.
+        `since`: the index of the committed configuration that made it a copy. Also raises NotYet,
+        PeerUnreachable, RemoteFailed and Timeout; it may be asked again.
         """
-        payload = msgspec.msgpack.encode(_Request(raft_id, encode(configuration)))
+        payload = msgspec.msgpack.encode(_Request(raft_id, since))
         answer = msgspec.msgpack.decode(
             await self._node.rpc.call(name, METHOD, payload, timeout_s), type=_Answer
         )
         if answer.refused:
             raise MembershipRefused(f"{name} cannot be promoted: {answer.refused}")
+        if answer.not_yet:
+            raise NotYet(answer.not_yet)
+
+    async def _on_former_request(self, sender: str, payload: bytes) -> bytes:
+        return msgspec.msgpack.encode(_FormerAnswer(TOO_OLD))
 
     async def _on_request(self, sender: str, payload: bytes) -> bytes:
         request = msgspec.msgpack.decode(payload, type=_Request)
         node = self._node
-        refused = ""
+        refused = not_yet = ""
         if node.raft_id != request.raft_id:
             refused = f"its data directory is {node.raft_id}, not {request.raft_id}"
         elif node._keeper is not None and node._keeper.current.identity.replicant_only:
@@ -106,27 +141,54 @@ class Promotion:
             )
         elif node.role == "replicant":
             try:
-                await self._once(decode(request.configuration))
+                await self._once(request.since)
             except MembershipRefused as refusal:
                 refused = str(refusal)
-        return msgspec.msgpack.encode(_Answer(refused))
+            except NotYet as reason:
+                not_yet = str(reason)
+        return msgspec.msgpack.encode(_Answer(refused, not_yet))
 
-    async def _once(self, configuration: Configuration) -> None:
-        """However often it is asked for, one promotion runs."""
+    async def _once(self, since: int) -> None:
+        """However often it is asked for, one promotion runs: that of the newest `since`."""
+        if self._running is not None and not self._running.done() and since > self._since:
+            # It stops at its next step, and nothing of it is left that the next one would meet.
+            self._since = since
+            await asyncio.wait([self._running])
+            if self._node.role != "replicant":
+                return  # it was too late to stop, and what it began with is right
         if self._running is None or self._running.done():
-            coroutine = self._promote(configuration)
-            self._running = self._node.hosting.spawn(coroutine, "become a core")
+            self._since = since
+            self._running = self._node.hosting.spawn(self._promote(since), "become a core")
+        elif since < self._since:
+            raise NotYet(f"it is becoming a core as of entry {self._since} already")
         await asyncio.shield(self._running)
 
-    async def _promote(self, configuration: Configuration) -> None:
+    def _check(self, part: ReplicantPart, since: int) -> Configuration:
+        """The configuration in force where the replicant stands. Raises NotYet, or for good."""
+        raft_id, in_force = self._node.raft_id, part.follower.in_force
+        if since < self._since:
+            raise NotYet(f"it is to become a core as of a later entry than {since}")
+        if in_force.index < since:
+            raise NotYet(f"it has applied entry {in_force.index}, not {since} yet")
+        if in_force.configuration is None:
+            raise NotYet("it does not know the members yet; its upstream will send them")
+        if not in_force.configuration.is_member(raft_id):
+            raise MembershipRefused(
+                f"it was removed again by entry {in_force.index}: start it with an empty directory"
+            )
+        return in_force.configuration
+
+    async def _promote(self, since: int) -> None:
         node = self._node
         part = node._part
         assert isinstance(part, ReplicantPart)
+        self._check(part, since)
         log.info("%s is to become a core: writing its log", node.name)
         recovered: Recovered | None = None
         try:
-            recovered = await self._write_log(part, configuration)
-            await self._catch_up(part, recovered)
+            recovered = await self._write_log(part, since)
+            await self._catch_up(part, recovered, since)
+            self._check(part, since)
         except OSError as error:
             raise MembershipRefused(f"its disk refuses: {error}") from error
         except BaseException:
@@ -146,11 +208,12 @@ class Promotion:
                 )
             )
 
-    async def _write_log(self, part: ReplicantPart, configuration: Configuration) -> Recovered:
+    async def _write_log(self, part: ReplicantPart, since: int) -> Recovered:
         """The snapshot of the state as it is now, and an empty log behind it."""
         node, follower, directory = self._node, part.follower, self._node._directory
         assert directory is not None
         runtime, config = node.runtime, node.config
+        configuration = self._check(part, since)
         frozen = node._replica.freeze()
         # In the same turn: what is applied from here on is kept for the log.
         follower.kept = []
@@ -169,6 +232,7 @@ class Promotion:
             try:
                 for chunk in frozen.slices(SLICE_ROWS):
                     await runtime.offload_bulk(writer.write, chunk)
+                    self._check(part, since)
             except BaseException:
                 await runtime.offload_bulk(writer.abort)
                 raise
@@ -186,8 +250,8 @@ class Promotion:
             )
         )
 
-    async def _catch_up(self, part: ReplicantPart, recovered: Recovered) -> None:
-        """Write what has come meanwhile, until that is little. Raises MembershipRefused."""
+    async def _catch_up(self, part: ReplicantPart, recovered: Recovered, since: int) -> None:
+        """Write what has come meanwhile, until that is little. Raises as `_check`."""
         wal, runtime = recovered.wal, self._node.runtime
         while len(kept := _take_kept(part)) > LAST_ENTRIES_MAX:
             _append(recovered, kept)
@@ -195,6 +259,7 @@ class Promotion:
             assert pending is not None
             await runtime.offload(wal.write, pending)
             wal.written(pending)
+            self._check(part, since)
         _append(recovered, kept)
 
     def _finish(self, part: ReplicantPart, recovered: Recovered) -> None:

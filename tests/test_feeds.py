@@ -8,6 +8,7 @@ import pytest
 
 from raftkv.config import Limits
 from raftkv.raft import wire
+from raftkv.raft.membership import EMPTY, Configuration, decode
 from raftkv.replicant import upstream
 from raftkv.replicant.upstream import Feeds
 from tests.raft.harness import A, Bench
@@ -24,10 +25,13 @@ class FollowLink:
         self.up = True
         self.unsent_bytes = 0
         self.snapshots: list[int] = []
+        self.configurations: list[wire.FeedConfiguration] = []
         self.frames: list[bytes] = []
         self.feeds: Feeds | None = None
 
     def send(self, message: Any) -> None:
+        if isinstance(message, wire.FeedConfiguration):
+            self.configurations.append(message)
         if isinstance(message, wire.FeedSnapshot) and message.last:
             self.snapshots.append(message.index)
 
@@ -184,3 +188,46 @@ def test_a_replicant_that_is_cut_off_or_goes_makes_room_for_the_next() -> None:
     (index,) = third.snapshots
     assert index == core.commit, "the state as it is when its turn has come"
     assert (core.feeds.snapshots_sending, core.feeds.snapshots_waiting) == (0, 0)
+
+
+def told(link: FollowLink) -> list[tuple[int, Configuration]]:
+    return [(each.index, decode(each.configuration)) for each in link.configurations]
+
+
+def test_a_stream_begins_with_the_configuration_in_force() -> None:
+    core = Core(Limits())
+    engine = core.bench.engine
+    in_force = engine.configuration
+    link, other = FollowLink("r"), FollowLink("s")
+    index = core.commit
+    core.follow(link, index, engine.wal.term_at(index) or 0)
+    assert told(link) == [(index, in_force)]
+    core.write(3)
+    assert len(told(link)) == 1  # from there on the entries tell it
+    core.follow(other, core.commit + 5, 1)  # this core has yet to catch up with it
+    assert told(other) == []
+    core.write(10)
+    assert told(other)[0][0] >= core.commit - 10
+
+
+def test_a_snapshot_brings_the_configuration_at_its_index() -> None:
+    core = Core()
+    link = FollowLink("r")
+    core.follow(link, 1, 0)
+    core.bench.runtime.advance(0.1)
+    first, last = told(link)
+    assert first == (1, EMPTY)  # where it stood: no log has one there
+    assert last == (link.snapshots[0], core.bench.engine.configuration)
+
+
+def test_nodes_of_the_former_format_are_sent_no_configuration_until_it_is_raised() -> None:
+    core = Core()
+    core.bench.application.core_format = 1
+    link = FollowLink("r")
+    core.follow(link, 1, 0)
+    core.bench.runtime.advance(2 * upstream.STATUS_S)
+    assert link.snapshots
+    assert told(link) == []
+    core.bench.application.core_format = 2
+    core.bench.runtime.advance(2 * upstream.STATUS_S)
+    assert told(link) == [(link.snapshots[0], core.bench.engine.configuration)]

@@ -80,7 +80,13 @@ ARRIVING: dict[tuple[str, bool], set[type]] = {
     ("follow", False): {
         *(wire.Follow, wire.Presence, wire.Progressed, wire.Propose, wire.ReadRequest)
     },
-    ("follow", True): {wire.Feed, wire.FeedSnapshot, wire.LeaderChanged, wire.ReadReply},
+    ("follow", True): {
+        wire.Feed,
+        wire.FeedSnapshot,
+        wire.FeedConfiguration,
+        wire.LeaderChanged,
+        wire.ReadReply,
+    },
     ("rpc", False): {wire.RpcRequest},
     ("rpc", True): {wire.RpcReply},
 }
@@ -116,7 +122,7 @@ def test_who_may_call_what(kind: Kind, core: bool) -> None:
     if kind is not Kind.REPLICANT_ONLY:
         expected |= {"core.change_members", "core.change_members_2", "core.raise_format"}
         if core:
-            expected.add("core.become_core")
+            expected |= {"core.become_core", "core.become_core_2"}
     assert allowed == expected
     assert permissions.may_call("kv.renew", kind, core=core)
     assert not permissions.may_call("core.of_a_later_version", kind, core=core)

@@ -107,6 +107,11 @@ class ConfigurationLog:
         """The index of the entry that holds `latest` (the base's index if there is none)."""
         return self._history[-1][0]
 
+    @property
+    def base_index(self) -> int:
+        """What was in force before this index is not known."""
+        return self._history[0][0]
+
     def append(self, index: int, configuration: Configuration) -> None:
         assert index > self.latest_index, (index, self.latest_index)
         self._history.append((index, configuration))
@@ -124,6 +129,22 @@ class ConfigurationLog:
             if position <= index:
                 return configuration
         return self._history[0][1]
+
+    def member_since(self, raft_id: str, commit: int) -> int | None:
+        """The index of the committed configuration since which this id is a member.
+
+        None if it is none by the last committed one. For one that the log's base names already it
+        is the base's index, which every node passes.
+        """
+        since = None
+        for position, configuration in self._history:
+            if position > commit:
+                break
+            if not configuration.is_member(raft_id):
+                since = None
+            elif since is None:
+                since = position
+        return since
 
     def rebase(self, index: int, configuration: Configuration, *, keep_behind: bool) -> None:
         """A snapshot at `index` is the new base; entries behind it stay or went with the log."""

@@ -34,6 +34,7 @@ __all__ = [
     "AppendReply",
     "Consensus",
     "Feed",
+    "FeedConfiguration",
     "FeedSnapshot",
     "Follow",
     "Founded",
@@ -315,6 +316,16 @@ class LeaderChanged(_Message, frozen=True, tag=34):
     age_ms: Number
 
 
+class FeedConfiguration(_Message, frozen=True, tag=35):
+    """The configuration in force at `index`, which the replicant stands at or will soon.
+
+    Only from core format 2 on: nodes of release 0.1.0 do not know it.
+    """
+
+    index: Number
+    configuration: bytes
+
+
 class RpcRequest(_Message, frozen=True, tag=40):
     number: Number
     method: str
@@ -349,6 +360,7 @@ Message = (
     | Follow
     | Feed
     | FeedSnapshot
+    | FeedConfiguration
     | Progressed
     | LeaderChanged
     | RpcRequest

@@ -33,8 +33,11 @@ from raftkv.raft.engine import (
     Loading,
     newer_kind,
 )
+from raftkv.raft.membership import decode
 from raftkv.raft.transport import Hub, Link
 from raftkv.runtime import Runtime
+
+from .in_force import InForce
 
 __all__ = ["Entries", "Follower", "ReplicantApplication"]
 
@@ -103,6 +106,7 @@ class Follower:
         # While this node makes a log of its own: what was applied since. None once that is no
         # unbroken row of entries any more.
         self.kept: Entries | None = None
+        self.in_force = InForce()
         self._queue: deque[tuple[float, int, int, bytes]] = deque()
         self._queued = 1
         self._queued_term = 0
@@ -210,6 +214,7 @@ class Follower:
         self._queue.clear()
         self._drop_snapshot()
         self.kept = None
+        self.in_force = InForce()
         self.applied = self._queued = 1
         self.applied_term = self._queued_term = self.term = self.upstream_commit = 0
         if link is not None:
@@ -253,6 +258,11 @@ class Follower:
             self._queue.append((due, self._queued, term, payload))
         self._schedule()
 
+    def on_configuration(self, link: Link, message: wire.FeedConfiguration) -> None:
+        if link is self.link:
+            self._heard_at = self._runtime.monotonic()
+            self._guard(lambda: self.in_force.told(message.index, decode(message.configuration)))
+
     def on_snapshot(self, link: Link, message: wire.FeedSnapshot) -> None:
         if link is not self.link:
             return
@@ -281,6 +291,7 @@ class Follower:
         self.kept = None
         self.applied = self._queued = message.index
         self.applied_term = self._queued_term = message.term
+        self._guard(lambda: self.in_force.jumped(message.index))
         link.send(wire.Progressed(self.applied))
         self._application.progressed()
 
@@ -349,6 +360,8 @@ class Follower:
             else:
                 raise newer_kind(index, kind)
             self.applied, self.applied_term = index, term
+            configures = kind == CONFIGURATION
+            self.in_force.passed(index, decode(payload[1:]) if configures else None)
             if self.kept is not None:
                 self.kept.append((index, term, payload))
             before, now = now, self._runtime.monotonic()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from raftkv.presence import Stream
 from raftkv.raft import wire
-from raftkv.raft.membership import name_of
+from raftkv.raft.membership import encode, name_of
 
 if TYPE_CHECKING:
     from raftkv.raft.engine import Engine
@@ -63,6 +63,8 @@ class Feed:
         self.link = link
         self.next: int | None = None
         self.applied = 0
+        # Whether this stream has carried the configuration in force.
+        self.configured = False
         # From when it waits for a snapshot until it has been sent one.
         self.snapshotting = False
         # The index of the last snapshot until it is reported as installed, and when something of it
@@ -194,6 +196,7 @@ class Feeds:
         engine, wal = self._engine, self._engine.wal
         if feed.next is None or feed.snapshotting:
             return
+        self._send_configuration(feed)
         sent_bytes = 0
         while feed.next <= engine.commit:
             if sent_bytes >= TURN_BYTES_MAX:
@@ -218,6 +221,19 @@ class Feeds:
             feed.link.send_frame(frame)
             feed.sent(last, len(frame))
             sent_bytes += len(frame)
+
+    def _send_configuration(self, feed: Feed) -> None:
+        """Once in a stream: the configuration in force behind what was sent (in_force.py)."""
+        engine = self._engine
+        if feed.configured or feed.next is None or engine.application.core_format < 2:
+            return
+        index = feed.next - 1
+        # What was in force before the base is not known, and what lies above the commit index may
+        # be rolled back.
+        if engine.configurations.base_index <= index <= engine.commit:
+            configuration = engine.configurations.at(index)
+            feed.link.send(wire.FeedConfiguration(index, encode(configuration)))
+            feed.configured = True
 
     def _push_again(self, feed: Feed) -> None:
         if self._is_current(feed):
@@ -259,6 +275,8 @@ class Feeds:
         term = engine.wal.term_at(index)
         assert term is not None
         frozen = engine.application.freeze()
+        # Before the log is compacted beyond it.
+        configuration = encode(engine.configurations.at(index))
         number = 0
         try:
             bytes_max = engine.limits.frame_bytes_max - MESSAGE_HEAD_BYTES_MAX
@@ -270,6 +288,9 @@ class Feeds:
                 await self._taken(feed)
                 if not link.up or engine.stopped:
                     return
+            if engine.application.core_format >= 2:
+                link.send(wire.FeedConfiguration(index, configuration))
+                feed.configured = True
             link.send(wire.FeedSnapshot(index, term, number, True, b""))
             feed.next = index + 1
             self.snapshots_sent += 1
@@ -311,6 +332,8 @@ class Feeds:
             return
         for feed in self._feeds.values():
             self._say_status(feed.link)
+            if not feed.snapshotting:
+                self._send_configuration(feed)  # the format may have been raised meanwhile
         self._timer = self._engine.runtime.call_later(STATUS_S, self._status)
 
     def _say_status(self, link: Link) -> None:

@@ -25,7 +25,8 @@ lease by its own clock.
 Who votes is asked of the log, not of its owner: of everything that was ever appended, the last
 configuration that stands in this log. At elections and commits the engine must count by the same
 one. A leader appends a new one only when the one before is committed and an entry of its own term
-is, with one voter more or less, and one more only if that copy has caught up.
+is, with one voter more or less, and one more only if that copy has caught up. Where a log begins,
+after a start, a snapshot or a promotion, stands the configuration that was committed there.
 """
 
 from __future__ import annotations
@@ -126,10 +127,28 @@ class Observer:
             self._seen[name] = _Seen(engine)
             self.promises.recovered(name, engine)
             self._check_committed(name, engine, engine.applied)
+            self._check_base(name, engine)
 
         return init
 
     # -- configurations
+
+    def _check_base(self, name: str, engine: Engine) -> None:
+        """A log begins with what was committed there, whichever node wrote its snapshot."""
+        base = engine.configurations.base_index
+        if name in self.outdated or self.committed.get(base, 0) != engine.wal.term_at(base):
+            return
+        known = EMPTY
+        for index, term, configuration in reversed(self.configurations):
+            if index <= base and self.committed.get(index) == term:
+                known = configuration
+                break
+        found = engine.configurations.at(base)
+        if found != known:
+            self._violated(
+                "a log begins with the members of its base",
+                f"the log of {name} begins at {base} with {found}, not with {known}",
+            )
 
     def running(self, name: str) -> Engine | None:
         """The engine of the newest life of a core; it may be over."""

@@ -95,6 +95,7 @@ class RecordingApplication:
 
     def __init__(self) -> None:
         self.state: list[bytes] = []
+        self.core_format = 2
         self.index = 1
         self.core_format = 1
         self.applied: list[int] = []
