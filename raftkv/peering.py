@@ -3,10 +3,10 @@
 Founding. A new cluster must have exactly one first configuration, holding the raft ids that were
 minted with the cores' data directories (rule 10), and nobody may count votes before it exists. So
 one core founds: the one whose name sorts first. It waits until it has a link to every core named
-in its configuration and none of them belongs to a cluster yet; then it mints the cluster id,
-writes the configuration as its first entry, durably, and tells the others, who store the cluster
-id before they take part. If one of them already belongs to a cluster, this directory was wiped,
-and the node stops. All cores must be up once for this; afterwards a majority is enough.
+in its configuration and none of them belongs to a cluster yet (cores with other files do not link:
+bootstrap.py); then it mints the cluster id, writes the configuration as its first entry, durably,
+and tells the others, who store the cluster id before they take part. If one of them already
+belongs to a cluster, this directory was wiped, and the node stops. All cores must be up once.
 
 A greeting is refused for another cluster's name or id, for a name that the cluster knows under
 another data directory (a wiped node), for a node's own, and if it is meant for another node, which
@@ -35,7 +35,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import permissions
+from . import bootstrap, permissions
 from .addresses import AddressBook
 from .config import NodeConfig
 from .credibility import UNPROVED, Credibility
@@ -93,8 +93,7 @@ class Peering:
         self.about: wire.About | None = None
         self.active: Callable[[], Mapping[str, int]] = lambda: {CORE: 1}
         self.judge_follower: Callable[[wire.Hello], wire.Refusal | None] = lambda hello: None
-        # Calls that the table of permissions does not allow their callers.
-        self.calls_refused = 0
+        self.calls_refused = 0  # by the table of permissions
         self._routes: dict[type, Route] = {}
         self._ups: dict[str, Callable[[Link], None]] = {}
         self._downs: dict[str, Callable[[Link], None]] = {}
@@ -326,8 +325,9 @@ class Peering:
             return wire.Refusal(_UNFOUNDED, "this core does not belong to a cluster yet")
         if hello.purpose not in self._ups:
             return wire.Refusal("wrong_purpose", f"no {hello.purpose!r} links are accepted here")
-        follows = hello.purpose == "follow" and proof.dialled is None
-        return self.judge_follower(hello) if follows else None
+        if hello.purpose == "follow" and proof.dialled is None:
+            return self.judge_follower(hello)
+        return bootstrap.judge(hello, self.about, identity.cluster_id, self._config.cores)
 
     def _judge_epoch(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
         """Only nodes of one history may exchange anything; see the module's text."""

@@ -1,0 +1,79 @@
+"""Configuration files that disagree about the cores of a new cluster."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from raftkv import bootstrap
+from raftkv.errors import NodeFault
+from raftkv.formats import bootstrap_digest
+from raftkv.raft import wire
+from raftkv.testing.members import with_cores
+from raftkv.testing.simulated import SimulatedCluster
+
+THREE, TWO = ["core1", "core2", "core3"], ["core2", "core3"]
+MINE = wire.About(bootstrap=bootstrap_digest(THREE))
+OTHER = wire.Hello(
+    1,
+    "raft",
+    "raftkv",
+    "",
+    "core2-aa",
+    "core",
+    "core2:1",
+    about=wire.About(bootstrap=bootstrap_digest(TWO)),
+)
+
+
+def code(cluster_id: str = "", about: wire.About | None = MINE, **changes: object) -> str:
+    hello = msgspec.structs.replace(OTHER, **changes)
+    refusal = bootstrap.judge(hello, about, cluster_id, THREE)
+    return "" if refusal is None else refusal.code
+
+
+def test_only_nodes_without_a_cluster_compare_their_files() -> None:
+    assert code() == "other_cores"
+    assert code(about=MINE, purpose="rpc") == ""
+    assert code("c1") == "", "this node belongs to a cluster"
+    assert bootstrap.judge(msgspec.structs.replace(OTHER, cluster_id="c1"), MINE, "", THREE) is None
+
+
+def test_the_same_names_and_unknown_names_are_no_difference() -> None:
+    same = wire.About(bootstrap=bootstrap_digest(reversed(THREE)))
+    assert bootstrap.judge(msgspec.structs.replace(OTHER, about=same), MINE, "", THREE) is None
+    for unknown in (None, wire.About()):
+        assert bootstrap.judge(OTHER, unknown, "", THREE) is None
+        hello = msgspec.structs.replace(OTHER, about=unknown)
+        assert bootstrap.judge(hello, MINE, "", THREE) is None
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_files_that_disagree_bootstrap_no_two_clusters(seed: int, late: bool) -> None:
+    """The file of core2 does not name core1, so two cores take themselves for the first one."""
+    cluster = SimulatedCluster(
+        seed=seed, cores=3, replicants=0, rate_per_s=20.0, deliveries=False, early=True
+    )
+    cluster.configs["core2"] = with_cores(cluster.configs["core2"], TWO, 7000)
+    faults: list[NodeFault] = []
+    cluster._judge_fault = lambda name, fault: faults.append(fault)  # type: ignore[method-assign]
+    if late:
+        cluster.names.remove("core3")
+    with cluster:
+        cluster.run(2.0)
+        if late:
+            cluster.employ("core3", THREE)
+        cluster.run(4.0)
+        ids = {node.status().cluster_id for node in cluster.nodes.values()}
+        assert ids == {""}
+        assert not faults
+        # Once the file is corrected, there is one cluster.
+        cluster.configs["core2"] = with_cores(cluster.configs["core2"], THREE, 7000)
+        cluster.world.crash("core2", power_cut=False)
+        cluster.start("core2")
+        cluster.run(6.0)
+        ids = {node.status().cluster_id for node in cluster.nodes.values()}
+        assert len(ids) == 1
+        assert ids != {""}
+        assert any(node.leader for node in cluster.nodes.values())
