@@ -36,6 +36,9 @@ LATE_TIMER_S = 0.05
 REPORT_DELAY_S = 0.2
 # Periods of the leader whose beginning is remembered. A report about an older one is worthless.
 ROUNDS_KEPT = 16
+# A shorter `raft.node_down_ms` counts as this: two report periods and two looks. Otherwise one late
+# message would be a death.
+NODE_DOWN_MIN_S = 2.5
 # The core format in which nodes send `Presence`.
 FORMAT_PRESENCE = 2
 
@@ -59,7 +62,8 @@ class Detector:
         self._members = members
         self._fed = fed
         self._declare_down = declare_down
-        self._decider = FailureDetector(engine.times.node_down_ms / 1000)
+        node_down_s = max(engine.times.node_down_ms / 1000, NODE_DOWN_MIN_S)
+        self._decider = FailureDetector(node_down_s)
         self._presences = Presences(session_of)
         # Set by the node: what it is now.
         self.identity: Callable[[], Identity] = lambda: (0, 0)

@@ -33,8 +33,9 @@ def follow_link(name: str) -> Any:
 class Watch:
     """Core a, which leads cores b and c; what its detector declares. r1 and r2 are replicants."""
 
-    def __init__(self) -> None:
-        self.bench = Bench(A, times=TIMES)
+    def __init__(self, times: RaftTimes = TIMES) -> None:
+        self.bench = Bench(A, times=times)
+        self.bench.application.core_format = 1
         self.term = self.bench.lead()
         names = {"a": A, "b": B, "c": C, "r1": "r1-1", "r2": "r2-1"}
         self.members = {}
@@ -197,6 +198,15 @@ class TestRule30Presence:
         watch.go(4 * DOWN_S, present="b c r1", heard={"b": "a c", "c": "a b r2"})
         assert watch.declared == []
 
+    def test_a_time_below_two_report_periods_is_no_death(self) -> None:
+        """Replicants follow the leader alone, and one `Presence` of each is late by a period."""
+        watch = Present(RaftTimes(node_down_ms=500))
+        watch.fed = ["r1", "r2"]
+        for _ in range(6):
+            watch.go(0.2, present="b c r1 r2", heard={"b": "a c", "c": "a b"})
+            watch.go(2 * PERIOD_S, present="", heard={"b": "a c", "c": "a b"})
+        assert watch.declared == []
+
     def test_answers_to_append_messages_are_not_enough(self) -> None:
         """Its consensus is alive, in an incarnation that the log does not know."""
         watch = Present()
@@ -268,8 +278,8 @@ class TestRule30Presence:
 class Present(Watch):
     """The same at core format 2."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, times: RaftTimes = TIMES) -> None:
+        super().__init__(times)
         self.bench.application.core_format = 2
         self.detector.identity = lambda: (4, 0)
         self.incarnations = dict.fromkeys("abc", 1)

@@ -97,7 +97,6 @@ class RecordingApplication:
         self.state: list[bytes] = []
         self.core_format = 2
         self.index = 1
-        self.core_format = 1
         self.applied: list[int] = []
         self.restored: list[int] = []
         self.offices = 0
