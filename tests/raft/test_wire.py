@@ -15,9 +15,11 @@ from raftkv.raft.epoch import NUMBER_MAX, Epoch
 
 MESSAGES = get_args(wire.Message)
 number = st.integers(0, wire.NUMBER_MAX)
+nonce = st.integers(0, 2**63 - 1)
 payload = st.binary(min_size=1, max_size=20)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     wire.Number: number,
+    wire.Nonce: nonce,
     bool: st.booleans(),
     str: st.text(max_size=20),
     bytes: st.binary(max_size=60),
@@ -32,6 +34,9 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
         st.lists(st.tuples(st.text(max_size=9), number), max_size=4),
         st.text(max_size=9),
         st.text(max_size=9),
+    ),
+    list[tuple[str, wire.Number, wire.Nonce]]: st.lists(
+        st.tuples(st.text(max_size=9), number, nonce), max_size=4
     ),
     list[tuple[wire.Number, wire.Payload]]: st.lists(st.tuples(number, payload), max_size=4),
 }
