@@ -61,7 +61,7 @@ class Host:
 
     @property
     def is_paused(self) -> bool:
-        return self.runtime is not None and self.runtime.process.halted
+        return self.runtime is not None and self.runtime.process.paused
 
     def start(self, program: Program) -> None:
         if self.runtime is not None:
@@ -133,7 +133,7 @@ class Host:
         self._running().process.pause()
 
     def resume(self) -> None:
-        if self.runtime is not None and self.runtime.process.halted:
+        if self.runtime is not None and self.runtime.process.paused:
             self._world.loop.release(self.runtime.process)
 
     def bury(self) -> None:

@@ -73,6 +73,8 @@ EXPECTED = (
     "stranger refused",
     "newer epoch not believed",
     "hostile replicant let in",
+    "entry that takes long",
+    "range of many keys compared",
 )
 
 

@@ -30,17 +30,21 @@ __all__ = ["PROCESS", "Process", "bury"]
 class Process:
     """The owner of callbacks and tasks.
 
-    `halted` is what the loop looks at: true while the process is paused, and for ever once dead.
-    `held` are the callbacks that came up while it was paused. `steps_left`, unless 0, counts its
+    `halted` is what the loop looks at: true while the process is paused or at work (`busy`), and
+    for ever once dead. `held` are the callbacks that came up meanwhile. `owed_s` is processor time
+    that was charged and has not passed yet (charges.py). `steps_left`, unless 0, counts its
     callbacks down; `strike` is called in place of the one that reaches 0, and ends the process.
     """
 
     __slots__ = (
         "_sweep_at",
         "alive",
+        "busy",
         "halted",
         "held",
         "name",
+        "owed_s",
+        "paused",
         "steps_left",
         "strike",
         "tasks",
@@ -50,6 +54,9 @@ class Process:
         self.name = name
         self.alive = True
         self.halted = False
+        self.paused = False
+        self.busy = False
+        self.owed_s = 0.0
         self.held: list[SimHandle] = []
         self.steps_left = 0
         self.strike: Callable[[], None] | None = None
@@ -68,6 +75,10 @@ class Process:
         if self.alive:
             self.held.append(handle)
 
+    def charge(self, seconds: float) -> None:
+        """Its work takes processor time; the loop lets it pass when the callback has returned."""
+        self.owed_s += seconds
+
     def doom(self, steps: int, strike: Callable[[], None]) -> None:
         """Let `steps` more callbacks run, then call `strike` in place of the next."""
         self.steps_left, self.strike = steps + 1, strike
@@ -78,7 +89,7 @@ class Process:
 
     def pause(self) -> None:
         """Hold callbacks from now on (SIGSTOP). `SimLoop.release` lets them go."""
-        self.halted = True
+        self.halted = self.paused = True
 
     def kill(self) -> None:
         """From now on no callback and no task of this process runs. There is no way back."""

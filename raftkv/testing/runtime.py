@@ -69,7 +69,6 @@ class SimRuntime:
         self.rng = random.Random(f"{seed}/rng")
         self.worker = SimWorker(loop, random.Random(f"{seed}/worker"))
         self.bulk_worker = SimWorker(loop, random.Random(f"{seed}/bulk"))
-        self.monotonic = clock.monotonic
         self._tokens = random.Random(f"{seed}/token")
         self._loop = loop
         self._network = network
@@ -83,6 +82,14 @@ class SimRuntime:
         """The running context if it is this process's, else a fresh one that is."""
         return copy_context() if PROCESS.get() is self.process else self._context.copy()
 
+    def monotonic(self) -> float:
+        """The host's clock; processor time of the running callback has passed on it already."""
+        return self._clock.monotonic() + self._owed_s * self._clock.rate
+
+    @property
+    def _owed_s(self) -> float:
+        return 0.0 if self.process.busy else self.process.owed_s
+
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
 
@@ -94,7 +101,7 @@ class SimRuntime:
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
         return self._loop.call_later(
-            delay_s / self._clock.rate, callback, *args, context=self.context()
+            delay_s / self._clock.rate + self._owed_s, callback, *args, context=self.context()
         )
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -124,7 +131,7 @@ class SimRuntime:
         self.bulk_worker.crash(self.gate)
 
     async def sleep(self, delay_s: float) -> None:
-        await asyncio.sleep(delay_s / self._clock.rate)
+        await asyncio.sleep(delay_s / self._clock.rate + self._owed_s)
 
     async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener:
         return self.context().run(self._network.listen, factory, self.host, port)

@@ -6,13 +6,14 @@ defects: small clusters, tiny snapshots and segments in a third of the runs, fau
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -30,9 +31,12 @@ from raftkv.testing.network import NetworkOptions
 from raftkv.testing.planted import planted
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 from raftkv.testing.window_check import checked_answers, small_windows
+from raftkv.testing.workload import Heavy
 from raftkv.testing.world import WorldOptions
 
-__all__ = ["Result", "Scenario", "draw", "plain", "run_seed"]
+__all__ = ["Profile", "Result", "Scenario", "draw", "drawn", "heavy", "plain", "run_seed"]
+
+Profile = Literal["mixed", "heavy"]
 
 KIB = 1024
 # In so many runs cores come and go; and faults begin before the cluster is founded.
@@ -70,6 +74,7 @@ class Scenario:
     disaster: bool
     # A stranger troubles the nodes (hostile.py).
     hostile: bool = False
+    heavy: Heavy | None = None
 
     def __str__(self) -> str:
         tiny = "" if self.limits == Limits() else ", tiny limits"
@@ -78,6 +83,7 @@ class Scenario:
         early = ", faults from the start" if self.early else ""
         early += ", then a majority is lost" if self.disaster else ""
         early += ", a hostile stranger" if self.hostile else ""
+        early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
             f"every {self.interval_s[0]:g} to {self.interval_s[1]:g} s, up to "
@@ -166,6 +172,34 @@ def _with_full_disks(scenario: Scenario) -> Scenario:
     return replace(scenario, limits=limits, faults={**scenario.faults, **SPACE_FAULTS})
 
 
+def heavy(seed: int) -> Scenario:
+    """Three cores, 10,000 operations/s on 100,000 keys with large values; work takes its time."""
+    rng = random.Random(f"{seed}/heavy")
+    return dataclasses.replace(
+        plain(seed),
+        rate_per_s=10_000.0,
+        replicants=rng.choice((0, 1)),
+        raft=RaftTimes(lease_ms=rng.choice((0, 600))),
+        faults=_faults(rng, 3),
+        interval_s=(0.5, 2.0),
+        heavy=Heavy(),
+    )
+
+
+def drawn(
+    seed: int,
+    profile: Profile,
+    *,
+    messages: bool = False,
+    cores: int | None = None,
+    members: bool | None = None,
+) -> Scenario:
+    """The scenario of a seed in a profile. Harsh messages and members are of the mixed one."""
+    if profile == "heavy":
+        return heavy(seed)
+    return draw(seed, messages=messages, cores=cores, members=members)
+
+
 def plain(seed: int) -> Scenario:
     """Three cores at 200 operations/s with the usual faults: what the rate is measured with."""
     return Scenario(
@@ -240,15 +274,17 @@ def run_seed(
     bug: str | None = None,
     deliveries: bool = False,
     scenario: Scenario | None = None,
+    profile: Profile = "mixed",
     prepare: Callable[[SimulatedCluster], Any] = lambda cluster: None,
 ) -> Result:
     """Run a seed's scenario: a storm of `seconds`, then healing and the final checks.
 
     Never raises for what the code under test does wrong: that is in the result. `bug` plants one
     of planted.py's. `prepare` is given the cluster before it starts. `scenario` is run instead of
-    the one that the seed draws.
+    the one that the seed draws. `profile` "heavy" is that of `heavy`, which draws less.
     """
-    scenario = scenario or draw(seed, messages=messages, cores=cores, members=members)
+    if scenario is None:
+        scenario = drawn(seed, profile, messages=messages, cores=cores, members=members)
     result = Result(seed)
     begun = perf_counter()
     cluster = SimulatedCluster(
@@ -264,6 +300,7 @@ def run_seed(
         members=scenario.members,
         early=scenario.early,
         hostile=scenario.hostile,
+        heavy=scenario.heavy,
     )
     prepare(cluster)
     with ExitStack() as stack:

@@ -27,7 +27,7 @@ from raftkv.testing.marks import Marks
 from raftkv.testing.planted import BUGS
 from raftkv.testing.planted_table import write_table
 from raftkv.testing.replay import Replay
-from raftkv.testing.scenario import Result, draw, plain, run_seed
+from raftkv.testing.scenario import Result, drawn, plain, run_seed
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 
 __all__ = ["main"]
@@ -102,6 +102,7 @@ def _run(
         "messages": options.harsh,
         "members": options.members,
         "bug": options.bug,
+        "profile": options.profile,
     }
     progress = Progress(
         TextColumn("{task.description}"),
@@ -145,13 +146,16 @@ def _told(result: Result, options: argparse.Namespace) -> str:
     again += " --harsh" if options.harsh else ""
     again += " --members" if options.members else ""
     again += f" --bug {options.bug}" if options.bug else ""
+    again += f" --profile {options.profile}" if options.profile != "mixed" else ""
     return f"{result.message}\n  again: tools/simulate {again}"
 
 
 def _replay(options: argparse.Namespace) -> int:
     """One seed, shown. Plain text on standard output, for grep."""
     _quiet()
-    scenario = draw(options.replay, messages=options.harsh, members=options.members)
+    scenario = drawn(
+        options.replay, options.profile, messages=options.harsh, members=options.members
+    )
     print(f"seed {options.replay}: {scenario}")
     shows: list[Replay] = []
 
@@ -167,6 +171,7 @@ def _replay(options: argparse.Namespace) -> int:
             messages=options.harsh,
             members=options.members,
             bug=options.bug,
+            profile=options.profile,
             prepare=prepare,
         )
     finally:
@@ -227,6 +232,13 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="let cores come and go in every seed, not only in four of ten",
     )
+    parser.add_argument(
+        "--profile",
+        choices=("mixed", "heavy"),
+        default="mixed",
+        help="heavy: 10,000 operations/s on 100,000 keys with large values, and work takes "
+        "processor time; half a minute for a simulated second",
+    )
     parser.add_argument("--bug", choices=sorted(BUGS), metavar="NAME", help="plant a known bug")
     parser.add_argument(
         "--planted",
@@ -247,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--jobs must be at least 1")
     if high == SEEDS_MAX and not options.minutes:
         parser.error("--seeds without an end needs --minutes")
+    if options.profile == "heavy" and (options.harsh or options.members):
+        parser.error("--profile heavy goes with neither --harsh nor --members")
     if options.replay is not None:
         return _replay(options)
     console = Console(stderr=True)

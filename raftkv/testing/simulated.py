@@ -47,6 +47,7 @@ from raftkv.plugin import Plugin
 from raftkv.replica import Replica
 from raftkv.runtime import Runtime
 from raftkv.testing import current
+from raftkv.testing.charges import Charges
 from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
 from raftkv.testing.hostile import HOST, Hostile
@@ -58,8 +59,9 @@ from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
 from raftkv.testing.patching import around
+from raftkv.testing.process import PROCESS
 from raftkv.testing.watchers import Watchers
-from raftkv.testing.workload import QUIET_S, Workload
+from raftkv.testing.workload import QUIET_S, Heavy, Workload
 from raftkv.testing.world import NotReached, World, WorldOptions
 
 __all__ = ["SafetyViolation", "SimulatedCluster"]
@@ -67,6 +69,8 @@ __all__ = ["SafetyViolation", "SimulatedCluster"]
 PORT = 7000
 # Within this time after healing every node has a session, a write succeeds, all have caught up.
 HEAL_S = 30.0
+# The keys that a heavy load begins with are written within it.
+FILL_S = 120.0
 # A node that stops itself again and again is started this often.
 REVIVE_S = 1.0
 # A digest walks the whole state.
@@ -91,7 +95,8 @@ class SimulatedCluster:
     run faster; the run itself is the same. With `messages`, a storm also loses, doubles and
     reorders single messages between cores (harsh.py). With `members`, cores come and go in it.
     With `early`, entering does not wait for a cluster: a storm then meets its founding. With
-    `hostile`, a program that is no member troubles the nodes during a storm (hostile.py).
+    `hostile`, a program that is no member troubles the nodes during a storm (hostile.py). With
+    `heavy`, there is more to do, and work takes processor time (charges.py).
 
     `names` are the nodes in service now; operators and faults look at it anew each time.
     """
@@ -115,6 +120,7 @@ class SimulatedCluster:
         early: bool = False,
         hostile: bool = False,
         lies: bool = False,
+        heavy: Heavy | None = None,
     ) -> None:
         self.seed = seed
         self.world = world or World(seed, options)
@@ -144,12 +150,12 @@ class SimulatedCluster:
         self.recovery_s = 0.0
         self.harsh = Harsh(random.Random(f"{seed}/harsh")) if messages else None
         self.load = Workload(
-            self.world, self.names, self._up, self.violated, self.marks, rate_per_s
+            self.world, self.names, self._up, self.violated, self.marks, rate_per_s, heavy
         )
         seen_by = (self.world, self.names, self._up, self.violated, self.marks)
         self.watchers, self.holders = Watchers(*seen_by), LeaseHolders(*seen_by)
         self.hostile = Hostile(self, random.Random(f"{seed}/hostile"), lies=lies)
-        self._is_hostile = hostile
+        self._is_hostile, self._heavy = hostile, heavy
         self.operator = Operator(self, random.Random(f"{seed}/operator")) if members else None
         # Every name that a core may ever have here.
         self.core_names = list(self.cores)
@@ -178,6 +184,8 @@ class SimulatedCluster:
         if self.harsh is not None:
             enter(self.harsh)
         enter(around(Replica, "apply", self._wrap_apply))
+        if self._heavy is not None:
+            enter(Charges(self.marks))
         enter(self.world)
         try:
             with self.judging():
@@ -185,6 +193,9 @@ class SimulatedCluster:
                     self.world.start(name, self._program)
                 if not self._early:
                     self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
+                if self._heavy is not None:
+                    first = self.names[0]
+                    self.world.complete(self.load.fill(first, self.nodes[first]), FILL_S)
             self.load.start()
             self.watchers.start()
             self.holders.start()
@@ -272,6 +283,8 @@ class SimulatedCluster:
                 )
             self.observer.applying(current.running_host(), index, replica.machine.voters[1])
             original(replica, index, body)
+            process = PROCESS.get()
+            owed_s = 0.0 if process is None else process.owed_s
             self.watchers.applied(replica.machine)
             self.holders.applied(replica.machine)
             if index % DIGEST_EVERY == 0:
@@ -281,6 +294,8 @@ class SimulatedCluster:
                         "equal digests",
                         f"{current.running_host()} has another state at index {index}",
                     )
+            if process is not None:
+                process.owed_s = owed_s  # what the checks have read costs the node nothing
 
         return apply
 

@@ -24,6 +24,7 @@ import asyncio
 import bisect
 import random
 from collections.abc import Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown, Refused
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from raftkv.node import Node
     from raftkv.testing.world import World
 
-__all__ = ["QUIET_S", "Workload"]
+__all__ = ["QUIET_S", "Heavy", "Workload"]
 
 SHARED_KEYS = 6
 SHARED = b"shared/"
@@ -52,6 +53,23 @@ READ_SHARE, SHARED_SHARE, COMPARE_SHARE, LOCAL_SHARE = 0.2, 0.15, 0.1, 0.05
 LEASE_SHARE = 0.5
 # Chance that a client asks for the outcome of a write that ended unknown.
 ASK_PROBABILITY = 0.5
+# What a heavy load has beside (see Heavy): keys of this prefix, written once before the clients
+# start, so many in one transaction.
+BULK = b"bulk/"
+BULK_TXN_KEYS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Heavy:
+    """`keys` are there before the clients start. Single writes carry up to `value_bytes_max`, every
+    power of two as likely as the next; so many of all operations compare a range of
+    `compared_keys` before they write.
+    """
+
+    keys: int = 100_000
+    value_bytes_max: int = 64 * 1024
+    compare_share: float = 0.0005
+    compared_keys: int = 10_000
 
 
 class Workload:
@@ -65,6 +83,7 @@ class Workload:
         violated: Callable[[str, str], NoReturn],
         marks: Marks,
         rate_per_s: float,
+        heavy: Heavy | None = None,
     ) -> None:
         self._world = world
         self._names = names
@@ -74,6 +93,7 @@ class Workload:
         # Every client's; more nodes bring more load.
         self._interval_s = len(names) / rate_per_s
         self._rng = random.Random(f"{world.seed}/clients")
+        self._heavy = heavy
         self.running = False
         self.attempts = 0
         self.acknowledged: set[bytes] = set()
@@ -146,6 +166,8 @@ class Workload:
     def _operation(self, name: str, node: Node, number: int) -> Coroutine[Any, Any, None]:
         draw = self._rng.random()
         value = b"%d/%d" % (number, self.attempts)
+        if self._heavy is not None and self._rng.random() < self._heavy.compare_share:
+            return self._compare_range(name, node, value, self._heavy)
         key = SHARED + b"%d" % self._rng.randrange(SHARED_KEYS)
         if (draw := draw - READ_SHARE) < 0:
             return self._read(name, node, key)
@@ -161,7 +183,8 @@ class Workload:
 
     async def _single(self, name: str, node: Node, key: bytes) -> None:
         begun = self.done_revision
-        put = node.kv.put(key, key, timeout_s=TIMEOUT_S)
+        value = key if self._heavy is None else key + bytes(self._value_bytes(self._heavy))
+        put = node.kv.put(key, value, timeout_s=TIMEOUT_S)
         try:
             result = await self._world.call(name, put)
         except NotApplied:
@@ -176,6 +199,37 @@ class Workload:
             self.acknowledged.add(key)
             self._write_ended(begun, result.revision)
             self._shows(node, result.revision)
+
+    def _value_bytes(self, heavy: Heavy) -> int:
+        return int(heavy.value_bytes_max ** self._rng.random())
+
+    async def fill(self, name: str, node: Node) -> None:
+        """Write the keys that a heavy load begins with."""
+        keys = 0 if self._heavy is None else self._heavy.keys
+        for first in range(0, keys, BULK_TXN_KEYS):
+            numbers = range(first, min(keys, first + BULK_TXN_KEYS))
+            puts = [PutOp(BULK + b"%08d" % number, b"%d" % number) for number in numbers]
+            await self._world.call(name, node.kv.txn([], puts, [], timeout_s=TIMEOUT_S))
+
+    async def _compare_range(self, name: str, node: Node, key: bytes, heavy: Heavy) -> None:
+        """A write that looks at many rows first; the comparison holds for all of them."""
+        first = self._rng.randrange(max(1, heavy.keys - heavy.compared_keys))
+        low, high = (BULK + b"%08d" % each for each in (first, first + heavy.compared_keys))
+        compare = Compare(low, "version", "=", 1, high)
+        txn = node.kv.txn([compare], [PutOp(key, key)], [], timeout_s=TIMEOUT_S)
+        begun = self.done_revision
+        try:
+            result = await self._world.call(name, txn)
+        except NotApplied:
+            self.refused.add(key)
+        except (OutcomeUnknown, HostCrashed, NodeFault):
+            pass  # it may take effect once, now or later
+        else:
+            self._marks.hit("range of many keys compared")
+            if not result.succeeded:
+                self._violated("linearizable", f"a key behind {low!r} was written twice")
+            self.acknowledged.add(key)
+            self._write_ended(begun, result.revision)
 
     async def _ask(self, name: str, node: Node, key: bytes, unknown: OutcomeUnknown) -> None:
         """What became of a single write: the answer binds as its own would have."""

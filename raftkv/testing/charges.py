@@ -1,0 +1,102 @@
+"""Processor time in the simulated world: long work is late work.
+
+A callback runs in no virtual time, so a command that looks at 100,000 rows would cost a node
+nothing. While entered, `Charges` adds the time that work takes to the process that does it
+(`Process.charge`): by constants, never by a real clock, so that a run stays a function of its seed.
+The node's own clock shows that time at once, so code that yields after some milliseconds does; and
+once a little has come together, the loop holds the process back for that long (clock.py).
+
+What is charged: each row that a scan of a table gives, each applied command, each byte of a message
+that is encoded. What is left out: everything else, and the time of the disk's thread, which has
+its own (worker.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from raftkv.raft import wire
+from raftkv.replica import Replica
+from raftkv.state.tables import TableView
+from raftkv.testing.current import CURRENT
+from raftkv.testing.marks import Marks
+from raftkv.testing.patching import around
+from raftkv.testing.process import PROCESS, Process
+
+__all__ = ["BYTE_S", "COMMAND_S", "LONG_S", "ROW_S", "Charges"]
+
+# Seconds, as CPython 3.11 needs them on a processor of 2020: a row of a compared range; a put with
+# its share of the entry; a gigabyte per second for what msgspec encodes.
+ROW_S: Final = 2.5e-6
+COMMAND_S: Final = 10e-6
+BYTE_S: Final = 1e-9
+# One entry that costs this is worth a mark: a third of a heartbeat interval.
+LONG_S: Final = 0.02
+
+
+class Charges:
+    """A context manager; see the module's text."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        enter = self._patches.enter_context
+        enter(around(TableView, "scan", self._wrap_scan))
+        enter(around(Replica, "apply", self._wrap_apply))
+        enter(around(wire, "encode", self._wrap_encode))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._patches.close()
+
+    def _wrap_scan(self, original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def scan(*arguments: Any, **named: Any) -> Iterator[Any]:
+            process = _working()
+            rows = original(*arguments, **named)
+            if process is None:
+                yield from rows
+                return
+            for row in rows:
+                process.charge(ROW_S)
+                yield row
+
+        return scan
+
+    def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
+        def apply(replica: Replica, index: int, body: bytes) -> None:
+            process = _working()
+            if process is None:
+                original(replica, index, body)
+                return
+            owed_s, commands = process.owed_s, replica.commands_applied
+            original(replica, index, body)
+            process.charge(COMMAND_S * (replica.commands_applied - commands))
+            if process.owed_s - owed_s >= LONG_S:
+                self._marks.hit("entry that takes long")
+
+        return apply
+
+    def _wrap_encode(self, original: Callable[..., bytes]) -> Callable[..., bytes]:
+        def encode(message: Any) -> bytes:
+            frame = original(message)
+            process = _working()
+            if process is not None:
+                process.charge(BYTE_S * len(frame))
+            return frame
+
+        return encode
+
+
+def _working() -> Process | None:
+    """The process of the node whose code runs; None for the world's own checks and clients."""
+    return None if CURRENT.get() is None else PROCESS.get()
