@@ -39,6 +39,9 @@ KINDS: Final = (
     wire.Propose,
     wire.ReadRequest,
     wire.ReadReply,
+    wire.Liveness,
+    wire.RpcRequest,
+    wire.RpcReply,
 )
 
 
