@@ -55,6 +55,8 @@ class Leading:
         self._uncommitted: deque[tuple[int, int, float]] = deque()
         self._uncommitted_bytes = 0
         self._progress: dict[str, Progress] = {}
+        # The number that had been sent last when a member acknowledged more than before.
+        self._acknowledged_round: dict[str, int] = {}
         # Who was found to lack what it had acknowledged: said once in a term.
         self._forgetful: set[str] = set()
         # Encoded in this tick: by (prev_index, last_index, round).
@@ -396,16 +398,27 @@ class Leading:
                 self._confirm(sender, message.round)
             self.reads.echoed(sender, message.round)
             self._finish_reads()
-        last = self._engine.wal.last_index
         if message.accepted:
             flow = progress.flow
-            progress.acknowledged(min(message.index, last), last)
+            self._acknowledged(sender, progress, message.index)
             # Until now it was told of no commit that it could verify.
             self._announce |= flow is not Flow.REPLICATE and progress.flow is Flow.REPLICATE
         elif not progress.rejected(
             message.index, message.hint_term, message.hint_index, self._engine.wal
-        ):
+        ) and self._contradicts(sender, message):
             self._forgot(sender, progress)
+
+    def _acknowledged(self, peer: str, progress: Progress, index: int) -> None:
+        last = self._engine.wal.last_index
+        if progress.acknowledged(min(index, last), last):
+            self._acknowledged_round[peer] = self._round
+
+    def _contradicts(self, peer: str, message: wire.AppendReply) -> bool:
+        """Whether a refusal answers what was sent after the acknowledgement had arrived.
+
+        An earlier one was overtaken by the acknowledgement: then nothing was lost.
+        """
+        return message.round > self._acknowledged_round.get(peer, 0)
 
     def _forgot(self, peer: str, progress: Progress) -> None:
         """A follower lost what it acknowledged. It gets nothing more, and its operator is told."""
@@ -519,5 +532,4 @@ class Leading:
             return
         progress.heard_at = now
         if self._sending.on_reply(sender, message, now):
-            last = self._engine.wal.last_index
-            progress.acknowledged(min(message.index, last), last)
+            self._acknowledged(sender, progress, message.index)

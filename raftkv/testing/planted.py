@@ -31,6 +31,7 @@ from raftkv.raft.snapshot import SnapshotWriter
 from raftkv.raft.wal import Wal
 from raftkv.state.machine import StateMachine
 from raftkv.testing import (
+    injected_distrust,
     injected_hostile,
     injected_inbox,
     injected_space,
@@ -45,6 +46,7 @@ from raftkv.testing.planting import BUGS, Bug, Wrap, planted, pretending, wrappi
 __all__ = ["BUGS", "Bug", "planted"]
 
 # They register themselves.
+assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_inbox.__name__
 assert injected_space.__name__

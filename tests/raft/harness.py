@@ -322,8 +322,10 @@ def accepted(term: int, index: int, round_number: int = 0, lease_ms: int = 0) ->
     return wire.AppendReply(term, True, index, round_number, 0, 0, lease_ms)
 
 
-def rejected(term: int, prev: int, hint_term: int = 0, hint_index: int = 0) -> wire.AppendReply:
-    return wire.AppendReply(term, False, prev, 0, hint_term, hint_index)
+def rejected(
+    term: int, prev: int, hint_term: int = 0, hint_index: int = 0, round_number: int = 0
+) -> wire.AppendReply:
+    return wire.AppendReply(term, False, prev, round_number, hint_term, hint_index)
 
 
 def append(

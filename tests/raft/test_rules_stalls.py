@@ -310,7 +310,8 @@ class TestRule24Progress:
         bench.connect(B)
         for _ in range(2):
             bench.tick(BEAT_S)
-            bench.receive(B, rejected(term, match, 0, 2))
+            probe = bench.take(B, wire.Append)[-1]
+            bench.receive(B, rejected(term, match, 0, 2, probe.round))
         (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert f"no longer holds entry {match}" in said
         assert "empty its directory" in said
@@ -321,9 +322,24 @@ class TestRule24Progress:
         match = bench.wal.last_index
         bench.disconnect(B)
         bench.connect(B)
+        bench.take(B)
         bench.tick(BEAT_S)
-        bench.receive(B, rejected(term, match, 0, 2))
+        probe = bench.take(B, wire.Append)[-1]
+        bench.receive(B, rejected(term, match, 0, 2, probe.round))
         bench.runtime.settle()
+
+    def test_a_refusal_that_was_overtaken_by_an_acknowledgement_is_no_loss(self) -> None:
+        """Both answer what was sent before: the follower refused first, and then got it all."""
+        bench = Bench(A)
+        term = bench.elect()
+        probe = bench.take(C, wire.Append)[-1]
+        bench.receive(C, accepted(term, bench.wal.last_index))
+        bench.disconnect(C)
+        bench.connect(C)
+        bench.tick(0)
+        bench.receive(C, rejected(term, bench.wal.last_index, 0, 2, probe.round))
+        bench.tick(BEAT_S)
+        assert bench.engine.configuration == Configuration((A, B, C))
 
     def test_a_voter_that_lost_entries_is_distrusted_by_an_entry_in_force_at_once(self) -> None:
         bench = Bench(A)
