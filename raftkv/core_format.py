@@ -17,6 +17,7 @@ With `format_raise = "automatic"` the leader raises the format once all of them 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -291,8 +292,12 @@ class CoreFormat:
         return survey, connections
 
     async def _peer(self, name: str) -> Peer | None:
+        """The member, if it answers now: a connection may be up although its other end is gone."""
+        rpc = self._node.rpc
         try:
-            link = await self._node.rpc.connected(name, HANDSHAKE_S)
+            with contextlib.suppress(RemoteFailed):  # that is an answer: it does not lead
+                await rpc.call(name, METHOD_SURVEY, b"", HANDSHAKE_S)
+            link = await rpc.connected(name, HANDSHAKE_S)
         except (PeerUnreachable, Timeout):
             return None
         return Peer(link)

@@ -28,5 +28,5 @@ def frees_room(data: bytes) -> bool:
         if envelope.plugin != "kv":
             return envelope.plugin == "core"
         return _decode_tag(_decode_command(envelope.command)[0]) in _KV_TAGS
-    except (msgspec.MsgspecError, ValueError, IndexError):
+    except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
         return False

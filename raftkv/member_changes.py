@@ -18,7 +18,7 @@ import msgspec
 from .errors import ChangePending, MembershipRefused, OutcomeUnknown, RaftkvError
 from .parts import CorePart
 from .promotion import FORMAT_NEEDED, TOO_OLD, NotYet
-from .raft.changing import CAUGHT_UP_ENTRIES, add_learner, check_majority, promote, remove
+from .raft.changing import add_learner, check_majority, promote, remove
 from .raft.membership import Configuration, name_of
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class MemberChange:
         while engine.leading is not None:
             lag = engine.leading.lag().get(raft_id)
             linked = raft_id in engine.links
-            if lag is not None and lag <= CAUGHT_UP_ENTRIES and linked:
+            if raft_id in engine.leading.able(self._node.runtime.monotonic()):
                 return True
             if self._left_s <= 0:
                 what = (

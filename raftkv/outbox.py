@@ -292,7 +292,9 @@ class Outbox:
         applied before that, in the entries that were jumped over.
         """
         waiter = self._sent.get(seq)
-        if waiter is None or type(outcome) is SequenceTooFar:
+        if waiter is None:
+            return
+        if type(outcome) is SequenceTooFar and waiter.kind is not SettleOutcome:
             return  # that is no verdict: the number was not judged, and is sent again
         if waiter.abandoned:
             waiter.decided = True
@@ -426,6 +428,13 @@ class Outbox:
             return True
         if self._settling >= self._settling_max:
             return False
+        self._raise_floor()
+        used = self._next_seq + len(self._unsent) - self._floor
+        if (
+            used >= self._window - self._settling_max
+            and waiter.seq >= self._floor + self._settling_max
+        ):
+            return False  # the last numbers of the window are for what holds the floor
         self._settling += 1
         waiter.asked = True
         command = SettleOutcome(self.session, waiter.seq)

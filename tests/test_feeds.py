@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from raftkv.config import Limits
+from raftkv.failure_detector import FailureDetector, Observed, Suspect
+from raftkv.presence import Presences
 from raftkv.raft import wire
 from raftkv.raft.membership import EMPTY, Configuration, decode
 from raftkv.replicant import upstream
 from raftkv.replicant.upstream import Feeds
+from raftkv.state import Member
 from tests.raft.harness import A, Bench
 
 SMALL = Limits(snapshot_log_entries=10, log_tail_entries=2)
@@ -231,3 +234,24 @@ def test_nodes_of_the_former_format_are_sent_no_configuration_until_it_is_raised
     core.bench.application.core_format = 2
     core.bench.runtime.advance(2 * upstream.STATUS_S)
     assert told(link) == [(link.snapshots[0], core.bench.engine.configuration)]
+
+
+def test_a_replicant_that_waits_for_its_snapshot_is_no_silent_one() -> None:
+    """It sends no presence before it has the state, and the log calls it up already."""
+    core = Core(Limits(snapshot_log_entries=10, log_tail_entries=2, replicant_snapshots_max=1))
+    first, second = blocked(core, "r0"), blocked(core, "r1")
+    second.unsent_bytes = 0
+    first.unsent_bytes += 500
+    runtime = core.bench.runtime
+    members = {n: Member(n, "replicant", f"{n}-aa", "", None, 1, True, 0) for n in ("r0", "r1")}
+    presences, decider = Presences(lambda name, at: None), FailureDetector(10.0)
+    decider.begin(runtime.now)
+    suspects = [Suspect(name, 1, f"{name}-aa", False) for name in members]
+    for _ in range(80):
+        first.unsent_bytes -= 1  # it takes its snapshot, slowly
+        runtime.advance(0.25)
+        presences.update(core.feeds.streams(), runtime.now)
+        heard = dict(presences.heard(members, runtime.now))
+        seen = Observed(1, "a", ["a"], suspects, heard, ["a"])
+        assert decider.look(runtime.now, seen) == []
+    assert second.up

@@ -45,3 +45,9 @@ def test_what_is_no_command_is_not_taken() -> None:
 def test_every_tag_belongs_to_one_command_only() -> None:
     tags = [kind.__struct_config__.tag for kind in KV.commands]
     assert len(tags) == len(set(tags))
+
+
+def test_a_command_of_any_depth_is_judged() -> None:
+    """Skipping nested data recurses; a consensus link would be closed for the error."""
+    deep = b"\x91" * 5_000 + b"\xc0"
+    assert not frees_room(msgspec.msgpack.encode((1, 1, 1, "kv", deep)))

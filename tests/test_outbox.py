@@ -24,7 +24,7 @@ from raftkv.errors import (
     TooLarge,
 )
 from raftkv.outbox import ABANDONED_KEPT_S, ENVELOPE_BYTES, SWEEP_S, Outbox
-from raftkv.state.core import OutcomeReport
+from raftkv.state.core import OutcomeReport, SettleOutcome
 from raftkv.state.sessions import SESSION_WINDOW
 from tests.fakes import FakeRuntime
 
@@ -561,3 +561,35 @@ def test_nothing_is_lost_doubled_or_wrongly_called_not_applied(
         else:
             assert type(error) is (Timeout if text in left else NoLeader)
     assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+
+
+def test_settling_leaves_the_last_numbers_of_the_window_to_what_holds_the_floor() -> None:
+    bench = Bench(window=64)
+    bench.outbox.submit("talk", Say("never taken"), 200.0)
+    bench.runtime.run()
+    settled: set[int] = set()
+
+    def answer() -> None:
+        for number, (_, seq) in list(bench.settling().items()):
+            if number not in settled:
+                settled.add(number)
+                bench.outbox.settle(number, OutcomeReport("not_applied"))
+                if seq != 1:
+                    bench.outbox.settle(seq, None)
+        bench.runtime.run()
+
+    for number in range(54):
+        bench.outbox.submit("talk", Say(f"s{number}"), 1.0)
+    bench.runtime.run()
+    for _ in range(400):
+        bench.runtime.advance(1.0)
+        answer()
+    bench.outbox.submit("talk", Say("again"), 1.0)
+
+
+def test_a_question_about_a_number_beyond_the_window_is_answered() -> None:
+    bench = Bench()
+    asked = bench.outbox.submit("core", SettleOutcome(7, 10**6), 5.0)
+    bench.runtime.run()
+    bench.outbox.settle(1, SequenceTooFar("seq 1000000 is 1000000 above the floor"))
+    assert isinstance(asked.exception(), SequenceTooFar)

@@ -365,7 +365,8 @@ class Caller:
             except _NoRoom as error:
                 last = Overloaded(str(error))
                 continue  # the endpoint is not to blame, and the deadline has passed
-            except NotApplied as error:
+            except (NotApplied, ConfigError) as error:
+                # A ConfigError: turned away by its host or origin, before the body was looked at.
                 if isinstance(error, TooLarge) and not delivered:
                     raise
                 last = error

@@ -7,11 +7,12 @@ changed since (history.py), which may be much: that is done in slices, and the l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 from msgspec.structs import replace
 
-from raftkv.errors import Stopped, TooLarge
+from raftkv.errors import ReadTimeout, Stopped, TooLarge
 from raftkv.plugin import Consistency, Host
 
 from .changing import check_ignored
@@ -45,7 +46,7 @@ from .history import lowest_revision, revision_of
 from .large import is_large, read_in_slices
 from .leases import LeaseApi
 from .ranges import read_range, reads_all
-from .read_only import LargeReads, ReadOnlyTxn, has_history
+from .read_only import WAIT_S, LargeReads, ReadOnlyTxn, has_history
 from .transactions import flatten, reads_only, too_many, unflatten
 from .walk import Pasts, Walk
 from .watch import Watch
@@ -291,15 +292,20 @@ class KVApi:
         if reads_only(success, failure):
             await self._host.barrier("linearizable", timeout_s=timeout_s)
             if has_history(self._host.view()):
-                return unflatten(await self._read_txn(command))
+                return unflatten(await self._read_txn(command, timeout_s))
         outcome: TxnOutcome = await self._host.propose(command, timeout_s=timeout_s)
         return unflatten(outcome)
 
-    async def _read_txn(self, command: Txn) -> TxnOutcome:
+    async def _read_txn(self, command: Txn, timeout_s: float | None) -> TxnOutcome:
         read = ReadOnlyTxn(self._host, command)
         if not read.is_large():
             return await read.outcome()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (WAIT_S if timeout_s is None else timeout_s)
         async with self._large_reads:
+            if loop.time() > deadline:
+                # Its caller has given up; read all the same, it would make the next ones late.
+                raise ReadTimeout("too many transactions that read many keys were before this one")
             # As of now, not of when it came.
             return await ReadOnlyTxn(self._host, command).outcome()
 

@@ -22,7 +22,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Final
 
-from raftkv.errors import Overloaded
+from raftkv.errors import Overloaded, ReadTimeout
 from raftkv.plugin import Host
 
 from .commands import (
@@ -60,6 +60,8 @@ __all__ = [
 READS_AT_ONCE: Final = 4
 # An eighth of the requests that the HTTP API takes at once. At 100 ms each they are read in 6 s.
 READS_WAITING_MAX: Final = 256
+# How long one waits at most whose caller has named no time-out.
+WAIT_S: Final = 5.0
 
 
 def has_history(tables: Tables) -> bool:
@@ -249,6 +251,9 @@ class ReadOnlyTxn:
             self._looked = rows
             await asyncio.sleep(0)
         view = await caught_up(self._host, past, past.require_kept)
+        if revision_of(view) < self._revision:
+            # A replicant has given its state up at a newer epoch: `past` fits no other history.
+            raise ReadTimeout("this node's state was discarded while it was read: ask again")
         return view.table("keys")
 
     def _spend(self, rows: int) -> None:

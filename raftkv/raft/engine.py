@@ -633,7 +633,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.counts.commands_refused += len(commands) - len(taken)
         if taken:
             self.kick()
-        return len(taken) == len(commands)
+        # What was taken may be applied, so none of them may be called not applied.
+        return bool(taken) or not commands
 
     def read_index(self, token: Any) -> bool:
         """On a leader: confirm a read; `application.reads_confirmed` answers. False elsewhere."""

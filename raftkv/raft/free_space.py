@@ -3,8 +3,10 @@
 A node whose disk is full goes on as long as it safely can, because all nodes of a cluster often
 have disks of one size and would stop at the same moment. In the order in which it happens:
 
-1. *low*: less is free than the next snapshot and the reserve take. None is begun; the alarm DISK
-   is raised. It ends by itself with a quarter more than that, so that it does not flicker.
+1. *low*: less is free than the next snapshot and the reserve are expected to take. The alarm DISK
+   is raised. It ends by itself with a quarter more than that, so that it does not flicker. How
+   large the next snapshot is shows only when it is written: after deletions it may fit. So it is
+   tried, with pauses, as far as the reserve allows; none is begun where no more than that is free.
 2. *failed*: a snapshot found no room all the same (a quota of the file system, another program).
    What was written of it is removed. It is tried again, later each time; the same alarm.
 3. *at its end*: half of the reserve is gone, or the log that no snapshot covers has reached its
@@ -67,6 +69,8 @@ class FreeSpace:
         self.free_bytes: int | None = None
         #: Bytes that a snapshot leaves free: `limits.disk_reserve_bytes`, less on a small volume.
         self.reserve_bytes = engine.limits.disk_reserve_bytes
+        #: Bytes that a snapshot may take now; None before the first look, or if unseen.
+        self.room_bytes: int | None = None
         self._written_bytes = 0
         self._timer: Timer | None = None
         self._hand_over_from = 0.0
@@ -84,6 +88,19 @@ class FreeSpace:
     def alarm(self) -> bool:
         """Whether the alarm DISK of this node is on."""
         return self.low or self.failed
+
+    @property
+    def none_left(self) -> bool:
+        """Whether no more than the reserve is free: not even a small snapshot can be written."""
+        return self.room_bytes is not None and self.room_bytes <= 0
+
+    def check(self, written_bytes: int) -> None:
+        """Raise OSError (ENOSPC) if a snapshot has taken what the reserve leaves for it."""
+        if self.low and self.room_bytes is not None and written_bytes > self.room_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"the snapshot takes more than the {self.room_bytes} bytes beside the reserve",
+            )
 
     @property
     def at_end(self) -> bool:
@@ -162,9 +179,11 @@ class FreeSpace:
         self.free_bytes, self._written_bytes = for_log.free_bytes, written_bytes
         reserve_bytes = min(engine.limits.disk_reserve_bytes, for_log.total_bytes // RESERVE_PART)
         self.reserve_bytes = reserve_bytes
+        # One that is being written takes its room already: then the last look counts.
+        if not snapshotting.writing:
+            self.room_bytes = for_snapshots.free_bytes - reserve_bytes
         # What a quarter more than suffices is to be above what began it: hysteresis.
         needed = [(for_log.free_bytes, reserve_bytes)]
-        # One that is being written takes its room already.
         if not snapshotting.writing:
             needed.append((for_snapshots.free_bytes, snapshotting.expected_bytes + reserve_bytes))
         quarters = 5 if self.low else 4

@@ -271,7 +271,12 @@ class Leading:
         lost = sorted(voter for voter in self._forgetful if latest.trusts(voter))
         settled = max(self.first_index, engine.configurations.latest_index)
         if lost and engine.commit >= settled and engine.application.core_format >= 2:
-            engine.append_configuration(distrust(latest, lost[0]))
+            proposed = distrust(latest, lost[0])
+            # Else this leader would step down for an entry that cannot be committed, and
+            # a voter without what was acknowledged could be elected. Until then only it ignores it.
+            held = frozenset(self.holders(engine.commit)).intersection(self.able(self._now))
+            if proposed.majority(held):
+                engine.append_configuration(proposed)
 
     def _append_batches(self) -> None:
         """All waiting commands become entries, none larger than the limit (rule 31)."""
@@ -481,7 +486,8 @@ class Leading:
             for voter in engine.configuration.voters
             if voter in self._progress
             and voter in engine.links
-            and self._counted(voter) == self._progress[voter].match
+            and voter not in self._forgetful
+            and engine.configuration.trusts(voter)
         ]
         return max(heirs)[1] if heirs else None
 

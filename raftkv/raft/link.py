@@ -251,6 +251,9 @@ class Link(asyncio.Protocol):
             raise wire.ProtocolError(f"{type(message).__name__} before Hello")
         if message.version != wire.PROTOCOL_VERSION:
             raise wire.ProtocolError(f"protocol version {message.version} is not spoken here")
+        if self.dialled is not None and message.purpose != self.purpose:
+            # What may arrive here was judged by the purpose that the answer names.
+            raise wire.ProtocolError("it answers for another purpose than it was dialled for")
         refusal = self._misnamed(message) or owner.judge(message, self.proof)
         if refusal is not None:
             if refusal.code == WRONG_CERTIFICATE:

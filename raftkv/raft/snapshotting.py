@@ -187,7 +187,7 @@ class Snapshotting:
 
     def begin(self) -> None:
         """Write a snapshot of the applied state now, if there is room and none is being written."""
-        if self._running or self.space.low:
+        if self._running or self.space.none_left:
             return
         engine = self._engine
         self._running = True
@@ -286,6 +286,7 @@ class Snapshotting:
                 await runtime.offload_bulk(writer.write, *some)
                 total += size
                 some, size, turn = [], 0, 0
+                self.space.check(total)
                 ahead_s = total / bytes_per_s - (runtime.monotonic() - began)
                 if ahead_s > AHEAD_S_MAX:
                     until = runtime.monotonic() + ahead_s
@@ -301,6 +302,7 @@ class Snapshotting:
             if engine.stopped:
                 raise _GivenUp
             resumed = runtime.monotonic()
+        self.space.check(total + size)
         if some:
             await runtime.offload_bulk(writer.write, *some)
 

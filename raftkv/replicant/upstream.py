@@ -120,7 +120,8 @@ class Feeds:
                 name_of(raft_id),
                 feed.link,
                 feed.applied,
-                feed.snapshot_index is not None and feed.moved_at >= since,
+                feed in self._waiting
+                or (feed.snapshot_index is not None and feed.moved_at >= since),
             )
             for raft_id, feed in self._feeds.items()
         ]

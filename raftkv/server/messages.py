@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Uint64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec knows no upper bound beyond an int64's
 # An enum's name or its number.
 Enum = int | str
 
@@ -137,7 +138,7 @@ class HashRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 class AlarmRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     action: Enum = 0
-    memberID: Int64 = 0  # noqa: N815  # as etcd spells it in JSON
+    memberID: Uint64 = 0  # noqa: N815  # as etcd spells it in JSON
     alarm: Enum = 0
 
 
@@ -274,7 +275,7 @@ def decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
             raise BadRequest("the request must be a JSON object")
         tidied = _tidied(found or {}, decoder.type)
         return decoder.decode(msgspec.json.encode(tidied))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the request cannot be understood: {error}") from None
 
 
@@ -282,10 +283,12 @@ def decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
 _BYTES: Final = frozenset(("key", "range_end", "value"))
 _LINE_ENDS: Final = {10: None, 13: None}
 _INTEGERS: Final = {
-    kind: frozenset(field.name for field in msgspec.structs.fields(kind) if field.type == Int64)
+    kind: frozenset(
+        field.name for field in msgspec.structs.fields(kind) if field.type in (Int64, Uint64)
+    )
     for kind in _NAMES
 }
-_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
 
 
 def _tidied(found: Any, kind: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raftkv.errors import Overloaded, Refused
+from raftkv.errors import Overloaded, ReadTimeout, Refused
 from raftkv.kv import (
     FROM_KEY,
     Compacted,
@@ -327,3 +327,24 @@ def test_leases_are_compared_as_of_the_same_state(small: None, kv: KVApi, host: 
         assert done.results[0].count == len(NAMES)  # type: ignore[union-attr]
 
     run(story())
+
+
+def test_a_state_that_is_discarded_while_it_is_read_is_no_answer() -> None:
+    """As a replicant does at a newer epoch: its view goes back to the first revision."""
+
+    async def play() -> None:
+        host = FakeHost()
+        kv = KVApi(cast(Any, host))
+        for number in range(3000):
+            await kv.put(b"%06d" % number, b"x")
+        compares = [
+            Compare(b"000000", "version", ">", 0, b"000999"),
+            Compare(b"002000", "version", "=", 0),
+        ]
+        reading = asyncio.ensure_future(kv.txn(compares, [RangeOp(b"002000")], timeout_s=5))
+        await asyncio.sleep(0)
+        host.machine.reset()
+        with pytest.raises(ReadTimeout, match="discarded"):
+            await reading
+
+    asyncio.run(play())

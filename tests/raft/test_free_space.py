@@ -49,6 +49,16 @@ def wait(bench: Bench, seconds: float) -> None:
         bench.runtime.settle()
 
 
+def room_for_snapshots(bench: Bench, free_bytes: int) -> None:
+    """Snapshots are on a volume of their own with this amount of free space."""
+    small = Space(free_bytes, 1_000 * MIB)
+
+    def space(path: str) -> Space:
+        return small if "snapshots" in path else PLENTY
+
+    bench.disk.space = space  # type: ignore[method-assign]
+
+
 def temporaries(bench: Bench) -> list[str]:
     return [path for path in bench.disk.paths() if path.endswith(".tmp")]
 
@@ -112,7 +122,7 @@ def test_no_snapshot_is_begun_that_would_take_the_reserve(caplog: pytest.LogCapt
     known = seen.store.known
     assert known is not None
     bench.disk.fail_snapshots = True
-    bench.disk.space_of_snapshots = Space(known.size_bytes + 999, 1_000 * MIB)
+    bench.disk.space_of_snapshots = Space(1_000, 1_000 * MIB)
     wait(bench, free_space.LOOK_S)
     assert seen.space.alarm
     assert "alarm DISK" in caplog.text
@@ -294,3 +304,51 @@ def test_an_alarm_about_a_snapshot_that_is_not_needed_any_more_ends() -> None:
     bench.runtime.advance(free_space.LOOK_S)
     bench.runtime.settle()
     assert not seen.alarm
+
+
+def test_deletions_end_the_alarm_once_the_smaller_snapshot_fits() -> None:
+    """How large the next snapshot is shows only when it is written."""
+    bench = alone()
+    seen = bench.engine.snapshotting
+    put(bench, 6, b"x" * 5_000)
+    wait(bench, 1.0)
+    known = seen.store.known
+    assert known is not None
+    room_for_snapshots(bench, known.size_bytes * 9 // 10)
+    wait(bench, free_space.LOOK_S)
+    assert seen.space.alarm
+    for _ in range(20):
+        put(bench, 1, b"delete")
+        bench.application.state.clear()
+        wait(bench, 5.0)
+    assert not seen.space.alarm
+    assert bench.engine.counts.snapshots_written > 1
+
+
+def test_a_snapshot_that_would_take_the_reserve_is_given_up() -> None:
+    bench = alone()
+    seen = bench.engine.snapshotting
+    put(bench, 6, b"x" * 5_000)
+    wait(bench, 1.0)
+    written = bench.engine.counts.snapshots_written
+    room_for_snapshots(bench, 20_000)
+    wait(bench, free_space.LOOK_S)
+    put(bench, 12, b"x" * 5_000)
+    wait(bench, 60.0)
+    assert seen.space.alarm
+    assert bench.engine.counts.snapshots_written == written
+    assert bench.engine.counts.snapshots_failed > 0
+    assert temporaries(bench) == []
+    assert bench.application.faults == []
+
+
+def test_commands_that_were_taken_beside_others_may_not_be_called_not_applied() -> None:
+    bench = alone()
+    seen = bench.engine.snapshotting.space
+    seen._judge(PLENTY, Space(499, 1_000 * MIB), bench.wal.written_bytes)
+    assert seen.at_end
+    assert not seen.full
+    assert not bench.engine.propose([b"x"])
+    assert bench.engine.propose([b"delete", b"x"])
+    bench.runtime.settle()
+    assert [body for body in bench.application.state if b"delete" in body] == [b"delete"]

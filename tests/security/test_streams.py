@@ -157,10 +157,11 @@ def attempt(running: Threaded, context: ssl.SSLContext, lines: Lines, data: byte
 def hello(
     name: str, purpose: str = "rpc", role: str = "replicant", cluster: str = "raftkv"
 ) -> bytes:
-    greeting = wire.Hello(
-        wire.PROTOCOL_VERSION, purpose, cluster, "", f"{name}-00", role, "127.0.0.1:1"
+    about = wire.About(formats=[("core", 2)])
+    raft_id, address = f"{name}-00", "127.0.0.1:1"
+    return wire.encode(
+        wire.Hello(wire.PROTOCOL_VERSION, purpose, cluster, "", raft_id, role, address, about=about)
     )
-    return wire.encode(greeting)
 
 
 # Before the handshake is done --------------------------------------------------------------------
@@ -315,8 +316,9 @@ class Owner:
         self.met: list[str] = []
 
     def hello(self, purpose: str, wanted: str = "") -> wire.Hello:
+        raft_id, about = f"{self._name}-00", wire.About(formats=[("core", 2)])
         return wire.Hello(
-            wire.PROTOCOL_VERSION, purpose, "raftkv", "", f"{self._name}-00", "replicant", "h:1"
+            wire.PROTOCOL_VERSION, purpose, "raftkv", "", raft_id, "replicant", "h:1", about=about
         )
 
     def judge(self, hello: wire.Hello, proof: Proof) -> None:
