@@ -156,7 +156,7 @@ class DoorClient:
         assert self._streams is not None
         reader, writer = self._streams
         head = (
-            f"{method} {path} HTTP/1.1\r\nhost: chaos\r\n"
+            f"{method} {path} HTTP/1.1\r\nhost: [::1]\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode("ascii") + body)

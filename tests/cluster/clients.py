@@ -65,7 +65,7 @@ class HttpClient:
                 raise Denied(f"not connected: {error}") from None
         reader, writer = self._streams
         head = (
-            f"{method} {path} HTTP/1.1\r\nhost: test\r\n"
+            f"{method} {path} HTTP/1.1\r\nhost: [::1]\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         try:
