@@ -77,6 +77,12 @@ class _Unreachable(NotApplied):
     code = "unreachable"
 
 
+class NotServed(NotApplied):
+    """The node does not serve the request, as one of a former release, or not under that host."""
+
+    code = "not_served"
+
+
 class DoorClient:
     """Calls to the first endpoint that can take them, all within `timeout_s` per call.
 
@@ -255,6 +261,8 @@ def _raise(endpoint: str, status: int, decoded: Any) -> NoReturn:
     known = _BY_REASON.get(str(fields.get("reason")))
     if known is not None:
         raise known(text)
+    if status == 421 or (status == 404 and f"{fields.get('error')}".startswith("there is no /")):
+        raise NotServed(text)
     if status == 413:
         raise TooLarge(text)
     if status in (408, 502, 503, 504):

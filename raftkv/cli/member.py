@@ -22,6 +22,7 @@ from raftkv.errors import (
     NoLeader,
     NotApplied,
     RaftkvError,
+    Refused,
     Timeout,
 )
 
@@ -162,9 +163,15 @@ def endpoints_of_members(
 def ask_in_turn(
     endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float], Any]
 ) -> Any:
-    """Ask the nodes in turn until one answers; a refusal is an answer. Raises the last error."""
+    """Ask the nodes in turn until one answers; a refusal is an answer. Raises the last error.
+
+    Raises Refused if no node serves what is asked, as during an upgrade.
+    """
+    from .door_client import NotServed
+
     deadline = time.monotonic() + timeout_s
     while True:
+        serving = False
         for endpoint in endpoints:
             left_s = max(deadline - time.monotonic(), 0.05)
             try:
@@ -173,6 +180,9 @@ def ask_in_turn(
                 raise
             except (NotApplied, Timeout) as error:
                 last: RaftkvError = error
+                serving |= not isinstance(error, NotServed)
+        if not serving:
+            raise Refused(str(last))
         if time.monotonic() + ROUND_PAUSE_S >= deadline:
             raise last
         time.sleep(ROUND_PAUSE_S)

@@ -169,3 +169,22 @@ def test_help_has_an_example(command: str) -> None:
 def test_nobody_to_ask_is_code_3() -> None:
     at = ("--endpoint", "http://127.0.0.1:1", "--timeout", "0.3")
     assert "cannot be reached" in one_line_error(raftkv("member", "remove", "x", *at), 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "document"),
+    [
+        (404, {"error": "there is no /v1/members/forget here", "reason": "not_found"}),
+        (421, {"error": "the host is not known", "reason": "unknown_host"}),
+    ],
+)
+def test_a_node_that_does_not_serve_the_verb_is_passed_over(
+    endpoint: str, status: int, document: Any
+) -> None:
+    Scripted.script = [(status, document), (200, {"name": "pod"})]
+    done = raftkv("member", "forget", "pod", "--endpoint", endpoint, "--endpoint", endpoint)
+    assert done.returncode == 0, done.stderr
+    # Where no node serves it, the answer is one line, at once.
+    Scripted.script = [(status, document)]
+    said = one_line_error(raftkv("member", "forget", "pod", "--endpoint", endpoint), 1)
+    assert document["error"] in said
