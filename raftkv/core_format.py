@@ -34,6 +34,7 @@ from .errors import (
     Timeout,
     UnknownCommand,
 )
+from .membership import METHOD_LIST
 from .parts import CorePart
 from .raft.membership import name_of
 from .raft.transport import Link
@@ -295,8 +296,9 @@ class CoreFormat:
         """The member, if it answers now: a connection may be up although its other end is gone."""
         rpc = self._node.rpc
         try:
-            with contextlib.suppress(RemoteFailed):  # that is an answer: it does not lead
-                await rpc.call(name, METHOD_SURVEY, b"", HANDSHAKE_S)
+            # Every release answers this by itself; a survey could go round between two leaders.
+            with contextlib.suppress(RemoteFailed):  # that is an answer, too
+                await rpc.call(name, METHOD_LIST, b"", HANDSHAKE_S)
             link = await rpc.connected(name, HANDSHAKE_S)
         except (PeerUnreachable, Timeout):
             return None
