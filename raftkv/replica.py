@@ -83,10 +83,10 @@ class Replica:
     def frees_room(self, command: bytes) -> bool:
         return frees_room(command)
 
-    def apply(self, index: int, body: bytes) -> None:
+    def apply(self, index: int, body: bytes, term: int) -> None:
         outbox, foreign = self._outbox, self.foreign
         try:
-            outcomes = self.machine.apply(index, body)
+            outcomes = self.machine.apply(index, body, term)
         except NodeFault:
             raise
         except (OSError, MemoryError) as error:

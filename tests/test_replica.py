@@ -110,7 +110,8 @@ def test_a_late_refusal_of_the_old_session_does_not_settle_a_number_of_the_new_o
     new = bench.outbox.submit("kv", Put(b"k2", b"v"), 5.0)
     command = NodeUp(nonce, "n1", "core", "n1-aa", "n1:1", None, (("kv", KV.version),))
     up = _encode((0, nonce, 0, "core", _encode(command)))
-    bench.replica.apply(bench.replica.machine.index + 1, b"\x92" + _encode(2) + b"\x92" + up + late)
+    entry = b"\x92" + _encode(2) + b"\x92" + up + late
+    bench.replica.apply(bench.replica.machine.index + 1, entry, 1)
     bench.runtime.run()
     assert len(bench.sent) == 2, "the new command was sent twice"
     assert not new.done()

@@ -88,11 +88,13 @@ class Copied:
 
     def __init__(self) -> None:
         self.state: list[bytes] = []
+        self.terms: list[int] = []
         self.faults: list[NodeFault] = []
         self._chunks: list[bytes] = []
 
-    def apply(self, index: int, body: bytes) -> None:
+    def apply(self, index: int, body: bytes, term: int) -> None:
         self.state.append(body)
+        self.terms.append(term)
 
     def skip(self, index: int) -> None:
         """An entry without commands."""

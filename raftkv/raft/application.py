@@ -46,7 +46,8 @@ class Application(Protocol):
     def frees_room(self, command: bytes) -> bool:
         """Whether a leader with a full disk still takes this command."""
 
-    def apply(self, index: int, body: bytes) -> None: ...
+    def apply(self, index: int, body: bytes, term: int) -> None:
+        """The commands of the entry at `index`, which was appended in `term`."""
 
     def skip(self, index: int) -> None:
         """The entry at `index` holds no batch."""

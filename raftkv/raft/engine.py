@@ -601,7 +601,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def _SyncObj__doApplyCommand(self, entry: Any) -> None:
         kind = entry.payload[0]
         if kind == BATCH:
-            self.application.apply(entry.index, entry.payload[1:])
+            self.application.apply(entry.index, entry.payload[1:], entry.term)
         elif kind in (NO_OP, CONFIGURATION):
             self.application.skip(entry.index)
         elif kind == FORMAT:

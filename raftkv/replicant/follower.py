@@ -61,7 +61,7 @@ SETTLE_CHUNKS = 32
 class ReplicantApplication(Protocol):
     """What a follower drives: the part of the engine's application that concerns it."""
 
-    def apply(self, index: int, body: bytes) -> None: ...
+    def apply(self, index: int, body: bytes, term: int) -> None: ...
 
     def skip(self, index: int) -> None: ...
 
@@ -352,7 +352,7 @@ class Follower:
             assert index == self.applied + 1, (index, self.applied)
             kind = payload[0]
             if kind == BATCH:
-                self._application.apply(index, payload[1:])
+                self._application.apply(index, payload[1:], term)
             elif kind in (NO_OP, CONFIGURATION):
                 self._application.skip(index)
             elif kind == FORMAT:

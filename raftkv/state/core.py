@@ -258,6 +258,8 @@ class Core:
         on_voters: Callable[[tuple[str, ...]], None],
     ) -> None:
         """`after` queues what the machine does once the command has succeeded."""
+        #: The term in which the entry that is applied was appended; set by the machine.
+        self.term = 0
         self._sessions = sessions
         self._refusals = refusals
         self._settings = settings

@@ -163,8 +163,11 @@ class StateMachine:
 
     # Applying
 
-    def apply(self, index: int, body: bytes) -> Outcomes:
+    def apply(self, index: int, body: bytes, term: int = 0) -> Outcomes:
         """Apply a batch entry. Returns (session, seq, outcome) for each of its commands, in order.
+
+        `term` is the one in which the entry was appended, the same on every node; 0 outside of a
+        cluster, where no verdict of a leader takes effect.
 
         An outcome is the command's result or an instance of `Refused`. Raises Diverged when the
         entry is not the next one or no batch, MissingPlugin when the cluster has activated a
@@ -176,6 +179,7 @@ class StateMachine:
             batch = decode_batch(body)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Diverged(f"entry {index} of the log is no batch of commands: {error}") from None
+        self._core.term = term
         if batch.stamp_ms > self.now:
             self.now = batch.stamp_ms
         sessions = self._sessions

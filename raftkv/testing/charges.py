@@ -73,13 +73,13 @@ class Charges:
         return scan
 
     def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
-        def apply(replica: Replica, index: int, body: bytes) -> None:
+        def apply(replica: Replica, index: int, body: bytes, term: int) -> None:
             process = _working()
             if process is None:
-                original(replica, index, body)
+                original(replica, index, body, term)
                 return
             owed_s, commands = process.owed_s, replica.commands_applied
-            original(replica, index, body)
+            original(replica, index, body, term)
             process.charge(COMMAND_S * (replica.commands_applied - commands))
             if process.owed_s - owed_s >= LONG_S:
                 self._marks.hit("entry that takes long")

@@ -184,14 +184,14 @@ class SeveralClusters:
         self._violated("nodes stop for a reason", [text])
 
     def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
-        def apply(replica: Replica, index: int, body: bytes) -> None:
+        def apply(replica: Replica, index: int, body: bytes, term: int) -> None:
             name = current.running_host()
             cluster = self._cluster_of[name]
-            checksum = zlib.crc32(body)
+            checksum = zlib.crc32(body, term)
             if self._applied[cluster].setdefault(index, checksum) != checksum:
                 text = f"{name} applies something else at index {index}"
                 self._violated("state-machine safety", [text])
-            original(replica, index, body)
+            original(replica, index, body, term)
             if index % DIGEST_EVERY == 0:
                 digest = replica.machine.digest()
                 if self._digests[cluster].setdefault(index, digest) != digest:

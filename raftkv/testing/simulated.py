@@ -274,15 +274,15 @@ class SimulatedCluster:
         self.violated("nodes stop for a reason", f"{name}: {type(fault).__name__}: {fault}")
 
     def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
-        def apply(replica: Replica, index: int, body: bytes) -> None:
-            checksum = zlib.crc32(body)
+        def apply(replica: Replica, index: int, body: bytes, term: int) -> None:
+            checksum = zlib.crc32(body, term)
             if self._applied.setdefault(index, checksum) != checksum:
                 self.violated(
                     "state-machine safety",
                     f"{current.running_host()} applies something else at index {index}",
                 )
             self.observer.applying(current.running_host(), index, replica.machine.voters[1])
-            original(replica, index, body)
+            original(replica, index, body, term)
             process = PROCESS.get()
             owed_s = 0.0 if process is None else process.owed_s
             self.watchers.applied(replica.machine)

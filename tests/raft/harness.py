@@ -98,6 +98,7 @@ class RecordingApplication:
         self.core_format = 2
         self.index = 1
         self.applied: list[int] = []
+        self.terms: dict[int, int] = {}
         self.restored: list[int] = []
         self.offices = 0
         self.discarded = 0
@@ -112,8 +113,9 @@ class RecordingApplication:
     def frees_room(self, command: bytes) -> bool:
         return command.startswith(b"delete")
 
-    def apply(self, index: int, body: bytes) -> None:
+    def apply(self, index: int, body: bytes, term: int) -> None:
         self.skip(index)
+        self.terms[index] = term
         self.state.append(body)
 
     def skip(self, index: int) -> None:

@@ -112,7 +112,7 @@ class ReplicantApplication:
         self.applied: list[int] = []
         self.faults: list[NodeFault] = []
 
-    def apply(self, index: int, body: bytes) -> None:
+    def apply(self, index: int, body: bytes, term: int) -> None:
         if body == b"bad":
             raise RuntimeError("half done")
         self.applied.append(index)
