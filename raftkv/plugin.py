@@ -348,7 +348,8 @@ class Plugin(Generic[ApiT]):
     array-like, frozen Structs, each with `Result`: the type, or union of types, that `apply` gives
     for it. `refusals` lists the `Refused` subclasses that `apply` may raise. `uses` names the
     plugins whose commands may be called and whose views may be read. `options` is the Struct of
-    the local configuration `[options.<name>]`, if there is one.
+    the local configuration `[options.<name>]`, if there is one. `costly` lists the commands that
+    may cost more than their size: `cost` foresees how much.
     """
 
     name: ClassVar[str]
@@ -358,11 +359,20 @@ class Plugin(Generic[ApiT]):
     settings: ClassVar[tuple[Setting, ...]] = ()
     refusals: ClassVar[tuple[type[Refused], ...]] = ()
     uses: ClassVar[tuple[str, ...]] = ()
+    costly: ClassVar[tuple[type[msgspec.Struct], ...]] = ()
     options: ClassVar[type[msgspec.Struct] | None] = None
 
     def apply(self, command: Any, ctx: Context) -> Any:
         """Apply one command. Pure; raising a Refused undoes everything it did."""
         raise NotImplementedError(f"{type(self).__name__}.apply")
+
+    def cost(self, command: Any, view: View) -> int:
+        """The rows that a command in `costly` may look at beyond its size, as the state is now.
+
+        An estimate, and short work itself: counts of tables and rows found by their key. It
+        decides nothing but how a leader mixes commands into entries.
+        """
+        return 0
 
     def on_members(self, change: MemberChange, ctx: Context) -> None:
         """Pure hook in the entry that changed the members table; bounded work."""

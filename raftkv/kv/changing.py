@@ -128,6 +128,7 @@ class Changing:
         """End a lease, which must exist; the number of keys that are gone with it."""
         require_lease(self._ctx, id)
         keys = keys_of(self._ctx, id)
+        self._ctx.charge(len(keys))
         for key in keys:
             self._remove(self._keys[key])
         forget(self._ctx, id, keys)
@@ -203,6 +204,7 @@ class Changing:
         self._events.append(Event(kv, prev))
 
     def _spend(self, rows: int) -> None:
+        self._ctx.charge(rows)
         self._rows_left -= rows
         if self._rows_left < 0:
             raise LimitExceeded(

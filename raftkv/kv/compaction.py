@@ -29,7 +29,7 @@ from raftkv.plugin import Context, Table
 from .commands import Compact, Compacted, CompactResult, FutureRevision, Revision
 from .history import lowest_revision, revision_of, row_bytes
 
-__all__ = ["TRIM_BYTES", "TRIM_REVISIONS", "compact", "trim"]
+__all__ = ["COMPACT_ROWS_MAX", "TRIM_BYTES", "TRIM_REVISIONS", "compact", "trim"]
 
 #: The first format of the commands under which a compaction leaves rows for some grace.
 FORMAT_GRACE: Final = 3
@@ -63,7 +63,9 @@ def compact(command: Compact, ctx: Context) -> CompactResult:
     if len(history) > 0:
         first = _first(history)
         end = _not_needed(ctx, history, first, command.revision)
-        history.delete_first(max(0, min(end - first, COMPACT_ROWS_MAX)))
+        rows = max(0, min(end - first, COMPACT_ROWS_MAX))
+        ctx.charge(rows)
+        history.delete_first(rows)
     return CompactResult(newest)
 
 

@@ -72,6 +72,7 @@ from .commands import (
     ValueGiven,
 )
 from .compaction import compact
+from .cost import COSTLY, estimated
 from .formats import in_format_1
 from .leasing import claim, due_ms, grant, lessor_epoch, require_lease
 from .plain import put
@@ -178,6 +179,8 @@ class KV(Plugin[KVApi]):
         Setting("lease_keys_max", int, 10_000, _between(1, 100_000), "Keys attached to one lease."),
     )
 
+    costly: ClassVar[tuple[type[msgspec.Struct], ...]] = COSTLY
+
     def open(self, host: Host) -> KVApi:
         return KVApi(host)
 
@@ -198,6 +201,9 @@ class KV(Plugin[KVApi]):
             # In the machine's own words, so that every member keeps the same answer.
             raise UnknownCommand(f"the plugin {self.name!r} cannot decode the command")
         return _OTHERS[type(command)](command, ctx)
+
+    def cost(self, command: Any, view: View) -> int:
+        return estimated(command, view)
 
     def invariants(self, view: View) -> Sequence[str]:
         return violations(view)

@@ -148,6 +148,12 @@ class Context(Protocol):
     def table(self, name: str) -> Table[Any, Any]:
         """One of this plugin's own tables."""
 
+    def charge(self, rows: int) -> None:
+        """Add to what this command costs: the rows it is about to look at (state/costs.py).
+
+        One row and the bytes of the command are counted without it. Charge before the work.
+        """
+
     def call(self, plugin: str, command: msgspec.Struct) -> Any:
         """Apply a command of a plugin named in `uses`, in this command's undo scope.
 
@@ -187,8 +193,11 @@ class PurePlugin(Protocol):
     settings: ClassVar[tuple[Setting, ...]]
     refusals: ClassVar[tuple[Any, ...]]
     uses: ClassVar[tuple[str, ...]]
+    costly: ClassVar[tuple[type[msgspec.Struct], ...]]
 
     def apply(self, command: Any, ctx: Context) -> Any: ...
+
+    def cost(self, command: Any, view: View) -> int: ...
 
     def on_members(self, change: MemberChange, ctx: Context) -> None: ...
 

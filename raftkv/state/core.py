@@ -245,6 +245,7 @@ class Core:
     settings: ClassVar[tuple[Setting, ...]] = ()
     refusals: ClassVar[tuple[type[Refused], ...]] = ()
     uses: ClassVar[tuple[str, ...]] = ()
+    costly: ClassVar[tuple[type[msgspec.Struct], ...]] = ()
 
     def __init__(
         self,
@@ -290,6 +291,9 @@ class Core:
             return self._forget(command, ctx)
         assert isinstance(command, SettleOutcome)
         return self._settle_outcome(command, ctx)
+
+    def cost(self, command: Any, view: View) -> int:
+        return 0
 
     def on_members(self, change: MemberChange, ctx: Context) -> None:
         pass

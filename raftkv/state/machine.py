@@ -50,6 +50,8 @@ from .contract import (
     View,
 )
 from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport, Voters
+from .costs import Work, of_size
+from .estimating import estimated
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
@@ -110,6 +112,8 @@ class StateMachine:
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self.fault_count = 0
         self.core_format_max = core_format_max
+        self._work = Work()
+        self._last_bytes = 0
         self._undo: UndoLog = []
         self._after: list[Callable[[], None]] = []
         self._sessions = Sessions() if sessions is None else sessions
@@ -142,10 +146,12 @@ class StateMachine:
             self._voters_changed,
         )
         self._core = builtin
-        core = Routed(builtin, self._undo, self._sessions, None, None)
+        core = Routed(builtin, self._undo, self._sessions, None, None, self._work)
         found = {CORE: core}
         for plugin in ordered:
-            routed = Routed(plugin, self._undo, self._sessions, core.members, core.tables)
+            routed = Routed(
+                plugin, self._undo, self._sessions, core.members, core.tables, self._work
+            )
             routed.ctx._callees = {name: found[name] for name in plugin.uses}
             found[plugin.name] = routed
             self._settings[plugin.name] = routed.settings
@@ -254,6 +260,8 @@ class StateMachine:
     def _run(self, envelope: Envelope) -> Any:
         """Apply one command that was not seen before; returns its outcome as it is to be kept."""
         self.serial = serial = self.serial + 1
+        self._work.rows = 0
+        self._last_bytes = len(envelope.command)
         routed = self._active.get(envelope.plugin)
         if routed is None:
             return UnknownPlugin(f"the plugin {envelope.plugin!r} is not active in this cluster")
@@ -333,6 +341,17 @@ class StateMachine:
             return msgspec.msgpack.decode(outcome.data)
         session.done[envelope.seq] = result
         return result
+
+    # What commands cost
+
+    @property
+    def cost_applied(self) -> int:
+        """What the last command cost that was applied, in rows (costs.py)."""
+        return of_size(self._last_bytes) + self._work.rows
+
+    def estimate(self, payload: bytes) -> int:
+        """What an encoded `Envelope` may cost, in rows, as the state is now; decides nothing."""
+        return estimated(payload, self._active, self._views)
 
     # What follows a command of the built-in plugin
 

@@ -18,6 +18,7 @@ import msgspec
 from raftkv.errors import ConfigError, UnknownCommand, UnknownPlugin
 
 from .contract import Member, PurePlugin, Setting, TableSpec
+from .costs import Work
 from .runs import RunTable
 from .tables import Table, TableView, UndoLog, undo_to
 from .types import require_bounded, require_frozen
@@ -42,6 +43,7 @@ class CommandContext:
         "_sessions",
         "_undo",
         "_voters",
+        "charge",
         "index",
         "members",
         "now",
@@ -60,6 +62,7 @@ class CommandContext:
         sessions: Sessions,
         undo: UndoLog,
         voters: TableView[str, Any],
+        work: Work,
     ) -> None:
         self.now = 0
         self.index = 0
@@ -73,6 +76,8 @@ class CommandContext:
         self._sessions = sessions
         self._undo = undo
         self._voters = voters
+        # One for all plugins: what a callee does is the caller's work.
+        self.charge: Callable[[int], None] = work.charge
         self._callees: dict[str, Routed] = {}
 
     @property
@@ -113,6 +118,7 @@ class Routed:
         sessions: Sessions,
         members: MembersView | None,
         core_tables: Mapping[str, Table[Any, Any]] | None,
+        work: Work,
     ) -> None:
         """`members` and `core_tables` are those of the core; None when this is the core."""
         name = self.name = plugin.name
@@ -125,6 +131,7 @@ class Routed:
             _check_tables(plugin)
             self.settings = _checked_settings(plugin)
             self.results, self.result_decoders = _checked_commands(plugin)
+            self.costly_tags = _costly_tags(plugin)
             union: Any = typing.Union[tuple(self.results)] if self.results else None  # noqa: UP007
             self.decode = msgspec.msgpack.Decoder(union).decode
         except TypeError as error:
@@ -139,7 +146,7 @@ class Routed:
         self.voters: TableView[str, Any] = core["voters"].view
         self.settings_view = SettingsView(name, self.settings, core["settings"].view)
         self.ctx = CommandContext(
-            self.tables, members, self.settings_view, sessions, undo, self.voters
+            self.tables, members, self.settings_view, sessions, undo, self.voters, work
         )
         self.apply: Callable[[Any, Context], Any] = plugin.apply
 
@@ -215,6 +222,14 @@ def _checked_commands(
         results[command] = frozenset(_classes(result))
         decoders[command] = msgspec.msgpack.Decoder(result).decode
     return results, decoders
+
+
+def _costly_tags(plugin: PurePlugin) -> tuple[bytes, ...]:
+    """What the encodings of the costly commands have behind their first byte."""
+    for command in plugin.costly:
+        if command not in plugin.commands:
+            raise TypeError(f"{command.__name__} stands in costly, but not in commands")
+    return tuple(msgspec.msgpack.encode(cmd.__struct_config__.tag) for cmd in plugin.costly)
 
 
 def _classes(annotation: Any) -> Sequence[type]:

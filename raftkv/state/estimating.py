@@ -1,0 +1,60 @@
+"""The estimate of what a command will cost, before it stands in the log; costs.py has the unit.
+
+A leader makes one for each command that it takes into an entry, so the cheap ones, which are most,
+are recognized by the first bytes of their encoding: a command is an array that begins with its tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from .batch import Envelope
+from .costs import of_size
+
+if TYPE_CHECKING:
+    from .routing import Routed
+    from .views import StateView
+
+__all__ = ["estimated"]
+
+# The first byte of an array of fewer than 16 elements, which stands before the tag.
+_ARRAY: Final = range(0x90, 0xA0)
+_decode = msgspec.msgpack.Decoder(Envelope).decode
+
+
+def estimated(payload: bytes, active: Mapping[str, Routed], views: Mapping[str, StateView]) -> int:
+    """What the command in an encoded envelope may cost, in rows.
+
+    What cannot be decoded costs its size: `apply` refuses it without work.
+    """
+    size = of_size(len(payload))
+    try:
+        envelope = _decode(payload)
+        routed = active.get(envelope.plugin)
+        if routed is None or not _may_be_costly(envelope.command, routed.costly_tags):
+            return size
+        command = routed.decode(envelope.command)
+    except (msgspec.MsgspecError, ValueError):
+        return size
+    if type(command) not in routed.plugin.costly:
+        return size
+    return size + _foreseen(routed, command, views[envelope.plugin])
+
+
+def _may_be_costly(command: bytes, tags: tuple[bytes, ...]) -> bool:
+    if not tags or not command:
+        return False
+    return command[0] not in _ARRAY or command.startswith(tags, 1)
+
+
+def _foreseen(routed: Routed, command: Any, view: StateView) -> int:
+    try:
+        return max(0, routed.plugin.cost(command, view))
+    except (MemoryError, OSError, RecursionError):
+        raise
+    except Exception:
+        # The plugin's mistake, in a guess: no reason to stop the leader. `apply` shows it as well.
+        return 0
