@@ -44,6 +44,7 @@ from .parts import ReplicantPart
 from .raft.membership import decode, encode
 from .raft.recovery import Recovered, recover
 from .raft.snapshot import SnapshotMeta, SnapshotStore
+from .raft.snapshot_file import FORMAT_VERSION
 from .runtime import Files
 from .state.core import NodeRole
 
@@ -222,6 +223,9 @@ class Promotion:
             follower.applied_term,
             encode(configuration),
             directory.identity.cluster_id,
+            # A promotion needs the core format that this version of the file needs.
+            FORMAT_VERSION,
+            follower.in_force.since,
         )
         try:
             await runtime.offload_bulk(_clear, runtime.files, config.dir)

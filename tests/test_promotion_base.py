@@ -61,6 +61,7 @@ def test_members_that_change_while_the_request_is_on_its_way() -> None:
         made = replicant._part.engine
         base = made.configurations.base_index
         assert made.configurations.at(base) == engine.configurations.at(base)
+        assert made.configurations.since(base) == engine.configurations.since(base) > 0
         assert made.me in engine.configuration.voters
 
 

@@ -12,7 +12,9 @@ Rules of this file:
 3. State never goes back. Before each step the commit index is looked at: entries may have come by
    another way (a new leader whose log reaches further back). Then the file stays, what was read is
    discarded, and S is acknowledged as what it is: committed.
-4. What is being taken over is taken over to its end. If the file of a newer snapshot arrives
+4. A file whose configuration contradicts what this node's log holds committed (agreement.py) is
+   not taken over: the node stops.
+5. What is being taken over is taken over to its end. If the file of a newer snapshot arrives
    meanwhile (another leader's), it waits; so there is always progress, however often leaders
    change.
 
@@ -36,6 +38,7 @@ from raftkv import collector
 from raftkv.errors import DamagedSnapshot
 
 from . import wire
+from .agreement import Held, require_agreement
 from .free_space import is_no_room
 from .membership import decode
 
@@ -101,11 +104,21 @@ class Installing:
                 self._answer(sender, message, message.size_bytes, done=False)
                 continue
             self._writing = True
-            future = self._engine.runtime.offload_bulk(self._write, message)
+            future = self._engine.runtime.offload_bulk(self._write, message, self._held())
             future.add_done_callback(partial(self._written, asked))
 
-    def _write(self, message: wire.SnapshotChunk) -> int | Snapshot:
-        """In the bulk thread: the offset that is wanted next, or the validated snapshot."""
+    def _held(self) -> Held:
+        """What this node's log states about the members where it is committed."""
+        engine, known = self._engine, self._engine.configurations
+        commit = engine.commit
+        return Held(commit, known.at(commit), known.since(commit), known.base_index)
+
+    def _write(self, message: wire.SnapshotChunk, held: Held) -> int | Snapshot:
+        """In the bulk thread: the offset that is wanted next, or the validated snapshot.
+
+        Raises Diverged for one that contradicts what this node holds committed. Nothing of it is
+        left then, so that a restart does not take it over either.
+        """
         store = self._engine.snapshotting.store
         receiver = store.receiver(message.snapshot_id, message.size_bytes)
         try:
@@ -117,7 +130,7 @@ class Installing:
         if receiver.offset < receiver.size_bytes:
             return receiver.offset
         try:
-            return receiver.finish()
+            return receiver.finish(partial(require_agreement, held))
         except DamagedSnapshot as error:
             # That says nothing against this node's disk: the sender begins anew.
             log.warning("a received snapshot is dropped: %s", error.reason)
@@ -217,11 +230,13 @@ class Installing:
     def _install(self, snapshot: Snapshot, loading: Loading) -> None:
         """State, configuration and log follow the file."""
         engine, wal, meta = self._engine, self._engine.wal, snapshot.meta
+        require_agreement(self._held(), meta)  # more may be committed than when it arrived
         loading.adopt(meta.index)
         keeps = wal.term_at(meta.index) == meta.term
         if not keeps:
             wal.rebase(meta.index, meta.term)
-        engine.configurations.rebase(meta.index, decode(meta.configuration), keep_behind=keeps)
+        configuration, since = decode(meta.configuration), meta.configuration_index
+        engine.configurations.rebase(meta.index, configuration, since, keep_behind=keeps)
         engine.installed(meta.index)
         engine.counts.snapshots_installed += 1
         engine.configuration_changed()

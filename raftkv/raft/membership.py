@@ -94,8 +94,10 @@ def decode(body: bytes) -> Configuration:
 class ConfigurationLog:
     """The configurations in a log: the one at its base, then those of entries behind it."""
 
-    def __init__(self, base_index: int, base: Configuration) -> None:
+    def __init__(self, base_index: int, base: Configuration, base_since: int = 0) -> None:
         self._history: list[tuple[int, Configuration]] = [(base_index, base)]
+        # The index of the entry that held the base's; 0: not known.
+        self._base_since = base_since
 
     @property
     def latest(self) -> Configuration:
@@ -130,6 +132,16 @@ class ConfigurationLog:
                 return configuration
         return self._history[0][1]
 
+    def since(self, index: int) -> int:
+        """The index of the entry that holds `at(index)`.
+
+        0 if it is not known: the base is a snapshot of core format 1.
+        """
+        for position, _ in reversed(self._history[1:]):
+            if position <= index:
+                return position
+        return self._base_since
+
     def member_since(self, raft_id: str, commit: int) -> int | None:
         """The index of the committed configuration since which this id is a member.
 
@@ -146,7 +158,10 @@ class ConfigurationLog:
                 since = position
         return since
 
-    def rebase(self, index: int, configuration: Configuration, *, keep_behind: bool) -> None:
+    def rebase(
+        self, index: int, configuration: Configuration, since: int = 0, *, keep_behind: bool
+    ) -> None:
         """A snapshot at `index` is the new base; entries behind it stay or went with the log."""
         behind = [item for item in self._history[1:] if item[0] > index] if keep_behind else []
         self._history = [(index, configuration), *behind]
+        self._base_since = since

@@ -15,8 +15,9 @@ from raftkv.config import Limits
 from raftkv.errors import DamagedLog
 from raftkv.runtime import Files
 
+from .agreement import Held, require_agreement
 from .membership import EMPTY, ConfigurationLog, decode
-from .snapshot import Snapshot, SnapshotStore
+from .snapshot import Snapshot, SnapshotMeta, SnapshotStore
 from .wal import Wal
 
 __all__ = ["Recovered", "recover"]
@@ -53,7 +54,8 @@ def recover(
 ) -> Recovered:
     """Open the log and the newest snapshot. Blocking.
 
-    Raises DamagedLog, DamagedSnapshot, NewerFormat.
+    Raises DamagedLog, DamagedSnapshot, NewerFormat; Diverged if the snapshot's configuration is not
+    that of the log at the same index.
 
     `belongs`: the directory belongs to a cluster already, so its log must be there (rule 10): a
     node that lost it has forgotten its votes and must not go on as itself. `owner` is the same for
@@ -74,10 +76,11 @@ def recover(
         log_id=_log_id(owner),
         must_exist=belongs,
     )
-    index, term, configuration = 1, 0, EMPTY
+    index, term, configuration, since = 1, 0, EMPTY, 0
     if snapshot is not None:
         meta = snapshot.meta
         index, term, configuration = meta.index, meta.term, decode(meta.configuration)
+        since = meta.configuration_index
     if wal.base_index > index:
         raise DamagedLog(
             log_directory,
@@ -91,11 +94,23 @@ def recover(
         assert pending is not None
         wal.write(pending)
         wal.written(pending)
-    configurations = ConfigurationLog(index, configuration)
+    elif snapshot is not None:
+        _require_agreement(wal, snapshot.meta)
+    configurations = ConfigurationLog(index, configuration, since)
     for entry in wal.entries(index + 1):
         if entry.payload[0] == _CONFIGURATION:
             configurations.append(entry.index, decode(entry.payload[1:]))
     return Recovered(wal, store, snapshot, configurations)
+
+
+def _require_agreement(wal: Wal, meta: SnapshotMeta) -> None:
+    """The log holds the snapshot's last entry, so it must name the same members up to there."""
+    held = Held(meta.index, None, 0, wal.base_index)
+    for entry in wal.entries(wal.first_index, meta.index):
+        if entry.payload[0] == _CONFIGURATION:
+            found = decode(entry.payload[1:])
+            held = Held(meta.index, found, entry.index, wal.base_index)
+    require_agreement(held, meta)
 
 
 def _log_id(owner: str) -> int:

@@ -22,9 +22,10 @@ import contextlib
 import os.path
 import re
 import zlib
+from collections.abc import Callable
 from typing import Final
 
-from raftkv.errors import DamagedSnapshot
+from raftkv.errors import DamagedSnapshot, Diverged
 from raftkv.raft.snapshot_file import Footer, Snapshot, SnapshotMeta, chunk_head, header
 from raftkv.runtime import Files, Space
 
@@ -252,8 +253,10 @@ class SnapshotReceiver:
             self._file.datasync()
         return True
 
-    def finish(self) -> Snapshot:
+    def finish(self, accept: Callable[[SnapshotMeta], None] = lambda meta: None) -> Snapshot:
         """Validate the whole file and make it a snapshot of this node, durably.
+
+        `accept` is asked before anything is replaced; what it raises ends the transfer.
 
         Raises DamagedSnapshot if it is not what a sender can have meant (a damaged original, or
         two originals spliced); the file is gone then, and the transfer may begin anew. That says
@@ -272,7 +275,8 @@ class SnapshotReceiver:
         self._file.close()
         try:
             received = Snapshot.load(self._files, self._path)
-        except DamagedSnapshot:
+            accept(received.meta)
+        except (DamagedSnapshot, Diverged):
             self._files.remove(self._path)
             raise
         return self._store.adopt(self._path, received.meta, self.size_bytes, received.footer)

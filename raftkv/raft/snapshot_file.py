@@ -25,10 +25,24 @@ import msgspec
 from raftkv.errors import DamagedSnapshot, NewerFormat
 from raftkv.runtime import File, Files
 
-__all__ = ["CHUNK_BYTES_MAX", "Footer", "Snapshot", "SnapshotMeta", "chunk_head", "header"]
+__all__ = [
+    "CHUNK_BYTES_MAX",
+    "FORMAT_1",
+    "FORMAT_VERSION",
+    "SINCE_CORE_FORMAT",
+    "Footer",
+    "Snapshot",
+    "SnapshotMeta",
+    "chunk_head",
+    "header",
+]
 
 MAGIC: Final = b"raftkvSN"
-FORMAT_VERSION: Final = 1
+# The first version does not hold `configuration_index`. It is written while the core format is 1.
+FORMAT_1: Final = 1
+FORMAT_VERSION: Final = 2
+# The core format from which on the second one is written.
+SINCE_CORE_FORMAT: Final = 2
 # A greater number was never a version.
 VERSION_MAX: Final = 1000
 
@@ -47,23 +61,31 @@ FOOTER_BYTES: Final = _FOOTER.size + _CRC.size
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
-    """What a snapshot is of: the state after entry (`index`, `term`) of that cluster's log."""
+    """What a snapshot is of: the state after entry (`index`, `term`) of that cluster's log.
+
+    `configuration_index` is that of the entry that holds `configuration`; 0: not known, as always
+    in the file format 1.
+    """
 
     index: int
     term: int
     configuration: bytes  # as of `index`, encoded by the engine
     cluster_id: str
-    format_version: int = FORMAT_VERSION
+    format_version: int = FORMAT_1
+    configuration_index: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(SnapshotMeta)
 
 
 def header(meta: SnapshotMeta) -> bytes:
-    body = msgspec.msgpack.encode(meta)
+    fields = msgspec.structs.asdict(meta)
+    if meta.format_version == FORMAT_1:
+        del fields["configuration_index"]
+    body = msgspec.msgpack.encode(fields)
     if len(body) > META_BYTES_MAX or not 0 < meta.index <= NUMBER_MAX:
         raise ValueError(f"the snapshot's meta data exceed their limits: {meta!r:.200}")
-    data = _START.pack(MAGIC, FORMAT_VERSION, len(body)) + body
+    data = _START.pack(MAGIC, meta.format_version, len(body)) + body
     return data + _CRC.pack(zlib.crc32(data))
 
 
@@ -180,7 +202,7 @@ def _read_header(file: File, path: str, size: int) -> SnapshotMeta:
     if FORMAT_VERSION < version <= VERSION_MAX and not _is_whole(file, length, size):
         # With the right version it would be whole, were the version alone damaged.
         raise NewerFormat(path, version, FORMAT_VERSION)
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_1, FORMAT_VERSION):
         raise DamagedSnapshot(path, len(MAGIC), f"there is no format version {version}")
     if length > META_BYTES_MAX or _START.size + length + _CRC.size > size:
         raise DamagedSnapshot(path, len(MAGIC) + 4, f"a header of {length} bytes is impossible")
@@ -193,17 +215,21 @@ def _read_header(file: File, path: str, size: int) -> SnapshotMeta:
         raise DamagedSnapshot(path, _START.size, f"the meta data are malformed: {error}") from None
     if not 0 < meta.index <= NUMBER_MAX or not 0 <= meta.term <= NUMBER_MAX:
         raise DamagedSnapshot(path, _START.size, "index or term is impossible")
+    if not 0 <= meta.configuration_index <= meta.index or meta.format_version != version:
+        raise DamagedSnapshot(path, _START.size, "the members' index or the version is impossible")
     if header(meta) != start + body + _CRC.pack(zlib.crc32(start + body)):
         raise DamagedSnapshot(path, _START.size, "the meta data are not in their one true form")
     return meta
 
 
 def _is_whole(file: File, length: int, size: int) -> bool:
-    """Whether the header's checksum matches once its version is that of this code."""
+    """Whether the header's checksum matches once its version is one that this code knows."""
     if length > META_BYTES_MAX or _START.size + length + _CRC.size > size:
         return False
-    data = _START.pack(MAGIC, FORMAT_VERSION, length) + file.pread(_START.size, length)
-    return file.pread(len(data), _CRC.size) == _CRC.pack(zlib.crc32(data))
+    body = file.pread(_START.size, length)
+    crc = file.pread(_START.size + length, _CRC.size)
+    starts = [_START.pack(MAGIC, version, length) for version in (FORMAT_1, FORMAT_VERSION)]
+    return any(crc == _CRC.pack(zlib.crc32(start + body)) for start in starts)
 
 
 def _read_chunks(file: File, path: str, offset: int, size: int) -> Iterator[bytes]:

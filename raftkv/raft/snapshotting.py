@@ -32,6 +32,7 @@ from .free_space import FreeSpace, is_no_room
 from .membership import encode
 from .pacing import AT_ONCE, NEXT_TURN, Pace
 from .snapshot import Snapshot, SnapshotMeta, SnapshotStore, SnapshotWriter
+from .snapshot_file import FORMAT_1, FORMAT_VERSION, SINCE_CORE_FORMAT
 
 if TYPE_CHECKING:
     import asyncio
@@ -194,11 +195,14 @@ class Snapshotting:
         index = engine.applied
         term = engine.wal.term_at(index)
         assert term is not None, (index, engine.wal.base_index)
+        raised = engine.application.core_format >= SINCE_CORE_FORMAT
         meta = SnapshotMeta(
             index=index,
             term=term,
             configuration=encode(engine.configurations.at(index)),
             cluster_id=self.cluster_id,
+            format_version=FORMAT_VERSION if raised else FORMAT_1,
+            configuration_index=engine.configurations.since(index) if raised else 0,
         )
         work = self._write(meta, self._begun(index), engine.application.freeze())
         self._task = engine.runtime.spawn(work, "snapshot")

@@ -319,11 +319,13 @@ class LeaderChanged(_Message, frozen=True, tag=34):
 class FeedConfiguration(_Message, frozen=True, tag=35):
     """The configuration in force at `index`, which the replicant stands at or will soon.
 
-    Only from core format 2 on: nodes of release 0.1.0 do not know it.
+    `since` is the index of the entry that holds it; 0: not known to the upstream. Only from core
+    format 2 on: nodes of release 0.1.0 do not know it.
     """
 
     index: Number
     configuration: bytes
+    since: Number
 
 
 class RpcRequest(_Message, frozen=True, tag=40):

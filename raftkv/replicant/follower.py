@@ -261,7 +261,8 @@ class Follower:
     def on_configuration(self, link: Link, message: wire.FeedConfiguration) -> None:
         if link is self.link:
             self._heard_at = self._runtime.monotonic()
-            self._guard(lambda: self.in_force.told(message.index, decode(message.configuration)))
+            index, since = message.index, message.since
+            self._guard(lambda: self.in_force.told(index, decode(message.configuration), since))
 
     def on_snapshot(self, link: Link, message: wire.FeedSnapshot) -> None:
         if link is not self.link:

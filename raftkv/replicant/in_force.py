@@ -20,41 +20,47 @@ __all__ = ["InForce"]
 class InForce:
     """Moves along with the applied index. `configuration` is None while it is not known."""
 
-    __slots__ = ("_coming", "configuration", "index")
+    __slots__ = ("_coming", "configuration", "index", "since")
 
     def __init__(self) -> None:
         #: The applied index. No log has a configuration at its start.
         self.index = 1
         self.configuration: Configuration | None = EMPTY
+        #: The index of the entry that holds it; 0: not known.
+        self.since = 0
         # The latest that was named for an index which is not reached yet.
-        self._coming: tuple[int, Configuration] | None = None
+        self._coming: tuple[int, Configuration, int] | None = None
 
-    def told(self, index: int, configuration: Configuration) -> None:
+    def told(self, index: int, configuration: Configuration, since: int = 0) -> None:
         """The upstream names the one at `index`. Raises Diverged if the log said another."""
         if index == self.index:
-            self._settle(configuration)
+            self._settle(configuration, since)
         elif index > self.index:
-            self._coming = (index, configuration)
+            self._coming = (index, configuration, since)
 
     def passed(self, index: int, configuration: Configuration | None) -> None:
         """The entry at `index` is applied; its configuration, if it holds one. Raises Diverged."""
         self.index = index
         if configuration is not None:
-            self.configuration = configuration
+            self.configuration, self.since = configuration, index
         if self._coming is not None and self._coming[0] == index:
-            self._settle(self._coming[1])
+            _, coming, since = self._coming
             self._coming = None
+            self._settle(coming, since)
 
     def jumped(self, index: int) -> None:
         """The state is that of a snapshot at `index`. Raises Diverged."""
-        self.configuration = None
+        self.configuration, self.since = None, 0
         self.passed(index, None)
 
-    def _settle(self, configuration: Configuration) -> None:
-        if self.configuration is not None and self.configuration != configuration:
+    def _settle(self, configuration: Configuration, since: int) -> None:
+        known = self.configuration
+        differs = known is not None and known != configuration
+        if differs or (0 not in (since, self.since) and since != self.since):
             raise Diverged(
-                f"the upstream holds {configuration} at entry {self.index}; the entries that this "
-                f"replicant has applied say {self.configuration}. Restart it: it copies the state "
-                f"again. If that lasts, the cores disagree: compare their logs"
+                f"the upstream holds {configuration} at entry {self.index} (since {since}); the "
+                f"entries that this replicant has applied say {known} (since {self.since}). "
+                f"Restart it: it copies the state again. If that lasts, the cores disagree: "
+                f"compare their logs"
             )
-        self.configuration = configuration
+        self.configuration, self.since = configuration, since or self.since

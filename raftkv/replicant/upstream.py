@@ -233,7 +233,8 @@ class Feeds:
         # be rolled back.
         if engine.configurations.base_index <= index <= engine.commit:
             configuration = engine.configurations.at(index)
-            feed.link.send(wire.FeedConfiguration(index, encode(configuration)))
+            since = engine.configurations.since(index)
+            feed.link.send(wire.FeedConfiguration(index, encode(configuration), since))
             feed.configured = True
 
     def _push_again(self, feed: Feed) -> None:
@@ -278,6 +279,7 @@ class Feeds:
         frozen = engine.application.freeze()
         # Before the log is compacted beyond it.
         configuration = encode(engine.configurations.at(index))
+        since = engine.configurations.since(index)
         number = 0
         try:
             bytes_max = engine.limits.frame_bytes_max - MESSAGE_HEAD_BYTES_MAX
@@ -290,7 +292,7 @@ class Feeds:
                 if not link.up or engine.stopped:
                     return
             if engine.application.core_format >= 2:
-                link.send(wire.FeedConfiguration(index, configuration))
+                link.send(wire.FeedConfiguration(index, configuration, since))
                 feed.configured = True
             link.send(wire.FeedSnapshot(index, term, number, True, b""))
             feed.next = index + 1

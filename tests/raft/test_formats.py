@@ -86,17 +86,19 @@ def test_a_damaged_version_is_damage() -> None:
             Wal.open(new_disk({FIRST: whole[:8] + struct.pack("<I", version) + whole[12:]}), "wal")
 
 
-def test_a_snapshot_of_a_newer_format_is_refused_by_name_and_left_alone() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_snapshot_of_a_newer_format_is_refused_by_name_and_left_alone(version: int) -> None:
     disk = new_disk()
-    writer = SnapshotStore(disk, "snapshots").writer(SnapshotMeta(7, 2, b"", "cluster"))
+    meta = SnapshotMeta(7, 2, b"", "cluster", version)
+    writer = SnapshotStore(disk, "snapshots").writer(meta)
     writer.write(b"state")
     path = writer.commit().path
     whole = contents(disk)[path]
-    newer = whole[:8] + struct.pack("<I", 2) + whole[12:16] + b"\x7f" + whole[17:]
-    with pytest.raises(NewerFormat, match="has format version 2"):
+    newer = whole[:8] + struct.pack("<I", 3) + whole[12:16] + b"\x7f" + whole[17:]
+    with pytest.raises(NewerFormat, match="has format version 3"):
         SnapshotStore(new_disk({path: newer}), "snapshots").latest()
     for bit in range(32):
-        flipped = whole[:8] + struct.pack("<I", 1 ^ 1 << bit) + whole[12:]
+        flipped = whole[:8] + struct.pack("<I", version ^ 1 << bit) + whole[12:]
         with pytest.raises(DamagedSnapshot):
             SnapshotStore(new_disk({path: flipped}), "snapshots").latest()
 

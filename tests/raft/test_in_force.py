@@ -60,3 +60,19 @@ def test_since_when_one_is_a_member() -> None:
     log.append(11, ONE)
     log.append(13, Configuration((A,), (B,)))
     assert (log.member_since(B, 11), log.member_since(B, 14)) == (None, 13)
+
+
+def test_the_index_of_its_entry_is_known_from_the_log_or_the_upstream() -> None:
+    in_force = InForce()
+    in_force.passed(2, ONE)
+    in_force.passed(3, None)
+    assert in_force.since == 2
+    in_force.told(3, ONE, 2)
+    in_force.jumped(50)
+    assert in_force.since == 0
+    in_force.told(50, TWO, 40)
+    assert in_force.since == 40
+    in_force.told(50, TWO)  # an upstream whose base is a snapshot of core format 1
+    assert in_force.since == 40
+    with pytest.raises(Diverged, match="since 41"):
+        in_force.told(50, TWO, 41)
