@@ -11,6 +11,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- ReadTimeout           a read was not confirmed in time (reads change nothing)
     |   |-- MembershipRefused     the cores cannot be changed like this, or not now
     |   |-- FormatRefused         the core format cannot be raised, or something needs a newer one
+    |   |-- NotPermitted            this node may not propose that; another one may
     |   `-- PeerUnreachable       a call to another node was never delivered
     |-- OutcomeUnknown        the command may or may not have been applied: ask `node.outcome`
     |   `-- Timeout               the deadline passed while the command was on its way
@@ -109,6 +110,12 @@ class FormatRefused(NotApplied):
     """The core format cannot be raised, or a request needs a newer one; the message has why."""
 
     code = "format_refused"
+
+
+class NotPermitted(NotApplied):
+    """This node may not propose the command, and nothing was proposed; the message has who may."""
+
+    code = "not_permitted"
 
 
 class PeerUnreachable(NotApplied):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from .errors import ConfigError
+from .errors import ConfigError, NotPermitted
 from .plugin import Change, Consistency, Member, Outcome, Plugin, Service, View
 from .repeats import Repeats
 from .rpc import PluginRpc
@@ -334,6 +334,13 @@ class Hosting:
     async def settle(self, session: int, seq: int, timeout_s: float | None) -> Outcome:
         """Ask the log what became of a number (a command itself: rule in the design, part 2)."""
         node = self._node
+        owner = node.machine.session_owner(session)
+        if node.role == "replicant" and owner not in (None, "", node.name):
+            # Its upstream would leave the question out (permissions.py).
+            raise NotPermitted(
+                f"the session {session} is one of {owner}, and a replicant asks about its own and "
+                f"about those of clients only: ask on {owner}, or on a core"
+            )
         kind = node.outbox.kind_of(seq) if session == node.outbox.session else None
         report = await node.propose("core", SettleOutcome(session, seq), timeout_s=timeout_s)
         result = node.machine.read_report(report, kind)

@@ -612,7 +612,10 @@ class Node:
         return KVApi(host)
 
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
-        """What became of a command that ended in `Timeout`. After "not_applied" it never will."""
+        """What became of a command that ended in `Timeout`. After "not_applied" it never will.
+
+        Raises NotPermitted on a replicant for the session of another node.
+        """
         return await self.hosting.settle(session, seq, timeout_s)
 
     async def barrier(

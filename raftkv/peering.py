@@ -39,7 +39,15 @@ from . import bootstrap, permissions
 from .addresses import AddressBook
 from .config import NodeConfig
 from .credibility import UNPROVED, Credibility
-from .errors import DiskFailed, NodeFault, OutdatedData, RemovedNode, WipedNode, WrongCluster
+from .errors import (
+    DiskFailed,
+    NodeFault,
+    OutdatedData,
+    RemoteFailed,
+    RemovedNode,
+    WipedNode,
+    WrongCluster,
+)
 from .formats import CORE
 from .raft import wire
 from .raft.engine import Engine
@@ -147,6 +155,11 @@ class Peering:
         kind, core = link.proof.kind, self.credibility.is_core(link.peer_name)
         if permissions.may_call(message.method, kind, core=core):
             return True
+        if not permissions.is_known_call(message.method):
+            # As `RpcHub` answers it: a caller of a later release then takes an older call.
+            text = f"RemoteFailed: {self._config.name} has no method {message.method[:64]!r}"
+            link.send(wire.RpcReply(message.number, RemoteFailed.code, text.encode()))
+            return False
         text = (
             f"NotPermitted: {link.peer_name} may not call {message.method[:64]!r} with a "
             f"certificate of the kind {kind.value!r}: see docs/internals/security.md"

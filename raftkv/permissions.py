@@ -46,6 +46,7 @@ __all__ = [
     "End",
     "Proposer",
     "Verdict",
+    "is_known_call",
     "judge_proposal",
     "may_begin",
     "may_call",
@@ -187,11 +188,16 @@ CALLS: Final[Mapping[str, Caller]] = {
 _OWN_CALLS: Final = "core."
 
 
+def is_known_call(method: str) -> bool:
+    """Whether this release has such a call, or leaves it to a plugin."""
+    return method in CALLS or not method.startswith(_OWN_CALLS)
+
+
 def may_call(method: str, kind: Kind, *, core: bool) -> bool:
     """Whether a peer may make this call; `core`: its name is a core's (peering.py)."""
-    caller = CALLS.get(method)
-    if caller is None:
-        return not method.startswith(_OWN_CALLS)
+    if not is_known_call(method):
+        return False
+    caller = CALLS.get(method, Caller.ANY)
     if caller is Caller.ANY:
         return True
     return kind is not Kind.REPLICANT_ONLY and (core or caller is Caller.UNRESTRICTED)

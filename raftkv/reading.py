@@ -49,6 +49,8 @@ class Reader:
         # Timed out since `_behind` was searched for such readers.
         self._lapsed = 0
         self._search_at = LAPSED_KEPT
+        # So many in `_waiting`, and those that are over are dropped.
+        self._prune_at = LAPSED_KEPT
         self._scheduled = False
         self._stopped = False
         self._asked_at = 0.0
@@ -71,6 +73,10 @@ class Reader:
         if self._stopped:
             raise Stopped("this node has stopped")
         waiter = self._waiter(timeout_s)
+        if len(self._waiting) >= self._prune_at:
+            # While one question stays unanswered, readers may come and go behind it.
+            self._waiting = _unanswered(self._waiting)
+            self._prune_at = 2 * len(self._waiting) + LAPSED_KEPT
         self._waiting.append(waiter)
         if not self._asking and not self._scheduled:
             # A turn later, so that everybody who reads in this turn shares the question.

@@ -33,6 +33,8 @@ log = logging.getLogger("raftkv.node")
 WAITING_MAX: Final = 256
 WAITING_BYTES_MAX: Final = 1 << 20
 WAITING_S: Final = 1.0
+# One replicant has at most such a part of that room, so that it leaves some to the others.
+SHARE_PART: Final = 4
 
 _decode = msgspec.msgpack.Decoder(Envelope).decode
 
@@ -59,6 +61,8 @@ class Relay:
         self._repeats = Repeats(monotonic)
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0
+        # Of those: commands and their bytes by replicant. Only who has any stands here.
+        self._shares: dict[str, tuple[int, int]] = {}
         # As of which command what waits was judged last.
         self._serial = 0
         # For the node's metrics.
@@ -85,29 +89,39 @@ class Relay:
         self._serial = self._machine.serial
         now, waiting = self._monotonic(), self._waiting
         self._waiting, self._waiting_bytes = [], 0
+        self._shares.clear()
         granted: list[bytes] = []
         for each in waiting:
-            if now < each.until:
-                self._sort(each, granted)
-            else:
-                self.dropped += 1
+            self._sort(each, granted, late=now >= each.until)
         if granted:
             self._send(granted)
 
-    def _sort(self, each: _Waiting, granted: list[bytes]) -> None:
+    def _sort(self, each: _Waiting, granted: list[bytes], *, late: bool = False) -> None:
+        """Grant it, refuse it or let it wait. What may go on is never `late`."""
         verdict = self._judge(each.proposer, each.envelope)
         if verdict is Verdict.GRANTED:
             granted.append(each.command)
         elif verdict is Verdict.REFUSED:
             self._refuse(each.proposer, _described(each.envelope))
-        elif (
-            len(self._waiting) >= WAITING_MAX
-            or self._waiting_bytes + len(each.command) > WAITING_BYTES_MAX
-        ):
+        elif late or not self._has_room(each):
             self.dropped += 1
         else:
-            self._waiting_bytes += len(each.command)
+            size = len(each.command)
+            count, size_bytes = self._shares.get(each.proposer.name, (0, 0))
+            self._shares[each.proposer.name] = (count + 1, size_bytes + size)
+            self._waiting_bytes += size
             self._waiting.append(each)
+
+    def _has_room(self, each: _Waiting) -> bool:
+        count, size_bytes = self._shares.get(each.proposer.name, (0, 0))
+        size = len(each.command)
+        # A replicant may have one command of any size, or a large one could never wait.
+        own = count == 0 or (
+            count < WAITING_MAX // SHARE_PART
+            and size_bytes + size <= WAITING_BYTES_MAX // SHARE_PART
+        )
+        room = self._waiting_bytes + size <= WAITING_BYTES_MAX
+        return own and room and len(self._waiting) < WAITING_MAX
 
     def _judge(self, proposer: Proposer, envelope: Envelope) -> Verdict:
         machine = self._machine

@@ -23,6 +23,7 @@ from raftkv.errors import (
     NodeFault,
     NoLeader,
     NotApplied,
+    NotPermitted,
     Overloaded,
     PeerUnreachable,
     ReadTimeout,
@@ -544,6 +545,14 @@ async def test_nodes_call_each_other() -> None:
             assert "ValueError: no good" in str(error)
             error = await raised(core.rpc.call(callee.name, "test.none", b"", 5.0), RemoteFailed)
             assert "has no method 'test.none'" in str(error)
+            # Of raftkv itself, too: a caller of a later release then takes an older call.
+            error = await raised(
+                core.rpc.call(callee.name, "core.later_3", b"", 5.0), RemoteFailed
+            )
+            assert "has no method 'core.later_3'" in str(error)
+        about = (core.session, 10**6)
+        error = await raised(replicant.outcome(*about, timeout_s=1.0), NotPermitted)
+        assert f"ask on {core.name}, or on a core" in str(error)
         error = await raised(core.rpc.call("nobody", "test.hello", b"", 5.0), PeerUnreachable)
         assert "nobody cannot be reached" in str(error)
         big = b"x" * (16 << 20)

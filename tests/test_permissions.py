@@ -12,7 +12,7 @@ import pytest
 from raftkv import permissions
 from raftkv.permissions import Caller, End, Proposer, Verdict
 from raftkv.raft import wire
-from raftkv.relaying import WAITING_MAX, WAITING_S, Relay
+from raftkv.relaying import SHARE_PART, WAITING_BYTES_MAX, WAITING_MAX, WAITING_S, Relay
 from raftkv.security.proof import Kind
 from raftkv.state import (
     Envelope,
@@ -270,15 +270,43 @@ def test_a_command_under_a_newer_session_waits_until_that_is_applied() -> None:
 
 
 def test_what_waits_is_bounded_in_number_bytes_and_time() -> None:
-    upstream = Upstream()
-    assert upstream.admit(*(put(NEWER, seq) for seq in range(WAITING_MAX + 5))) == []
+    upstream, share = Upstream(), WAITING_MAX // SHARE_PART
+    assert upstream.admit(*(put(NEWER + 1, seq) for seq in range(share + 5))) == []
     assert upstream.relay.dropped == 5
-    large = Upstream()
-    assert large.admit(*(put(NEWER, seq, size=300_000) for seq in range(5))) == []
-    assert large.relay.dropped == 2
+    large, size = Upstream(), WAITING_BYTES_MAX // SHARE_PART // 2 - 100
+    assert large.admit(*(put(NEWER, seq, size=size) for seq in range(5))) == []
+    assert large.relay.dropped == 3
     upstream.now = WAITING_S
-    upstream.machine.serial += 1
-    upstream.machine.sessions[NEWER] = "edge1"
+    upstream.machine.serial += 1  # the session is still to come
     upstream.relay.progressed()
     assert not upstream.later
-    assert upstream.relay.dropped == WAITING_MAX + 5
+    assert upstream.relay.dropped == share + 5
+
+
+def test_one_replicant_leaves_room_to_others() -> None:
+    upstream = Upstream()
+    for number in range(SHARE_PART):
+        other = ME._replace(name=f"edge{number}")
+        assert upstream.relay.admit(other, [put(NEWER, seq) for seq in range(WAITING_MAX)]) == []
+    share = WAITING_MAX // SHARE_PART
+    assert upstream.relay.dropped == SHARE_PART * (WAITING_MAX - share)
+    upstream.machine.serial, upstream.machine.sessions[NEWER] = NEWER, ""
+    upstream.relay.progressed()
+    assert upstream.later == [put(NEWER, seq) for seq in range(share)] * SHARE_PART
+
+
+def test_one_large_command_may_wait() -> None:
+    upstream = Upstream()
+    large = put(NEWER, size=WAITING_BYTES_MAX - 100)
+    assert upstream.admit(large) == []
+    assert upstream.relay.dropped == 0
+
+
+def test_what_can_be_judged_goes_on_however_long_it_has_waited() -> None:
+    upstream = Upstream()
+    assert upstream.admit(put(NEWER)) == []
+    upstream.now = 60.0
+    upstream.machine.serial, upstream.machine.sessions[NEWER] = NEWER, "edge1"
+    upstream.relay.progressed()
+    assert upstream.later == [put(NEWER)]
+    assert upstream.relay.dropped == 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raftkv.config import RaftTimes
 from raftkv.errors import ReadTimeout, Stopped
-from raftkv.reading import ASK_AGAIN_S, Reader
+from raftkv.reading import ASK_AGAIN_S, LAPSED_KEPT, Reader
 from tests.fakes import FakeRuntime
 
 
@@ -207,6 +207,21 @@ def test_readers_that_time_out_one_by_one_do_not_look_at_all_the_others(
     # Repeating the question looks at all that still wait, ten times a second.
     repeats = 0 if behind else count * (len(bench.asked) + 1)
     assert CountedFuture.looked < 40 * count + repeats
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_readers_that_are_over_do_not_gather_behind_an_unanswered_question(
+    cancelled: bool,
+) -> None:
+    bench = Bench()
+    bench.reader.barrier(1000.0)
+    bench.runtime.run()
+    for _ in range(20 * LAPSED_KEPT):
+        future = bench.reader.barrier(0.05)
+        if cancelled:
+            future.cancel()
+        bench.runtime.advance(0.01)
+    assert len(bench.reader._waiting) <= 2 * LAPSED_KEPT
 
 
 def test_stopping_answers_everybody() -> None:

@@ -22,7 +22,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Final
 
-from raftkv.errors import Overloaded, ReadTimeout
+from raftkv.errors import Overloaded
 from raftkv.plugin import Host
 
 from .commands import (
@@ -106,6 +106,7 @@ class ReadOnlyTxn:
         self._txn = txn
         self._keys: Keys = view.table("keys")
         self._revision = revision_of(view)
+        self._discards = view.discards
         self._lowest = lowest_revision(view)
         self._rows_max = self._rows_left = view.settings["rows_max"]
         self._bytes_max = self._bytes_left = view.settings["result_bytes_max"]
@@ -250,10 +251,7 @@ class ReadOnlyTxn:
         if self._looked > SLICE_KEYS:
             self._looked = rows
             await asyncio.sleep(0)
-        view = await caught_up(self._host, past, past.require_kept)
-        if revision_of(view) < self._revision:
-            # A replicant has given its state up at a newer epoch: `past` fits no other history.
-            raise ReadTimeout("this node's state was discarded while it was read: ask again")
+        view = await caught_up(self._host, past, past.require_kept, self._discards)
         return view.table("keys")
 
     def _spend(self, rows: int) -> None:

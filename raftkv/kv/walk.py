@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from raftkv.errors import ReadTimeout
 from raftkv.plugin import Consistency, Host, View
 
 from .commands import RangeOp, RangeResult
@@ -50,6 +51,7 @@ class Walk:
         self._operation = operation
         self._left = max(operation.limit, 0)
         self._past: Past | None = None
+        self._discards = 0
         self._done = False
 
     def done(self) -> bool:
@@ -67,7 +69,8 @@ class Walk:
 
         `consistency` and `timeout_s` are for the first page, the others need nobody. Raises
         `Compacted` or `FutureRevision` if the revision cannot be read at the first page;
-        `Compacted` later, if changes were made and compacted between two pages.
+        `Compacted` later, if changes were made and compacted between two pages, and `ReadTimeout`
+        if this node has discarded its state meanwhile, as a replicant does at a newer epoch.
         """
         operation = self._operation
         if self._past is None:
@@ -76,8 +79,9 @@ class Walk:
             revision = operation.revision if operation.revision > 0 else revision_of(view)
             require_readable(view, revision)
             self._past = Past(operation.key, operation.range_end, revision)
+            self._discards = view.discards
         past = self._past
-        view = await caught_up(self._host, past, past.require_kept)
+        view = await caught_up(self._host, past, past.require_kept, self._discards)
         limit = min(keys_max, self._left) if self._left else keys_max
         rest = RangeOp(past.key, past.range_end, limit, operation.keys_only)
         page = past.read(view.table("keys"), rest, past.revision)
@@ -108,7 +112,9 @@ class Pasts:
         if was is not None:
             past.settle(was)
         else:
-            view = await caught_up(host, past, lambda tables: require_readable(tables, revision))
+            view = await caught_up(
+                host, past, lambda tables: require_readable(tables, revision), view.discards
+            )
         answer = past.read(view.table("keys"), operation, revision_of(view))
         self._keep(past, answer.more)
         return answer
@@ -138,10 +144,16 @@ class Pasts:
             self._kept = [*self._kept, past][-PASTS_MAX:]
 
 
-async def caught_up(host: Host, past: Past, require: Require) -> View:
-    """A view that `past` fits, and does until the loop runs again."""
+async def caught_up(host: Host, past: Past, require: Require, discards: int) -> View:
+    """A view that `past` fits, and does until the loop runs again.
+
+    `discards` is that of the view for which `past` was made. Raises what `require` raises, and
+    ReadTimeout if the state was discarded since: `past` fits no other history.
+    """
     while True:
         view = host.view()
+        if view.discards != discards:
+            raise ReadTimeout("this node's state was discarded while it was read: ask again")
         require(view)
         if past.catch_up(view, PAST_ROWS):
             return view

@@ -22,7 +22,15 @@ from raftkv.plugin import Request, Response, Route, Under
 from .answers import INTERNAL, JSON_TYPE, failure_body, failure_of
 from .streams import STOP_TIMEOUT_S
 
-__all__ = ["PluginRoutes", "RouteTable", "answer_to", "encoded", "is_verdict", "stream_out"]
+__all__ = [
+    "PluginRoutes",
+    "RouteTable",
+    "answer_to",
+    "encoded",
+    "is_verdict",
+    "stream_out",
+    "with_own",
+]
 
 _log = logging.getLogger("raftkv.server")
 
@@ -31,6 +39,38 @@ PluginRoutes = Mapping[str, Sequence[Route]]
 Message = MutableMapping[str, Any]
 
 _PREFIX: Final = "/v1/"
+# `/v1/status` is answered before all routes (app.py).
+_STATUS: Final = ("GET", ("status",))
+
+
+def with_own(own: PluginRoutes, plugins: PluginRoutes) -> dict[str, Sequence[Route]]:
+    """The routes of raftkv itself, and those of the plugins, which may have the same names.
+
+    Raises ConfigError if a plugin has a route that is one of raftkv's own.
+    """
+    taken = {_STATUS} | {(r.method, _shape(name, r)) for name in own for r in own[name]}
+    for name, routes in plugins.items():
+        for route in routes:
+            if (route.method, _shape(name, route)) in taken:
+                names = ", ".join(sorted({*own, "status"}))
+                raise ConfigError(
+                    f"the plugin {name!r} has the route {route.method} "
+                    f"{_PREFIX}{'/'.join(_pattern(name, route))}, which is one of raftkv itself: "
+                    f"give it another path. Raftkv has routes of its own below {names}"
+                )
+    return {
+        name: (*own.get(name, ()), *plugins.get(name, ())) for name in sorted({*own, *plugins})
+    }
+
+
+def _pattern(plugin: str, route: Route) -> tuple[str, ...]:
+    path = route.path.strip("/")
+    return (plugin, *path.split("/")) if path else (plugin,)
+
+
+def _shape(plugin: str, route: Route) -> tuple[str, ...]:
+    """Equal for routes that cannot be told apart by their paths."""
+    return tuple("{}" if _captures(part) else part for part in _pattern(plugin, route))
 
 
 class RouteTable:
@@ -42,9 +82,7 @@ class RouteTable:
         seen: set[tuple[str, tuple[str, ...]]] = set()
         for plugin, routes in sorted(plugins.items()):
             for route in routes:
-                path = route.path.strip("/")
-                pattern = (plugin, *path.split("/")) if path else (plugin,)
-                shape = tuple("{}" if _captures(part) else part for part in pattern)
+                pattern, shape = _pattern(plugin, route), _shape(plugin, route)
                 if (route.method, shape) in seen:
                     raise ConfigError(f"two routes answer {route.method} {'/'.join(pattern)}")
                 seen.add((route.method, shape))

@@ -11,6 +11,7 @@ from .app import App
 from .door import Door
 from .format_routes import format_routes
 from .members import member_routes
+from .routes import with_own
 from .sessions import Sessions
 from .tls import DoorTls, names_in
 
@@ -30,13 +31,14 @@ def door_of(node: Node, *, version: str = "") -> Door:
     host, port = parse_address(config.http_address, "http_address")
     tls = None if config.http_tls is None else DoorTls(config.http_tls)
     sessions = Sessions(node, timeout_s=config.timeout_s)
-    routes = {name: each.routes() for name, each in node.hosting.services.items()}
-    routes["members"] = member_routes(node)
-    routes["format"] = format_routes(node)
+    routes = with_own(
+        {"members": member_routes(node), "format": format_routes(node), **sessions.routes()},
+        {name: each.routes() for name, each in node.hosting.services.items()},
+    )
     command_bytes_max = config.limits.command_bytes_max
     app = App(
         node,
-        routes=routes | sessions.routes(),
+        routes=routes,
         version=version,
         # base64 makes 4/3 of a command; the rest is JSON around many small operations.
         body_bytes_max=2 * command_bytes_max,

@@ -171,6 +171,13 @@ class View(Protocol):
     def now(self) -> int: ...
 
     @property
+    def discards(self) -> int:
+        """How often this node gave its state up for that of another history (forced recovery).
+
+        What was kept from a view with another number does not fit this one.
+        """
+
+    @property
     def members(self) -> Mapping[str, Member]: ...
 
     @property

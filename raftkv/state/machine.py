@@ -109,6 +109,8 @@ class StateMachine:
         self.index = 0
         self.now = 0
         self.serial = 0
+        #: How often this state was given up for that of another history (`reset`).
+        self.discards = 0
         self.faults: deque[Fault] = deque(maxlen=FAULTS_KEPT)
         self.fault_count = 0
         self.core_format_max = core_format_max
@@ -599,6 +601,7 @@ class StateMachine:
                 table.replace_all(None)
             routed.ctx.version = 0
         self.index = self.now = self.serial = 0
+        self.discards += 1
         self._sessions.replace_all(())
         self._refresh_active()
 

@@ -25,6 +25,9 @@ class Position(Protocol):
     @property
     def now(self) -> int: ...
 
+    @property
+    def discards(self) -> int: ...
+
 
 class StateView:
     """The applied state of one plugin, read-only. See `contract.View`."""
@@ -45,6 +48,10 @@ class StateView:
     @property
     def now(self) -> int:
         return self._position.now
+
+    @property
+    def discards(self) -> int:
+        return self._position.discards
 
     @property
     def voters(self) -> tuple[str, ...]:

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftkv.errors import ReadTimeout
 from raftkv.kv import (
     FROM_KEY,
+    KV,
     Compacted,
     DeleteRangeOp,
     EmptyKey,
@@ -306,3 +308,43 @@ async def _walk_in_steps(
                 kv.pasts.compacted()
         else:
             await model.change(kind, what)
+
+
+@pytest.mark.parametrize("keys_after", [0, 500])
+def test_a_walk_ends_with_the_state_that_it_walks_over(keys_after: int) -> None:
+    """As a replicant does at a newer epoch; what it copies then may be at any revision."""
+
+    async def play() -> None:
+        host = FakeHost()
+        kv = KVApi(cast(Any, host))
+        await fill(kv, 100)
+        walk = kv.walk(RangeOp(b"k", b"l"))
+        await walk.page(10)
+        host.machine.reset()
+        host.up(nonce=2, version=KV.version)
+        await fill(kv, keys_after)
+        with pytest.raises(ReadTimeout, match="discarded"):
+            await walk.page(10)
+        assert len((await kv.walk(RangeOp(b"k", b"l")).page(10)).kvs) == min(10, keys_after)
+
+    run(play())
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_read_in_slices_ends_with_the_state_that_it_reads(paged: bool) -> None:
+    async def play() -> None:
+        host = FakeHost()
+        kv = KVApi(cast(Any, host))
+        await fill(kv, 9000)
+        # One of the past looks at the history in slices, one of the present at the keys.
+        revision = 2 if paged else 0
+        reading = asyncio.ensure_future(kv.range(b"k", limit=5 if paged else 0, revision=revision))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        host.machine.reset()
+        host.up(nonce=2, version=KV.version)
+        await fill(kv, 9500)
+        with pytest.raises(ReadTimeout, match="discarded"):
+            await reading
+
+    run(play())

@@ -16,6 +16,7 @@ from raftkv.plugin import Request, Response, Route
 from raftkv.server import App, Door, app, door
 from raftkv.server.bounded import BoundedHttp
 from raftkv.server.ports import Writer
+from raftkv.server.routes import RouteTable, with_own
 from tests.server.conftest import Served, b64
 from tests.server.solo import SoloNode
 from tests.server.wire import Wire, post
@@ -297,6 +298,32 @@ def test_two_routes_that_look_the_same_are_refused() -> None:
     doubled = [*TOY, Route("POST", "things/{name}", _echo, "again")]
     with pytest.raises(errors.ConfigError, match="two routes answer POST toy/things"):
         App(SoloNode(), routes={"toy": doubled})
+
+
+OWN = {"format": [Route("GET", "", _echo, ""), Route("POST", "raise", _echo, "")]}
+
+
+def test_a_plugin_may_have_the_name_of_routes_of_raftkv() -> None:
+    plugins = {"format": [Route("POST", "{disk}", _echo, "")], "toy": TOY}
+    merged = RouteTable(with_own(OWN, plugins))
+    for method, path, own in (("GET", "", True), ("POST", "/raise", True), ("POST", "/sda", False)):
+        found = merged.find(method, "/v1/format" + path)
+        assert isinstance(found, tuple)
+        assert (found[0] in OWN["format"]) is own
+    assert isinstance(merged.find(TOY[0].method, "/v1/toy/" + TOY[0].path), tuple)
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [
+        ("format", Route("POST", "/raise/", _echo, "")),
+        ("format", Route("GET", "", _echo, "")),
+        ("status", Route("GET", "", _echo, "")),
+    ],
+)
+def test_a_plugins_route_that_is_one_of_raftkv_is_refused_by_name(name: str, route: Route) -> None:
+    with pytest.raises(errors.ConfigError, match=f"plugin '{name}'.*below format, status"):
+        with_own(OWN, {name: [route]})
 
 
 # Starting and stopping ----------------------------------------------------------------------------
