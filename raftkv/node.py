@@ -181,7 +181,7 @@ class Node:
             config.cores,
         )
         self.clock = LogClock(runtime)
-        self._verdicts = Verdicts(self._send)
+        self._verdicts = Verdicts(self._send, lambda: self.machine.core_format)
         self.outbox = Outbox(runtime, config.limits, config.raft, self._verdicts.send)
         self.reader = Reader(runtime, config.raft, self._ask)
         self.foreign = Foreign(

@@ -34,7 +34,7 @@ from .state import (
     SettleOutcome,
     SetVoters,
 )
-from .state.core import AnnounceFormats, ForgetMember
+from .state.core import AnnounceFormats, DeclareDead, ForgetMember
 
 __all__ = [
     "CALLS",
@@ -222,6 +222,7 @@ class Author(Enum):
 #: The commands of the built-in plugin "core". Those of other plugins are open to every member.
 COMMANDS: Final[Mapping[type[msgspec.Struct], Author]] = {
     AnnounceFormats: Author.ITSELF,
+    DeclareDead: Author.CORES,
     ForgetMember: Author.UNRESTRICTED,
     NodeUp: Author.ITSELF,
     NodeDown: Author.CORES,

@@ -5,6 +5,10 @@ wrong: another leader may hear the node well, and the log would still end its in
 the queue sends passes through here. The first time a verdict leaves, its leadership must still be
 in force; every other time, a question without effect takes its place under the same number, which
 settles the number whether or not the verdict was appended.
+
+From core format 2 on the command also names the term in which the verdict was reached, and `apply`
+passes it over in an entry of another one (state/deaths.py). What is guarded here keeps a verdict
+that is worth nothing out of the log; in core format 1 it is the only guard.
 """
 
 from __future__ import annotations
@@ -17,9 +21,12 @@ import msgspec
 
 from .errors import RaftkvError
 from .failure_detector import Verdict
-from .state.core import NodeDown, SettleOutcome
+from .state.core import DeclareDead, NodeDown, SettleOutcome
 
-__all__ = ["Verdicts"]
+__all__ = ["Verdicts", "command_of"]
+
+# The core format from which on a verdict names its term.
+FORMAT_TERM = 2
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, int, int, str, bytes]).decode
@@ -30,11 +37,22 @@ _NOTHING = _encode(SettleOutcome(0, 0))
 Propose = Callable[[str, msgspec.Struct], Any]
 
 
+def command_of(verdict: Verdict, core_format: int) -> DeclareDead | NodeDown:
+    """The command that writes a verdict into the log of a cluster with this core format."""
+    if core_format >= FORMAT_TERM:
+        return DeclareDead(verdict.name, verdict.incarnation, verdict.term)
+    return NodeDown(verdict.name, verdict.incarnation)
+
+
 class Verdicts:
     """Stands between the proposal queue of a node and its way to the leader."""
 
-    def __init__(self, send: Callable[[Sequence[bytes]], bool]) -> None:
+    def __init__(
+        self, send: Callable[[Sequence[bytes]], bool], core_format: Callable[[], int]
+    ) -> None:
+        """`core_format` gives that of the applied state."""
         self._send = send
+        self._core_format = core_format
         # Encoded command -> whether it may leave; None once it has. A handful at most.
         self._under_way: dict[bytes, Callable[[], bool] | None] = {}
         self.voided = 0
@@ -62,7 +80,7 @@ class Verdicts:
         It is proposed only if `valid()` when it leaves. Nothing is raised: the failure detector
         reaches the verdict again if it was lost.
         """
-        command = NodeDown(verdict.name, verdict.incarnation)
+        command = command_of(verdict, self._core_format())
         encoded = _encode(command)
         self._under_way[encoded] = valid
         try:
@@ -73,4 +91,4 @@ class Verdicts:
 
     def is_under_way(self, verdict: Verdict) -> bool:
         """Whether this verdict has been proposed and is not settled."""
-        return _encode(NodeDown(verdict.name, verdict.incarnation)) in self._under_way
+        return _encode(command_of(verdict, self._core_format())) in self._under_way

@@ -24,7 +24,7 @@ from raftkv.state import (
     SettleOutcome,
     SetVoters,
 )
-from raftkv.state.core import AnnounceFormats, Core, ForgetMember
+from raftkv.state.core import AnnounceFormats, Core, DeclareDead, ForgetMember
 from raftkv.testing.local_cluster import LocalCluster
 from tests.test_membership import in_loop
 
@@ -159,6 +159,8 @@ def verdict(command: msgspec.Struct, session: int = MINE, plugin: str = "core") 
         (up(raft_id="edge1-bb"), 0, Verdict.REFUSED),
         (up(role="core"), 0, Verdict.REFUSED),
         (NodeDown("edge1", 1), MINE, Verdict.REFUSED),
+        (DeclareDead("edge1", 1, 1), MINE, Verdict.REFUSED),
+        (DeclareDead("core1", 1, 1), MINE, Verdict.REFUSED),
         (NodeDown("core1", 1), MINE, Verdict.REFUSED),
         (NodeRole("edge1", 1, "core"), MINE, Verdict.REFUSED),
         (NodeRole("core1", 1, "replicant"), MINE, Verdict.REFUSED),

@@ -13,6 +13,7 @@ from .contract import (
     View,
 )
 from .core import (
+    DeclareDead,
     NodeDown,
     NodeDownResult,
     NodeRole,
@@ -36,6 +37,7 @@ __all__ = [
     "Batch",
     "Change",
     "Context",
+    "DeclareDead",
     "Envelope",
     "Fault",
     "Frozen",

@@ -6,8 +6,9 @@ Every cluster runs it and every other plugin builds on it. What it decides:
   new session; its former ones end in the same entry. Proposed twice under one nonce, it answers
   twice the same. The last OPENINGS_KEPT nonces of each node are remembered, so that a duplicate
   which was delayed in the network cannot end the life that came after it.
-- `NodeDown` is conditional on the incarnation: a node that has come back is never hit. It raises
-  the incarnation too, so that the declared-dead node is fenced even if it never notices.
+- `DeclareDead` is conditional on the incarnation: a node that has come back is never hit. It raises
+  the incarnation too, so that the declared-dead node is fenced even if it never notices. And it
+  is conditional on the term (deaths.py); `NodeDown`, its form of core format 1, is not.
 - `NodeRole` makes a replicant that was promoted a core, in the same life.
 - A plugin becomes active, or moves to a newer command format, in the entry with which the last
   member has it (activation.py): a `NodeUp`, or the end of a member that lacked it.
@@ -41,6 +42,7 @@ from raftkv.errors import (
 
 from . import activation
 from .contract import Context, Member, MemberChange, Setting, SettingChange, TableSpec, View
+from .deaths import DeclareDead, NodeDown, NodeDownResult
 from .refusals import Refusals
 from .sessions import ABANDONED, DROPPED, Sessions
 from .snapshot import encode_outcome
@@ -50,6 +52,7 @@ from .views import decode_setting
 __all__ = [
     "AnnounceFormats",
     "Core",
+    "DeclareDead",
     "ForgetMember",
     "NodeDown",
     "NodeDownResult",
@@ -83,12 +86,6 @@ class _Command(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_un
 
 class NodeUpResult(_Command, frozen=True):
     session: int
-    incarnation: int
-
-
-class NodeDownResult(_Command, frozen=True):
-    """`incarnation` is the one that was raised: what the dead node owned carries a lower one."""
-
     incarnation: int
 
 
@@ -128,14 +125,6 @@ class NodeUp(_Command, frozen=True, tag="node_up"):
     peer_address: str
     http_address: str | None
     plugins: tuple[tuple[str, int], ...] = ()
-
-
-class NodeDown(_Command, frozen=True, tag="node_down"):
-    """The cluster declares one life of a node dead."""
-
-    Result: ClassVar[Any] = NodeDownResult
-    name: str
-    incarnation: int
 
 
 class NodeRole(_Command, frozen=True, tag="node_role"):
@@ -215,7 +204,11 @@ class Opening(_Command, frozen=True):
 
 #: Commands that a core format introduced. Before it they are answered as a node that does not know
 #: them answers: they cannot be decoded.
-SINCE_FORMAT: Final[Mapping[type[msgspec.Struct], int]] = {AnnounceFormats: 2, ForgetMember: 2}
+SINCE_FORMAT: Final[Mapping[type[msgspec.Struct], int]] = {
+    AnnounceFormats: 2,
+    DeclareDead: 2,
+    ForgetMember: 2,
+}
 
 
 class Core:
@@ -225,6 +218,7 @@ class Core:
     version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         AnnounceFormats,
+        DeclareDead,
         ForgetMember,
         NodeUp,
         NodeDown,
@@ -275,6 +269,8 @@ class Core:
             raise UnknownCommand(f"the plugin {CORE!r} cannot decode the command")
         if isinstance(command, NodeUp):
             return self._node_up(command, ctx)
+        if isinstance(command, DeclareDead):
+            return self._declare_dead(command, ctx)
         if isinstance(command, NodeDown):
             return self._node_down(command, ctx)
         if isinstance(command, NodeRole):
@@ -391,15 +387,25 @@ class Core:
             self._activated(activation.refresh(ctx))
             self._after(lambda: self._members_changed(MemberChange(old, new, None)))
 
+    def _declare_dead(self, command: DeclareDead, ctx: Context) -> NodeDownResult | None:
+        if command.term != self.term:
+            return None
+        return self._ended(command.name, command.incarnation, ctx)
+
     def _node_down(self, command: NodeDown, ctx: Context) -> NodeDownResult:
+        if ctx.version >= 2:
+            raise UnknownCommand(f"the plugin {CORE!r} takes a death only with its term")
+        return self._ended(command.name, command.incarnation, ctx)
+
+    def _ended(self, name: str, incarnation: int, ctx: Context) -> NodeDownResult:
         members: Table[str, Member] = ctx.table("members")
-        old = _living(command.name, command.incarnation, ctx)
+        old = _living(name, incarnation, ctx)
         new = msgspec.structs.replace(old, up=False, incarnation=old.incarnation + 1)
         if ctx.version >= 2:
             new = msgspec.structs.replace(new, started_ms=ctx.now)
-        members.put(command.name, new)
+        members.put(name, new)
         self._activated(activation.refresh(ctx))
-        self._after(lambda: self._sessions.end_node(command.name))
+        self._after(lambda: self._sessions.end_node(name))
         self._after(lambda: self._members_changed(MemberChange(old, new, old.incarnation)))
         return NodeDownResult(new.incarnation)
 

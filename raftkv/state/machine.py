@@ -174,8 +174,8 @@ class StateMachine:
     def apply(self, index: int, body: bytes, term: int = 0) -> Outcomes:
         """Apply a batch entry. Returns (session, seq, outcome) for each of its commands, in order.
 
-        `term` is the one in which the entry was appended, the same on every node; 0 outside of a
-        cluster, where no verdict of a leader takes effect.
+        `term` is the one in which the entry was appended, the same on every node; 0 where there are
+        no terms.
 
         An outcome is the command's result or an instance of `Refused`. Raises Diverged when the
         entry is not the next one or no batch, MissingPlugin when the cluster has activated a

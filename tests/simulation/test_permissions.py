@@ -10,7 +10,7 @@ import pytest
 
 from raftkv.parts import ReplicantPart
 from raftkv.raft import wire
-from raftkv.state import NodeDown, NodeRole, SetVoters
+from raftkv.state import DeclareDead, NodeDown, NodeRole, SetVoters
 from raftkv.testing.simulated import SimulatedCluster
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -91,6 +91,7 @@ def forged(cluster: SimulatedCluster, other: str) -> list[msgspec.Struct]:
     core = members[other]
     return [
         NodeDown(other, core.incarnation),
+        DeclareDead(other, core.incarnation, 1),
         NodeRole(other, core.incarnation, "replicant"),
         SetVoters((core.raft_id,), 1),
         SetVoters((core.raft_id,), 0),

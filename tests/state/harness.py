@@ -181,6 +181,8 @@ class Driver:
         self.machine = StateMachine([Bank(), Shop()]) if machine is None else machine
         self.bodies: list[bytes | None] = []
         self.now = 1_000_000
+        # Of the entries to come.
+        self.term = 0
         self.nonce = 0
         self.seq = 0
         self.session = 0
@@ -210,7 +212,7 @@ class Driver:
         self.now += 10
         body = encode_batch(self.now, envelopes)
         self.bodies.append(body)
-        answers = self.machine.apply(self.machine.index + 1, body)
+        answers = self.machine.apply(self.machine.index + 1, body, self.term)
         assert [(e.session, e.seq) for e in envelopes] == [(a[0], a[1]) for a in answers]
         return [answer[2] for answer in answers]
 

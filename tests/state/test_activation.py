@@ -10,7 +10,7 @@ import pytest
 from raftkv.errors import Refused, StaleIncarnation, UnknownCommand
 from raftkv.state.activation import VANISHED_MS, counts
 from raftkv.state.contract import Member
-from raftkv.state.core import ForgetMember, NodeDown, SetVoters
+from raftkv.state.core import DeclareDead, ForgetMember, NodeDown, SetVoters
 
 from .harness import Driver
 
@@ -35,8 +35,10 @@ class Cluster(Driver):
             self.session, self.seq = kept
 
     def down(self, name: str) -> None:
-        answer = self.send(NodeDown(name, self.incarnations[name]), "core")
-        self.incarnations[name] = answer.incarnation
+        command: NodeDown | DeclareDead = NodeDown(name, self.incarnations[name])
+        if self.machine.core_format >= 2:
+            command = DeclareDead(name, self.incarnations[name], self.term)
+        self.incarnations[name] = self.send(command, "core").incarnation
 
     def vote(self, *names: str) -> None:
         version = self.machine.voters[0]

@@ -27,7 +27,8 @@ import msgspec
 
 from raftkv.config import Limits, RaftTimes
 from raftkv.node import Node
-from raftkv.state.core import NodeDown, SetSetting
+from raftkv.parts import CorePart
+from raftkv.state.core import DeclareDead, SetSetting
 from raftkv.testing.local_cluster import LocalCluster
 from raftkv_txqueue.api import TxQueueApi
 from raftkv_txqueue.commands import Message, Queue
@@ -277,7 +278,12 @@ class TxCluster(LocalCluster):
         """The cluster gives up on the node's present life, though it runs: a pause too long."""
         other = next(node for node in self.nodes if node.name != name)
         member = other.machine.members[name]
-        await other.propose("core", NodeDown(name, member.incarnation), timeout_s=DEADLINE_S)
+        answer = None
+        while answer is None:  # it is passed over when the leader changes meanwhile
+            part = other._part
+            term = part.engine.term if isinstance(part, CorePart) else 0
+            dead = DeclareDead(name, member.incarnation, term)
+            answer = await other.propose("core", dead, timeout_s=DEADLINE_S)
 
         def anew() -> bool:
             now = self.running[name].machine.members.get(name)
