@@ -25,6 +25,8 @@ __all__ = ["Cluster", "app", "ask_all", "fail_if_any", "register_health"]
 
 EXIT_FAULT: Final = 3
 ENDPOINTS_AT_ONCE_MAX: Final = 32
+# How often nodes that lag are looked at again.
+LAG_POLL_S: Final = 0.1
 
 # `health` reads this key, which need not exist, as etcdctl does.
 HEALTH_KEY: Final = "aGVhbHRo"
@@ -147,22 +149,26 @@ def hashkv(
     cluster: Cluster = False,
     rev: Annotated[
         int,
-        typer.Option(min=0, help="The revision. 0: the newest that all of the nodes have."),
+        typer.Option(min=0, help="The revision. 0: the newest that one of the nodes has."),
     ] = 0,
 ) -> None:
     """Whether the nodes hold the same keys: a hash of each one's own, as of one revision.
 
-    Exit code 3 if one does not answer, or if they differ. It reads all keys of every node: about
-    two seconds for a million.
+    A node that lags has until --timeout to get there; one that does not is named as not compared.
+    Exit code 3 then, if one does not answer, or if they differ. It reads all keys of every node:
+    about two seconds for a million.
     """
     from .output import Styled, cell, print_json, print_table
 
-    revision = rev or _common_revision(at, cluster)
+    revision, behind = (rev, {}) if rev else _newest_revision(at, cluster)
     found = ask_all(
         at,
         cluster,
         lambda request: request("POST", "/v3/maintenance/hashkv", {"revision": str(revision)}),
     )
+    for each in found:
+        if each.error is not None and each.endpoint in behind:
+            each.error = behind[each.endpoint]
     digests = {each.answer["digest"] for each in found if each.error is None}
     if at.output == "json":
         print_json(
@@ -199,11 +205,28 @@ def hashkv(
     fail_if_any(found)
 
 
-def _common_revision(at: At, cluster: bool) -> int:
-    """The newest revision that all of them have reached which answer; the others say why later."""
-    found = ask_all(at, cluster, lambda request: request("POST", "/v3/maintenance/status", {}))
-    reached = [int(each.answer["header"]["revision"]) for each in found if each.error is None]
-    return min(reached, default=1)
+def _newest_revision(at: At, cluster: bool) -> tuple[int, dict[str, str]]:
+    """The newest revision that one of them has, once all others have it, or at --timeout.
+
+    Also the endpoints that have not reached it by then, each with what to show for it.
+    """
+    until, newest = time.monotonic() + at.timeout_s, 0
+    while True:
+        found = ask_all(at, cluster, lambda request: request("POST", "/v3/maintenance/status", {}))
+        reached = {
+            each.endpoint: int(each.answer["header"]["revision"])
+            for each in found
+            if each.error is None
+        }
+        newest = newest or max(reached.values(), default=1)
+        late = {endpoint: at_most for endpoint, at_most in reached.items() if at_most < newest}
+        if not late or time.monotonic() >= until:
+            return newest, {
+                endpoint: f"not compared: it stands at revision {at_most}, not at {newest}, after "
+                f"{at.timeout_s:g} s. Compare it there (--rev {at_most}), or find out why it lags"
+                for endpoint, at_most in late.items()
+            }
+        time.sleep(LAG_POLL_S)
 
 
 class _Answer:

@@ -14,18 +14,31 @@ from tests.cli.test_main import raftkv
 
 
 @contextmanager
-def node(revision: int, digest: str) -> Iterator[str]:
-    """A node that has come as far as `revision`, with this digest at any; its endpoint."""
+def node(revision: int, digest: str, *, later: int = 0, asks: int = 0) -> Iterator[str]:
+    """A node that has come as far as `revision`, with this digest at any; its endpoint.
+
+    It stands at `later` once its status was asked for more than `asks` times.
+    """
+    asked_times = 0
 
     class Node(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            nonlocal asked_times
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            answer = {"header": {"revision": str(revision)}}
+            asked_times += not self.path.endswith("hashkv")
+            stands_at = later if later and asked_times > asks else revision
+            answer: dict[str, object] = {"header": {"revision": str(stands_at)}}
+            if self.path.endswith("hashkv") and int(asked["revision"]) > stands_at:
+                self.answer(400, {"error": "etcdserver: mvcc: required revision is a future one"})
+                return
             if self.path.endswith("hashkv"):
                 answer |= {"hash": int(digest, 16), "hash_revision": asked["revision"]}
                 answer |= {"keys": "4", "digest": digest}
+            self.answer(200, answer)
+
+        def answer(self, status: int, answer: dict[str, object]) -> None:
             data = json.dumps(answer).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -51,13 +64,12 @@ def nodes() -> Iterator[ExitStack]:
 
 
 def test_nodes_that_differ_are_code_3(nodes: ExitStack) -> None:
-    urls = [nodes.enter_context(node(*each)) for each in ((9, "aa"), (7, "aa"), (8, "ab"))]
+    urls = [nodes.enter_context(node(*each)) for each in ((9, "aa"), (9, "aa"), (9, "ab"))]
     done = raftkv("endpoint", "hashkv", "--endpoint", ",".join(urls))
     assert done.returncode == 3
-    assert b"the nodes differ at revision 7: see docs/operations.md" in done.stderr
-    # The newest revision that all have reached.
+    assert b"the nodes differ at revision 9: see docs/operations.md" in done.stderr
     assert [line.split()[1:3] for line in done.stdout.decode().splitlines()[1:]] == [
-        ["170", "7"], ["170", "7"], ["171", "7"],
+        ["170", "9"], ["170", "9"], ["171", "9"],
     ]  # fmt: skip
     found = json.loads(raftkv("endpoint", "hashkv", "--endpoint", ",".join(urls), "--json").stdout)
     assert found["same"] is False
@@ -73,3 +85,29 @@ def test_a_node_that_does_not_answer_is_not_the_same(nodes: ExitStack) -> None:
     assert [each["error"] is None for each in found["nodes"]] == [True, False]
     assert found["nodes"][1]["digest"] is None
     assert "differ" not in done.stderr.decode()
+
+
+def test_a_node_that_lags_is_waited_for(nodes: ExitStack) -> None:
+    urls = [
+        nodes.enter_context(node(9, "aa")),
+        nodes.enter_context(node(7, "aa", later=9, asks=2)),
+    ]
+    done = raftkv("endpoint", "hashkv", "--endpoint", ",".join(urls), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["revision"], found["same"]) == (9, True)
+
+
+def test_a_node_that_holds_nothing_is_named_as_not_compared(nodes: ExitStack) -> None:
+    """A core on an old copy of its directory has nothing: at revision 1 all are equal."""
+    healthy = [nodes.enter_context(node(9, "aa")) for _ in range(2)]
+    lagging = nodes.enter_context(node(1, "aa"))
+    at = ("--endpoint", ",".join([*healthy, lagging]), "--timeout", "1")
+    done = raftkv("endpoint", "hashkv", *at, "--json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert (found["revision"], found["same"]) == (9, False)
+    assert [each["digest"] for each in found["nodes"]] == ["aa", "aa", None]
+    assert "stands at revision 1, not at 9" in found["nodes"][2]["error"]
+    assert "differ" not in done.stderr.decode()
+    assert raftkv("endpoint", "hashkv", *at, "--rev", "1").returncode == 0
