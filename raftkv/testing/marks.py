@@ -3,6 +3,7 @@
     marks = Marks()
     marks.hit("snapshot installed")
     Marks.missing(total)            # names that a long enough run should have hit
+    Marks.rare(seeds_of, 2_000)     # names that too few seeds of a full run have hit
 
 A mark says that something worth testing did happen in a run, not that it was right.
 """
@@ -11,7 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-__all__ = ["EXPECTED", "Marks"]
+__all__ = ["EXPECTED", "FULL_RUN_SEEDS", "Marks"]
+
+# A run of so many seeds proves that what it found no fault in did happen: each mark must then be
+# hit in one seed of a hundred, so that an accident of one seed does not count as coverage.
+FULL_RUN_SEEDS = 2_000
+SEEDS_SHARE = 0.01
 
 # What some of many seeds must hit.
 EXPECTED = (
@@ -92,3 +98,12 @@ class Marks:
     def missing(counts: Counter[str]) -> list[str]:
         """What was expected and never happened."""
         return [name for name in EXPECTED if not counts[name]]
+
+    @staticmethod
+    def rare(seeds_of: Counter[str], seeds: int) -> list[str]:
+        """The marks that fewer than `SEEDS_SHARE` of the seeds have hit, with that number.
+
+        `seeds_of` counts for each mark the seeds that hit it.
+        """
+        least = SEEDS_SHARE * seeds
+        return [f"{name} {seeds_of[name]}" for name in EXPECTED if seeds_of[name] < least]

@@ -2,8 +2,9 @@
 
 Each seed draws its own cluster, limits, load and faults (scenario.py) and is checked in every way
 that the simulated cluster knows. The exit code is 0 only if no seed violated anything; the last
-line is the summary. `--replay SEED` shows one run, event by event. `--planted` proves the checks:
-it plants every known bug and writes the table of how each was found.
+line is the summary. A run of 2,000 seeds or more also fails if an event that it must have met was
+rare (marks.py). `--replay SEED` shows one run, event by event. `--planted` proves the checks: it
+plants every known bug and writes the table of how each was found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raftkv.testing.arguments import positive
-from raftkv.testing.marks import Marks
+from raftkv.testing.marks import FULL_RUN_SEEDS, Marks
 from raftkv.testing.planted import BUGS
 from raftkv.testing.planted_table import write_table
 from raftkv.testing.replay import Replay
@@ -35,6 +36,7 @@ __all__ = ["main"]
 # An open end of the range of seeds, which only a time limit ends.
 SEEDS_MAX = 1 << 40
 VIOLATIONS_SHOWN = 10
+USUAL_SECONDS = 30.0
 # What the rate is measured with, at the end of every call that runs seeds: always the same run.
 RATE_SEED = 7
 
@@ -51,6 +53,8 @@ class Totals:
     violations: list[Result] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     marks: Counter[str] = field(default_factory=Counter)
+    # The number of seeds that hit each mark.
+    seeds_of: Counter[str] = field(default_factory=Counter)
     # Simulated seconds per real second of the plain scenario, run on its own.
     plain_rate: float = 0.0
 
@@ -62,13 +66,16 @@ class Totals:
         self.recovery_s = max(self.recovery_s, result.recovery_s)
         self.faults += result.faults
         self.marks += result.marks
+        self.seeds_of.update(name for name, count in result.marks.items() if count)
         if result.check:
             self.violations.append(result)
 
     def summary(self) -> str:
         """One line: what was run, what was found, what did happen."""
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
-        marks = ", ".join(f"{name} {count}" for name, count in sorted(self.marks.items()))
+        marks = ", ".join(
+            f"{name} {count} in {self.seeds_of[name]}" for name, count in sorted(self.marks.items())
+        )
         missing = Marks.missing(self.marks)
         plain = ""
         if self.plain_rate:
@@ -77,8 +84,19 @@ class Totals:
             f"{_count(self.seeds, 'seed')}, {_count(len(self.violations), 'violation')}, "
             f"{self.simulated_s:.0f} simulated s at {self.simulated_s / max(self.real_s, 1e-9):.1f}"
             f" per real s and job{plain}, {self.operations} operations, slowest recovery "
-            f"{self.recovery_s:.2f} s; faults: {faults or 'none'}; marks: {marks or 'none'}; "
+            f"{self.recovery_s:.2f} s; faults: {faults or 'none'}; marks, and in how many "
+            f"seeds: {marks or 'none'}; "
             f"never seen: {', '.join(missing) or 'nothing'}"
+        )
+
+    def uncovered(self) -> str:
+        """Of a full run: the marks that too few of its seeds have hit, as one line; else empty."""
+        rare = Marks.rare(self.seeds_of, self.seeds) if self.seeds >= FULL_RUN_SEEDS else []
+        if not rare:
+            return ""
+        return (
+            f"too few of {self.seeds} seeds hit these marks, so the run proves little about them: "
+            f"{', '.join(rare)}"
         )
 
 
@@ -218,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds",
         type=positive,
-        default=30.0,
+        default=USUAL_SECONDS,
         help="simulated seconds of faults per seed (default 30); healing comes on top",
     )
     parser.add_argument(
@@ -273,8 +291,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         totals.plain_rate = _plain_rate(options.seconds)
     finally:
         logging.disable(logging.NOTSET)
+    uncovered = ""
+    if _is_usual(options):
+        uncovered = totals.uncovered()
+    if uncovered:
+        print(uncovered)
     print(totals.summary())
-    return 1 if totals.violations else 0
+    return 1 if totals.violations or uncovered else 0
+
+
+def _is_usual(options: argparse.Namespace) -> bool:
+    """Whether the run is of the kind that must hit every mark."""
+    changed = options.harsh or options.members or options.bug or options.profile != "mixed"
+    return not changed and options.seconds >= USUAL_SECONDS
 
 
 if __name__ == "__main__":

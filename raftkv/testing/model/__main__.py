@@ -24,8 +24,8 @@ from raftkv.testing.model.verdicts import Verdicts
 
 __all__ = ["MODELS", "Listed", "main"]
 
-# The walk that finds a bug of replication.py, where the usual one is too wide or too short for it:
-# its bounds, and the steps behind which it begins.
+# The walk that finds a bug of replication.py or distrust.py, where the usual one is too wide or too
+# short for it: its bounds, and the steps behind which it begins.
 _REACHES: Final[dict[str, tuple[Bounds, tuple[str, ...]]]] = {
     "commit-former-term": (
         Bounds(terms=4, changes=1, crashes=0, entries=3),
@@ -44,6 +44,25 @@ _REACHES: Final[dict[str, tuple[Bounds, tuple[str, ...]]]] = {
             "3 votes for 2",
             "4 votes for 2",
             "2 leads in term 2",
+        ),
+    ),
+    "flag-ignored": (
+        Bounds(terms=3, changes=0, crashes=0, entries=3, writes=1),
+        (
+            "1 appends a write",
+            "1 syncs",
+            "1 appends to 2",
+            "1 commits 2",
+            "the disk of 2 keeps 0 entries",
+            "1 notices the loss",
+            "1 appends to 3",
+            "1 appends: distrust 2",
+            "1 syncs",
+            "1 appends to 3",
+            "1 commits 3",
+            "3 campaigns in term 2",
+            "1 votes for 3",
+            "3 leads in term 2",
         ),
     ),
 }
@@ -66,6 +85,13 @@ def _replication(bounds: Bounds | None, bug: str) -> Model[Any]:
     return Replication(bounds, bug)
 
 
+def _distrust(bounds: Bounds | None, bug: str) -> Model[Any]:
+    if bug in _REACHES:
+        reach, behind = _REACHES[bug]
+        return Distrust(reach, bug, behind)
+    return Distrust(bounds, bug)
+
+
 MODELS: Final[dict[str, Listed]] = {
     "replication": Listed(
         "terms, votes, log, configuration, promotion base",
@@ -75,7 +101,7 @@ MODELS: Final[dict[str, Listed]] = {
     ),
     "distrust": Listed(
         "a disk that loses acknowledged entries",
-        lambda bounds, bug: Distrust(bounds, bug),
+        _distrust,
         distrust.BUGS,
         distrust.BOUNDS,
     ),

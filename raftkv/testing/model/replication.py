@@ -32,7 +32,21 @@ from raftkv.raft.election import Candidacy, Stage, VoteRequest, judge_vote
 from raftkv.raft.membership import Configuration, decode, encode
 from raftkv.testing.model.search import Broken
 
-__all__ = ["BUGS", "Bounds", "Entry", "Node", "Replication", "State", "put"]
+__all__ = [
+    "BUGS",
+    "FEEDS",
+    "LEADS",
+    "NODES",
+    "Bounds",
+    "Entry",
+    "Node",
+    "Replication",
+    "State",
+    "configuration_at",
+    "decoded",
+    "is_change",
+    "put",
+]
 
 NODES: Final = ("core1-a", "core2-a", "core3-a", "node4-a")
 LATECOMER: Final = 3
@@ -111,8 +125,10 @@ class State(NamedTuple):
     changes: int = 0
     crashes: int = 0
     writes: int = 0
-    # How often a disk has lost what was durable (distrust.py).
+    # How often a disk has lost what was durable, and the terms whose leader has noticed it, as bits
+    # (distrust.py).
     losses: int = 0
+    noticed: int = 0
 
 
 class _Log:
@@ -134,7 +150,7 @@ class _Log:
 
 
 @cache
-def _decoded(body: bytes) -> Configuration:
+def decoded(body: bytes) -> Configuration:
     return decode(body)
 
 
@@ -144,7 +160,7 @@ def _exchanged(payload: bytes) -> bytes:
     if not payload or payload.startswith(PLAIN):
         return payload
     swap = {NODES[1]: NODES[2], NODES[2]: NODES[1]}
-    now = _decoded(payload)
+    now = decoded(payload)
     lists = [[swap.get(name, name) for name in group] for group in (now.voters, now.learners)]
     removed = tuple(swap.get(name, name) for name in now.removed)
     return encode(Configuration(tuple(sorted(lists[0])), tuple(sorted(lists[1])), removed))
@@ -190,7 +206,7 @@ class Replication:
             if node.durable < node.last:
                 yield f"{me + 1} syncs", put(state, me, node._replace(durable=node.last))
             if node.role == CAMPAIGNS:
-                yield from self._candidate(state, me, node)
+                yield from self.candidate(state, me, node)
             elif node.role == LEADS:
                 yield from self._leader(state, me, node)
             if state.crashes < self.bounds.crashes:
@@ -209,10 +225,10 @@ class Replication:
             if node.base and node.configuration != self._in_force(decided[: node.base]):
                 return (
                     f"the base of a promoted core: node {me + 1} begins at {node.base} with "
-                    f"{_decoded(node.configuration).voters}"
+                    f"{decoded(node.configuration).voters}"
                 )
             shared = _shared(node, decided)
-            changes = sum(_is_change(entry) for entry in node.log[shared:])
+            changes = sum(is_change(entry) for entry in node.log[shared:])
             if changes > 1:
                 return f"one change at a time: node {me + 1} holds {changes} that are not committed"
         return ""
@@ -223,8 +239,8 @@ class Replication:
 
     # -- what a model that builds on this one may change
 
-    def counts(self, node: Node, position: int) -> bool:
-        """Whether, by this node's log, the votes and acknowledgements of another one count."""
+    def counts(self, state: State, node: Node, position: int) -> bool:
+        """Whether, for this node, the votes and acknowledgements of another one count."""
         return True
 
     def may_campaign(self, state: State, me: int) -> bool:
@@ -241,13 +257,13 @@ class Replication:
             return
         if not self.may_campaign(state, me):
             return
-        if NODES[me] in self._latest(node).voters:
+        if NODES[me] in self.latest(node).voters:
             after = node._replace(
                 role=CAMPAIGNS, term=node.term + 1, vote=me, granted=1 << me, durable=node.last
             )
             yield f"{me + 1} campaigns in term {after.term}", put(state, me, after)
 
-    def _candidate(self, state: State, me: int, node: Node) -> Iterator[tuple[str, State]]:
+    def candidate(self, state: State, me: int, node: Node) -> Iterator[tuple[str, State]]:
         request = VoteRequest(NODES[me], node.term, node.last, _last_term(state, node), False, True)
         for other, voter in enumerate(state.nodes):
             if other == me or voter.role == FEEDS or node.granted >> other & 1:
@@ -275,9 +291,9 @@ class Replication:
     def _elected(self, state: State, me: int, node: Node) -> Iterator[tuple[str, State]]:
         candidacy = Candidacy(Stage.VOTE, node.term, 1, False)
         for position, voter in enumerate(NODES):
-            if node.granted >> position & 1 and self.counts(node, position):
+            if node.granted >> position & 1 and self.counts(state, node, position):
                 candidacy.grant(voter, term=node.term, attempt=1, pre_vote=False)
-        if not candidacy.won(self._latest(node)):
+        if not candidacy.won(self.latest(node)):
             return
         if len(state.leaders) >= node.term and state.leaders[node.term - 1] != ABSENT:
             raise Broken(
@@ -322,7 +338,7 @@ class Replication:
             after = _followed(node, peer.term)
             yield f"{other + 1} refuses the entries of {me + 1}", put(state, me, after)
             return
-        if NODES[other] not in self._latest(node).members or peer.base > node.last:
+        if NODES[other] not in self.latest(node).members or peer.base > node.last:
             return
         peer = _followed(peer, node.term) if peer.term < node.term else peer
         peer = peer._replace(role=FOLLOWS, granted=0, matches=())
@@ -356,10 +372,10 @@ class Replication:
         own = node.last if self.bug == "acknowledge-unsynced" else node.durable
         index = quorum_index(
             (own if position == me else node.matches[position])
-            if self.counts(node, position)
+            if self.counts(state, node, position)
             else 0
             for position in range(len(NODES))
-            if NODES[position] in self._latest(node).voters
+            if NODES[position] in self.latest(node).voters
         )
         if index <= node.commit:
             return
@@ -390,8 +406,8 @@ class Replication:
     # -- configurations
 
     def _change(self, state: State, me: int, node: Node) -> Iterator[tuple[str, State]]:
-        latest = self._latest(node)
-        index = self._latest_index(node, node.last)
+        latest = self.latest(node)
+        index = self.latest_index(node, node.last)
         first = next(
             node.base + position + 1
             for position, entry in enumerate(node.log)
@@ -418,18 +434,18 @@ class Replication:
                 put(state, me, after)._replace(changes=state.changes + 1),
             )
 
-    def _latest(self, node: Node) -> Configuration:
+    def latest(self, node: Node) -> Configuration:
         """The configuration in force by the node's log, committed or not."""
-        return _decoded(_configuration_at(node, node.last))
+        return decoded(configuration_at(node, node.last))
 
-    def _latest_index(self, node: Node, upto: int) -> int:
+    def latest_index(self, node: Node, upto: int) -> int:
         for position in range(upto - node.base - 1, -1, -1):
-            if _is_change(node.log[position]):
+            if is_change(node.log[position]):
                 return node.base + position + 1
         return node.base
 
     def _in_force(self, prefix: Sequence[Entry]) -> bytes:
-        changes = [entry.payload for entry in prefix if _is_change(entry)]
+        changes = [entry.payload for entry in prefix if is_change(entry)]
         return changes[-1] if changes else self._genesis
 
     # -- the replicant
@@ -447,7 +463,7 @@ class Replication:
         base = self._in_force(state.decided[: node.commit])
         if self.bug == "base-from-leader":
             base = sent
-        elif node.commit < index or NODES[me] not in _decoded(base).members:
+        elif node.commit < index or NODES[me] not in decoded(base).members:
             return
         core = Node(
             FOLLOWS,
@@ -460,9 +476,9 @@ class Replication:
         yield f"{me + 1} becomes a core at {node.commit}", put(state, me, core)
 
     def _ask(self, state: State, node: Node, latecomer: Node) -> Iterator[tuple[str, State]]:
-        index = self._latest_index(node, node.commit)
-        committed = _configuration_at(node, node.commit)
-        if NODES[LATECOMER] not in _decoded(committed).learners:
+        index = self.latest_index(node, node.commit)
+        committed = configuration_at(node, node.commit)
+        if NODES[LATECOMER] not in decoded(committed).learners:
             return
         if latecomer.asked is not None and (
             self.bug == "base-from-leader" or latecomer.asked[0] >= index
@@ -475,7 +491,7 @@ class Replication:
 # -- plain functions of a state
 
 
-def _is_change(entry: Entry) -> bool:
+def is_change(entry: Entry) -> bool:
     return not entry.payload.startswith(PLAIN)
 
 
@@ -502,9 +518,9 @@ def _last_term(state: State, node: Node) -> int:
     return _term_at(state, node, node.last)
 
 
-def _configuration_at(node: Node, index: int) -> bytes:
+def configuration_at(node: Node, index: int) -> bytes:
     for position in range(index - node.base - 1, -1, -1):
-        if _is_change(node.log[position]):
+        if is_change(node.log[position]):
             return node.log[position].payload
     return node.configuration
 
