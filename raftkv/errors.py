@@ -42,6 +42,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- DirectoryLocked       another process uses the directory
     |   |-- WipedNode             this name is a member under another data directory
     |   |-- RemovedNode           the cluster has removed this node
+    |   |-- CorruptState          a majority of the voters holds another state than this node
     |   |-- OutdatedData          the directory is from before a forced recovery of the cluster
     |   `-- MissingPlugin         the cluster runs a plugin that this node lacks
     `-- ConfigError           the configuration is wrong; nothing was started
@@ -333,6 +334,12 @@ class Diverged(NodeFault):
     """This node's log or state contradicts what the cluster has committed."""
 
     code = "diverged"
+
+
+class CorruptState(NodeFault):
+    """A majority of the voters holds another state than this node, at the same index."""
+
+    code = "corrupt_state"
 
 
 class InternalFault(NodeFault):

@@ -24,6 +24,7 @@ import msgspec
 
 from .config import NodeConfig
 from .core_format import CoreFormat
+from .corruption_check import CorruptionCheck
 from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, Stopped
 from .failure_detector import Verdict
 from .foreign import Foreign, Ticket, TicketHost
@@ -212,6 +213,9 @@ class Node:
         self.voters = VoterNews(self)
         self.promotion = Promotion(self)
         self.format = CoreFormat(self)
+        self.corruption = CorruptionCheck(self)
+        replica.on_digest_point = self.corruption.point
+        peering.route(wire.Digests, self.corruption.on_digests)
         self.metrics = Metrics(self)
         self.hosting = Hosting(self, self._plugins)
         self.hosting.open()
@@ -227,6 +231,7 @@ class Node:
         self._office_changed()
         self._opening = runtime.spawn(self._keep_session(), "session")
         self.format.start()
+        self.corruption.start()
         if self._keeper is not None:
             self._keeper.start()
         self._running = not self._fault.done()
@@ -257,6 +262,7 @@ class Node:
             self.machine.skip(1)
             replicant = ReplicantPart(config, runtime, self._peering, replica, self.reader)
             replicant.identity = self._identity
+            replicant.follower.on_corrupt_upstream = self._copy_again
             return replicant
         recovered = await self._recover(belongs=bool(identity.cluster_id))
         return self._core_part(recovered)
@@ -336,11 +342,17 @@ class Node:
                 )
             )
             return
+        self._copy_again()
+
+    def _copy_again(self) -> None:
+        """A replicant discards its state, and copies it from a core like a new node."""
+        part = self._part
+        assert isinstance(part, ReplicantPart)
         self.machine.reset()
         self.machine.skip(1)
         self.reader.applied(self.machine.index)
         part.follower.begin_anew()
-        # Its session may be one that the recovered log has never seen.
+        # Its session may be one that the log, after a forced recovery, has never seen.
         self.session, self._replica.nonce = 0, None
         self.foreign.history_ended()
         self.hosting.life_ended()
@@ -381,6 +393,7 @@ class Node:
             self.voters.stop()
         if hasattr(self, "format"):
             self.format.stop()
+            self.corruption.stop()
         if hasattr(self, "hosting"):
             await self.hosting.stop()
         if self._part is not None:
@@ -409,6 +422,7 @@ class Node:
         self._fault.set_result(fault)
         if hasattr(self, "hosting"):
             self.hosting.faulted()
+            self.corruption.stop()
         if self._part is not None:
             self._part.stop()
         self._peering.close()

@@ -69,6 +69,8 @@ class Replica:
         self.on_restored: Callable[[int], None] = lambda index: None
         self.on_fault: Callable[[NodeFault], None] = lambda fault: None
         self.on_reads: Callable[[Sequence[Any], int], None] = lambda tokens, index: None
+        # The state is at an index at which all nodes take digests of it.
+        self.on_digest_point: Callable[[], None] = lambda: None
         # Runs something in a later turn of the loop.
         self.later: Callable[..., object] = lambda function, *arguments: function(*arguments)
         self.commands_applied = 0
@@ -114,6 +116,10 @@ class Replica:
 
     def raise_format(self, index: int, body: bytes) -> None:
         self.machine.raise_format(index, body)
+
+    def take_digests(self, index: int) -> None:
+        self.machine.skip(index)
+        self.on_digest_point()
 
     @property
     def core_format(self) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .config import NodeConfig
+from .corruption_check import CORRUPT
 from .parts import CorePart, ReplicantPart
 from .raft.free_space import DISK
 from .raft.membership import name_of
@@ -67,8 +68,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     plugins: dict[str, Any]
     faults: int
     fault: str | None
-    # Alarms of this node itself: "DISK" while its disk lacks the room for a snapshot.
+    # Alarms of this node itself: "DISK" while its disk lacks the room for a snapshot, "CORRUPT"
+    # while the states of cores differ at one index.
     alarms: list[str] = []
+    # What the alarm CORRUPT is about; None while it is off.
+    corruption: str | None = None
     # What is left on the disk for the log; None on a replicant, and before the first look.
     disk_left_bytes: int | None = None
     # The last claim of a newer epoch that no core of the cluster proved.
@@ -132,7 +136,8 @@ def status_of(node: Node) -> Status:
         plugins={name: dict(s.status()) for name, s in sorted(node.hosting.services.items())},
         faults=node.hosting.hook_faults + machine.fault_count,
         fault=str(node._fault.result()) if failed else None,
-        alarms=[DISK] if engine is not None and engine.snapshotting.space.alarm else [],
+        alarms=_alarms(node),
+        corruption=node.corruption.alarm or None,
         disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
         unproved_epoch=node._peering.credibility.unproved_epoch,
         isolated=[] if not isinstance(node._part, CorePart) else node._part.detector.isolated,
@@ -145,6 +150,12 @@ def status_of(node: Node) -> Status:
             known={"core": machine.core_format_max, **machine.plugin_versions},
         ),
     )
+
+
+def _alarms(node: Node) -> list[str]:
+    part = node._part
+    disk = isinstance(part, CorePart) and part.engine.snapshotting.space.alarm
+    return [*([DISK] if disk else []), *([CORRUPT] if node.corruption.alarm else [])]
 
 
 def _endpoint(config: NodeConfig) -> str | None:

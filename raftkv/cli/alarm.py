@@ -1,7 +1,8 @@
 """`raftkv alarm list`: what each node raises an alarm about.
 
-DISK is one node's own: its disk lacks the room for the next snapshot. So each node is asked itself,
-as `raftkv endpoint` does it. It ends by itself; there is nothing to clear.
+DISK is one node's own: its disk lacks the room for the next snapshot. CORRUPT is raised by each
+core that has found the states of cores to differ. So each node is asked itself, as `raftkv
+endpoint` does it. Both end by themselves; there is nothing to clear.
 """
 
 from __future__ import annotations

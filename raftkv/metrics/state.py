@@ -13,6 +13,7 @@ from .family import Family, counter, gauge, gauge_by, histogram, outcomes
 
 if TYPE_CHECKING:
     from raftkv.config import NodeConfig
+    from raftkv.corruption_check import CorruptionCheck
     from raftkv.node import Node
     from raftkv.state.machine import StateMachine
 
@@ -50,6 +51,21 @@ def identity(node: Node, uptime_s: float) -> Iterator[Family]:
     )
     yield gauge_by("limit", "limit", _limits(node.config), "The limits in force, by name.")
     yield from _certificate(node)
+    if isinstance(part, CorePart):
+        yield from _digests(node.corruption)
+
+
+def _digests(check: CorruptionCheck) -> Iterator[Family]:
+    """The comparison of states (corruption_check.py)."""
+    yield gauge("corruption_alarm", bool(check.alarm), "1 while the states of cores differ.")
+    yield gauge(
+        "digest_agreed_index",
+        check.agreed_index,
+        "The last index at which a majority of the voters held one state.",
+    )
+    yield counter("digests_taken_total", check.taken, "Digests of the whole state taken here.")
+    yield counter("digest_rows_total", check.rows, "Rows and outcomes read for digests.")
+    yield counter("digest_bytes_total", check.bytes, "Bytes hashed for digests.")
 
 
 def _limits(config: NodeConfig) -> dict[str, float]:

@@ -55,6 +55,9 @@ class Application(Protocol):
     def raise_format(self, index: int, body: bytes) -> None:
         """The entry at `index` raises the core format to the number in `body`."""
 
+    def take_digests(self, index: int) -> None:
+        """The entry at `index` holds no batch: all cores digest their state as it is now. Short."""
+
     @property
     def core_format(self) -> int:
         """The core format of the cluster, as of the last applied entry (raftkv/formats.py)."""

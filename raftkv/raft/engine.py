@@ -78,6 +78,7 @@ from .wal import Pending, Wal
 __all__ = [
     "BATCH",
     "CONFIGURATION",
+    "DIGEST",
     "FORMAT",
     "NO_OP",
     "Application",
@@ -94,6 +95,8 @@ log = logging.getLogger("raftkv.raft")
 BATCH, NO_OP, CONFIGURATION = 0, 1, 2
 # Raises the core format. A version that does not know the kind stops at the entry.
 FORMAT = 4
+# At its index every node takes digests of its state. Only from core format 2 on.
+DIGEST = 5
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 ROLE_NAMES = ("follower", "candidate", "leader")
@@ -606,6 +609,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             self.application.skip(entry.index)
         elif kind == FORMAT:
             self.application.raise_format(entry.index, entry.payload[1:])
+        elif kind == DIGEST:
+            self.application.take_digests(entry.index)
         else:
             raise newer_kind(entry.index, kind)
 
@@ -720,6 +725,14 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         payload = bytes([FORMAT]) + msgspec.msgpack.encode(core_format)
         self.wal.append(payload, index, self.term)
         return index
+
+    def ask_for_digests(self) -> bool:
+        """On a leader, from core format 2: let all nodes take digests at one index of the log."""
+        if self.leading is None or self.stopped or self.application.core_format < 2:
+            return False
+        self.wal.append(bytes([DIGEST]), self.wal.last_index + 1, self.term)
+        self.kick()
+        return True
 
     def removed(self, member: str) -> bool:
         """Whether a committed configuration has removed this member, who may not know it."""

@@ -26,6 +26,7 @@ from raftkv.config import NodeConfig
 from raftkv.errors import DirectoryLocked, WrongCluster, WrongDataDirectory
 from raftkv.runtime import Files, Lock, Runtime
 
+from .corrupt_marker import refuse_marked
 from .epoch import FOUNDED, Epoch
 from .membership import make_raft_id
 
@@ -79,7 +80,10 @@ class DataDirectory:
     """A locked data directory. Releases the lock in `close`."""
 
     def __init__(self, config: NodeConfig, runtime: Runtime) -> None:
-        """Create, lock and identify. Raises DirectoryLocked, WrongDataDirectory, WrongCluster."""
+        """Create, lock and identify.
+
+        Raises DirectoryLocked, WrongDataDirectory, WrongCluster, CorruptState.
+        """
         self._files: Files = runtime.files
         self.path = config.dir
         self._files.makedirs(self.path)
@@ -91,6 +95,7 @@ class DataDirectory:
                 self._mint(config, runtime)
             else:
                 _check(found, config, self.path)
+                refuse_marked(self._files, self.path)
                 self.identity = found
         except BaseException:
             self.close()
@@ -100,7 +105,7 @@ class DataDirectory:
     def existing(cls, files: Files, path: str) -> DataDirectory:
         """Lock a directory that has an identity, whoever's: for `raftkv recover`.
 
-        Raises WrongDataDirectory if it has none, DirectoryLocked.
+        Raises WrongDataDirectory if it has none, DirectoryLocked, CorruptState.
         """
         if not files.exists(os.path.join(path, _FILE)):
             raise WrongDataDirectory(
@@ -114,6 +119,7 @@ class DataDirectory:
             found = _read(files, path)
             assert found is not None
             directory.identity = found
+            refuse_marked(files, path)
         except BaseException:
             directory.close()
             raise

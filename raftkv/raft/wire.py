@@ -33,6 +33,7 @@ __all__ = [
     "Append",
     "AppendReply",
     "Consensus",
+    "Digests",
     "Feed",
     "FeedConfiguration",
     "FeedSnapshot",
@@ -276,6 +277,19 @@ class Presence(_Message, frozen=True, tag=24):
     heard: list[tuple[str, Number, Nonce]] = []
 
 
+class Digests(_Message, frozen=True, tag=25):
+    """Digests of the sender's state at `index`, on consensus links, from core format 2.
+
+    The sender's cluster and epoch are those of the link. `core_format` is the one in force at
+    `index`. `code` names what decides what `apply` does: the versions of the sender's software.
+    """
+
+    index: Number
+    core_format: Number
+    code: str
+    tables: list[tuple[str, bytes]]
+
+
 class Follow(_Message, frozen=True, tag=30):
     """A replicant asks for everything behind (index, term), which it has applied."""
 
@@ -359,6 +373,7 @@ Message = (
     | ReadReply
     | Liveness
     | Presence
+    | Digests
     | Follow
     | Feed
     | FeedSnapshot

@@ -21,13 +21,14 @@ from typing import Any, Protocol
 
 from raftkv import collector
 from raftkv.config import NodeConfig
-from raftkv.errors import DamagedSnapshot, Diverged, InternalFault, NodeFault
+from raftkv.errors import CorruptState, DamagedSnapshot, Diverged, InternalFault, NodeFault
 from raftkv.histogram import Histogram
 from raftkv.raft import wire
 from raftkv.raft.engine import (
     APPLY_S_PER_TICK,
     BATCH,
     CONFIGURATION,
+    DIGEST,
     FORMAT,
     NO_OP,
     Loading,
@@ -66,6 +67,8 @@ class ReplicantApplication(Protocol):
     def skip(self, index: int) -> None: ...
 
     def raise_format(self, index: int, body: bytes) -> None: ...
+
+    def take_digests(self, index: int) -> None: ...
 
     def loading(self) -> Loading: ...
 
@@ -121,6 +124,8 @@ class Follower:
         self.snapshots_installed = 0
         self.snapshot_received_bytes = 0
         self._ready: asyncio.Future[Link] | None = None
+        # Set by the node: discard the state and copy it again (`begin_anew`).
+        self.on_corrupt_upstream: Callable[[], None] = lambda: None
         self._task: asyncio.Task[Any] | None = None
 
     def start(self) -> None:
@@ -319,6 +324,10 @@ class Follower:
     def on_refusal(self, link: Link, message: wire.Refusal) -> None:
         if link is not self.link:
             return
+        if message.code == CorruptState.code:
+            log.warning("%s stops: %s", link.peer_name, message.reason)
+            self.on_corrupt_upstream()
+            return
         self._fault(
             Diverged(f"{link.peer_name} refuses this replicant: {message.reason}. Restart it")
         )
@@ -358,6 +367,8 @@ class Follower:
                 self._application.skip(index)
             elif kind == FORMAT:
                 self._application.raise_format(index, payload[1:])
+            elif kind == DIGEST:
+                self._application.take_digests(index)
             else:
                 raise newer_kind(index, kind)
             self.applied, self.applied_term = index, term

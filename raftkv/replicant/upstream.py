@@ -348,6 +348,12 @@ class Feeds:
         age_ms = int((now - self._leader_at) * 1000)
         link.send(wire.LeaderChanged(leader, engine.term, age_ms))
 
+    def refuse_all(self, refusal: wire.Refusal) -> None:
+        """What they have copied from here is not to be relied on."""
+        for feed in list(self._feeds.values()):
+            feed.link.send(refusal)
+            feed.link.close()
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

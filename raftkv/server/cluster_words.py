@@ -120,7 +120,8 @@ class ClusterWords:
         if messages.enum_value(request.action, messages.ALARM_ACTIONS, "action"):
             raise BadRequest(
                 "alarms here cannot be set or cleared: DISK ends by itself when there is room on "
-                "the node's disk; leave the action out to see them"
+                "the node's disk, CORRUPT when the cores' states are found equal; leave the "
+                "action out to see them"
             )
         kind = messages.enum_value(request.alarm, messages.ALARM_TYPES, "alarm")
         status = self._node.status()

@@ -44,7 +44,7 @@ from .rows import RunRows, SmallRows, grown
 from .sessions import ABANDONED, DROPPED, FrozenSessions, RestoredResult, Session
 from .tables import FrozenTable
 
-__all__ = ["Frozen", "Header", "Image", "Reader", "decode_outcome", "encode_outcome"]
+__all__ = ["HEAD_BYTES", "Frozen", "Header", "Image", "Reader", "decode_outcome", "encode_outcome"]
 
 FORMAT: Final = 1
 # A chunk is encoded in one go on the event loop: 512 KiB take about a millisecond.
@@ -150,12 +150,13 @@ def _array() -> bytearray:
 
 def _counted(array: bytearray, count: int) -> bytes:
     """The array, once so many items are in it."""
-    array[1:_ARRAY_HEAD] = count.to_bytes(4, "big")
+    array[1:HEAD_BYTES] = count.to_bytes(4, "big")
     # A copy for the type's sake would be one of the whole state.
     return cast("bytes", array)
 
 
-_ARRAY_HEAD = 5
+#: What `_array` begins with.
+HEAD_BYTES: Final = 5
 # What a piece adds to its data: an array of three, two of them small, and a length.
 PIECE_HEAD_BYTES_MAX: Final = 16
 
@@ -176,10 +177,10 @@ class _Digest:
             if count and self._table != (chunk.plugin, chunk.table):
                 self._table = (chunk.plugin, chunk.table)
                 update(_encoder.encode(self._table))
-            update(memoryview(chunk.rows)[_ARRAY_HEAD:])
+            update(memoryview(chunk.rows)[HEAD_BYTES:])
             self.rows += count
         elif isinstance(chunk, Outcomes):
-            update(memoryview(chunk.outcomes)[_ARRAY_HEAD:])
+            update(memoryview(chunk.outcomes)[HEAD_BYTES:])
             self.outcomes += count
         else:
             update(_encoder.encode(chunk))
@@ -229,7 +230,7 @@ class Frozen:
         assert rows_max > 0
         assert bytes_max > PIECE_HEAD_BYTES_MAX
         try:
-            for chunk, count in self._chunks(rows_max):
+            for chunk, count in self.chunks(rows_max):
                 self._digest.add(chunk, count)
                 encoded = _encoder.encode(chunk)
                 if len(encoded) <= bytes_max:
@@ -242,10 +243,10 @@ class Frozen:
         finally:
             self.close()
 
-    def _chunks(
+    def chunks(
         self, rows_max: int
     ) -> Generator[tuple[Header | Rows | Opened | Outcomes, int], None, None]:
-        """What the stream consists of, and how much the digest counts of each."""
+        """What the stream consists of, and how much the digest counts of each. Close it after."""
         yield self.header, 0
         for plugin, name, table in self._tables:
             while (packed := self._pack_rows(table, rows_max)) is not None:

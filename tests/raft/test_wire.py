@@ -26,6 +26,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     Epoch: st.builds(Epoch, st.integers(0, NUMBER_MAX), st.text(max_size=9)),
     list[bytes]: st.lists(st.binary(max_size=20), max_size=4),
     list[tuple[str, str]]: st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9))),
+    list[tuple[str, bytes]]: st.lists(st.tuples(st.text(max_size=9), st.binary(max_size=16))),
     list[str]: st.lists(st.text(max_size=9), max_size=4),
     wire.About | None: st.none()
     | st.builds(

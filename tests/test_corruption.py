@@ -1,0 +1,196 @@
+"""Digests that differ: who is taken for corrupt, and what a corrupt core does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from raftkv import Node
+from raftkv.corruption import Report, Verdict, judge
+from raftkv.corruption_check import CORRUPT
+from raftkv.errors import CorruptState
+from raftkv.raft.corrupt_marker import FILE
+from raftkv.raft.membership import Configuration
+from raftkv.testing.damage import damage
+from raftkv.testing.local_cluster import LocalCluster
+
+THREE = Configuration(("a-1", "b-1", "c-1"))
+
+
+def report(damaged: str = "", code: str = "0.2", core_format: int = 2) -> Report:
+    tables = {"kv.keys": b"k", "kv.history": b"h", "sessions": b"s"}
+    if damaged:
+        tables[damaged] = b"?"
+    return Report(core_format, code, tables)
+
+
+def test_what_all_that_reported_hold_is_agreed_once_a_majority_has() -> None:
+    assert judge("a-1", THREE, {"a-1": report()}) == Verdict()
+    assert judge("a-1", THREE, {"a-1": report(), "b-1": report()}).agreed
+
+
+def test_the_minority_is_corrupt_and_the_table_is_named() -> None:
+    reports = {"a-1": report(), "b-1": report(), "c-1": report("kv.keys")}
+    expected = Verdict(tables=("kv.keys",), nodes=("c-1",))
+    assert judge("a-1", THREE, reports) == expected
+    assert judge("c-1", THREE, reports) == msgspec.structs.replace(expected, own=True)
+
+
+def test_without_a_majority_of_all_voters_nothing_is_certain() -> None:
+    reports = {"a-1": report(), "c-1": report("kv.keys")}
+    for me in reports:
+        verdict = judge(me, THREE, reports)
+        assert (verdict.own, verdict.nodes) == (False, ("a-1", "c-1"))
+    five = Configuration(("a-1", "b-1", "c-1", "d-1", "e-1"))
+    two = {"a-1": report(), "b-1": report(), "c-1": report("sessions")}
+    assert not judge("c-1", five, two).own
+
+
+def test_three_states_are_an_alarm() -> None:
+    reports = {"a-1": report(), "b-1": report("sessions"), "c-1": report("kv.keys")}
+    assert not any(judge(me, THREE, reports).own for me in reports)
+
+
+def test_different_software_is_an_alarm() -> None:
+    reports = {"a-1": report(), "b-1": report(), "c-1": report("kv.keys", "0.3")}
+    verdict = judge("c-1", THREE, reports)
+    assert verdict.differs
+    assert not verdict.own
+
+
+def test_a_distrusted_voter_does_not_count_towards_the_majority() -> None:
+    configuration = Configuration(("a-1", "b-1", "c-1"), distrusted=("b-1",))
+    reports = {"a-1": report(), "b-1": report(), "c-1": report("kv.keys")}
+    assert not judge("c-1", configuration, reports).own
+
+
+def test_a_learner_that_differs_is_corrupt_and_does_not_count() -> None:
+    reports = {"a-1": report(), "b-1": report(), "d-1": report("kv.keys")}
+    assert judge("d-1", THREE, reports).own
+    reports = {"a-1": report(), "d-1": report(), "c-1": report("kv.keys")}
+    assert not judge("c-1", THREE, reports).own
+
+
+def test_no_healthy_node_is_ever_certain_to_be_corrupt() -> None:
+    """All reports of three voters, present or not, as long as a minority is corrupt."""
+    kinds = [None, report(), report("kv.keys"), report("sessions"), report("kv.keys", "0.3")]
+    for chosen in itertools.product(kinds, repeat=3):
+        reports = dict(zip(THREE.voters, chosen, strict=True))
+        known = {each: found for each, found in reports.items() if found is not None}
+        corrupt = [each for each in known if known[each].state != report().state]
+        if len(corrupt) > 1:
+            continue
+        for me in known:
+            assert me in corrupt or not judge(me, THREE, known).own
+
+
+# Whole nodes --------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def cluster_of(cores: int = 3, replicants: int = 0) -> AsyncIterator[LocalCluster]:
+    cluster = LocalCluster(cores, replicants)
+    for name, config in cluster.configs.items():
+        cluster.configs[name] = msgspec.structs.replace(config, corruption_check_s=1.0)
+    async with cluster:
+        yield cluster
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def break_a_row(node: Node) -> None:
+    rows = dict(node.machine.view("kv").table("keys").scan())
+    damage(node.machine, "kv", "keys", b"a", rows[b"b"])
+
+
+def test_cores_agree_while_they_are_written_to() -> None:
+    async def play() -> None:
+        async with cluster_of(3, 1) as cluster:
+            for number in itertools.count():
+                await cluster.nodes[0].kv.put(b"k%d" % (number % 100), b"v%d" % number)
+                if all(node.corruption.agreed_index for node in cluster.cores):
+                    break
+            assert not any(node.status().alarms for node in cluster.nodes)
+            assert not any(node.fault.done() for node in cluster.nodes)
+            await cluster.converge()
+            assert cluster.replicants[0].machine.digest() == cluster.cores[0].machine.digest()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+@pytest.mark.parametrize("which", ["leader", "follower"])
+def test_a_core_with_a_damaged_row_marks_its_directory_hands_over_and_stops(which: str) -> None:
+    async def play() -> None:
+        async with cluster_of() as cluster:
+            await cluster.nodes[0].kv.put(b"a", b"1")
+            await cluster.nodes[0].kv.put(b"b", b"2")
+            await cluster.converge()
+            leader = cluster.leader()
+            assert leader is not None
+            corrupt = next(
+                node for node in cluster.cores if (node is leader) == (which == "leader")
+            )
+            break_a_row(corrupt)
+            await until(lambda: corrupt.fault.done())
+            fault = await corrupt.fault
+            assert isinstance(fault, CorruptState)
+            assert "kv.keys" in str(fault)
+            assert f"holds another state than {corrupt.name}" in str(fault)
+            healthy = [node for node in cluster.cores if node is not corrupt]
+            assert not any(node.fault.done() for node in healthy)
+            await healthy[0].kv.put(b"a", b"3")
+            assert any(CORRUPT in node.status().alarms for node in healthy)
+            assert corrupt.name in (healthy[0].status().corruption or "")
+            marker = Path(cluster.configs[corrupt.name].dir) / FILE
+            assert "kv.keys" in marker.read_text()
+            await cluster.kill(corrupt.name)
+            with pytest.raises(CorruptState, match="raftkv member remove"):
+                await cluster.start(corrupt.name)
+            cluster.running.pop(corrupt.name)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_of_two_cores_none_is_certain() -> None:
+    async def play() -> None:
+        async with cluster_of(2) as cluster:
+            await cluster.nodes[0].kv.put(b"a", b"1")
+            await cluster.nodes[0].kv.put(b"b", b"2")
+            await cluster.converge()
+            break_a_row(cluster.nodes[0])
+            await until(lambda: all(CORRUPT in node.status().alarms for node in cluster.nodes))
+            assert not any(node.fault.done() for node in cluster.nodes)
+            await cluster.nodes[0].kv.put(b"c", b"1")
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_replicants_of_a_corrupt_core_copy_the_state_again() -> None:
+    async def play() -> None:
+        async with cluster_of(3, 1) as cluster:
+            await cluster.nodes[0].kv.put(b"a", b"1")
+            await cluster.nodes[0].kv.put(b"b", b"2")
+            await cluster.converge()
+            replicant = cluster.replicants[0]
+            corrupt = cluster.running[replicant.status().upstream or ""]
+            break_a_row(corrupt)
+            break_a_row(replicant)  # as if it had copied the row from there
+            former = replicant.session
+            await until(lambda: corrupt.fault.done())
+            await cluster.kill(corrupt.name)
+            await until(lambda: replicant.session not in (0, former))
+            await replicant.kv.put(b"c", b"1")
+            await cluster.converge()
+            assert replicant.machine.digest() == cluster.cores[0].machine.digest()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
