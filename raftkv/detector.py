@@ -7,7 +7,8 @@ until the sockets were read: what others sent while this process stood still mus
 In core format 1 cores are heard by their answers to append messages, replicants by the streams on
 which they follow a core. From core format 2 on every node sends a `Presence` on each of its
 streams once in `PERIOD_S`. The leader's are numbered and are answered at once with a report, so
-that it knows when each report was made at the earliest.
+that it knows when each report was made at the earliest. A leader that notices that a deadline has
+passed begins such a period at once.
 """
 
 from __future__ import annotations
@@ -183,9 +184,12 @@ class Detector:
         leader = None if engine.leader is None else engine.links.get(engine.leader)
         if leader is not None and not (self._speaks_presence and self._presences.spoke(leader)):
             leader.send(wire.Liveness(sorted(stream.name for stream in self._fed())))
-        if not self._speaks_presence:
-            return
-        term = 0
+        if self._speaks_presence:
+            self._be_present(leader)
+
+    def _be_present(self, leader: Link | None) -> None:
+        """A `Presence` on each consensus link. That of a leader begins a period with a number."""
+        engine, term = self._engine, 0
         if engine.leading is not None:
             term, self._round = engine.term, self._round + 1
             self._rounds.append((self._round, self._decider.clock))
@@ -205,6 +209,11 @@ class Detector:
         """Look, and propose what was decided unless this leadership is about to end."""
         observed = self._observed(leading, now)
         verdicts = self._decider.look(now, observed)
+        began = self._rounds[-1][1] if self._rounds else 0.0
+        if self._speaks_presence and self._decider.noticed_at > began:
+            # Only reports made from now on count: they are asked for at once.
+            self._reported_at = now
+            self._be_present(None)
         self._isolated = self._decider.isolated(observed) if self._speaks_presence else []
         for verdict in verdicts:
             if self._in_force(leading):

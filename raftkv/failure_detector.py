@@ -90,6 +90,11 @@ class FailureDetector:
         """Attentive seconds."""
         return self._clock
 
+    @property
+    def noticed_at(self) -> float:
+        """When a deadline was noticed to have passed, the latest that holds; below 0: none has."""
+        return max(self._noticed_at.values(), default=-1.0)
+
     def begin(self, now: float) -> None:
         """A leadership begins: nothing that was heard or reported before counts."""
         self.step(now)

@@ -229,6 +229,27 @@ class TestRule30Presence:
         watch.go(4 * DOWN_S, present="b r1 r2", heard={"b": "c"})
         assert watch.declared == []
 
+    def test_reports_are_asked_for_as_soon_as_a_deadline_is_noticed(self) -> None:
+        """A verdict comes two looks after the deadline, not a period later."""
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.go(2 * PERIOD_S, present="b c r1 r2", heard={"b": "c", "c": "b"})
+        silent_at = watch.bench.runtime.now
+        while not watch.declared:
+            watch.go(0.1, present="b c r1", heard={"b": "c", "c": "b"})
+            assert watch.bench.runtime.now - silent_at < 2 * DOWN_S
+        assert set(watch.declared) == {"r2"}
+        assert watch.bench.runtime.now - silent_at <= DOWN_S + 2 * LOOK_S + 0.2
+
+    def test_a_deadline_that_nothing_confirms_brings_no_flood_of_periods(self) -> None:
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.go(PERIOD_S, present="b c r1 r2", heard={"b": "c", "c": "b"})
+        before = watch.round
+        watch.go(3 * DOWN_S, present="b r1 r2", heard={"b": "c"})
+        assert watch.declared == []
+        assert watch.round - before <= 3 * DOWN_S / PERIOD_S + 1
+
     def test_a_report_about_another_incarnation_is_none(self) -> None:
         watch = Present()
         watch.fed = ["r1", "r2"]

@@ -6,6 +6,8 @@ import pytest
 
 from raftkv.failure_detector import Verdict
 from raftkv.parts import CorePart
+from raftkv.state import Context
+from raftkv.state.core import Core, DeclareDead
 from raftkv.testing.patching import replaced
 from raftkv.testing.simulated import SimulatedCluster
 from raftkv.verdicts import Verdicts
@@ -92,8 +94,19 @@ def test_a_verdict_is_not_sent_to_the_next_leader() -> None:
     assert not ended_by_another_leader()
 
 
-def test_a_proposal_queue_that_sends_verdicts_again_would_be_noticed() -> None:
+def test_a_verdict_that_is_sent_again_has_no_effect_in_an_entry_of_another_term() -> None:
     with replaced(Verdicts, "_checked", lambda _, envelope: envelope):
+        assert not ended_by_another_leader()
+
+
+def test_without_either_guard_it_would_be_noticed() -> None:
+    def regardless_of_the_term(core: Core, command: DeclareDead, ctx: Context) -> object:
+        return core._ended(command.name, command.incarnation, ctx)
+
+    with (
+        replaced(Verdicts, "_checked", lambda _, envelope: envelope),
+        replaced(Core, "_declare_dead", regardless_of_the_term),
+    ):
         assert ended_by_another_leader()
 
 
