@@ -26,6 +26,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- UnknownCommand        the plugin does not know this command
     |   |-- InvalidSetting        a replicated setting was refused by its own check
     |   |-- StaleIncarnation      the command was written by an earlier life of its node
+    |   |-- NoSpace               a plugin's quota of logical bytes is used up (alarm NOSPACE)
     |   `-- (each plugin's own)
     |-- RemoteFailed          another node's handler raised; its own state is its own affair
     |-- WatchCancelled        a watch has ended; it says why, and from where to watch again
@@ -270,6 +271,23 @@ class StaleIncarnation(Refused):
     """The command belongs to an earlier life of its node, which the cluster has ended."""
 
     code = "stale_incarnation"
+
+
+class NoSpace(Refused):
+    """The quota of a plugin's user data is used up. Argument: the plugin.
+
+    What adds data is refused until the alarm NOSPACE is disarmed; deletions, acknowledgements,
+    commits and whatever ends something work.
+    """
+
+    code = "no_space"
+
+    def __str__(self) -> str:
+        plugin = self.args[0] if self.args else "kv"
+        return (
+            f"the quota of {plugin} is used up ({plugin}.quota_bytes): delete data (of the "
+            f"keyspace: and compact its history) or raise the setting, then raftkv alarm disarm"
+        )
 
 
 class NodeFault(RaftkvError):

@@ -41,6 +41,7 @@ from .peering import Peering
 from .plugin import Consistency, Outcome, Plugin
 from .presence import Identity
 from .promotion import Promotion
+from .quotas import Quotas
 from .raft import wire
 from .raft.epoch import Epoch
 from .raft.identity import DataDirectory
@@ -216,6 +217,7 @@ class Node:
         self.corruption = CorruptionCheck(self)
         replica.on_digest_point = self.corruption.point
         peering.route(wire.Digests, self.corruption.on_digests)
+        self.quotas = Quotas(self)
         self.metrics = Metrics(self)
         self.hosting = Hosting(self, self._plugins)
         self.hosting.open()

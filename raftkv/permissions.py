@@ -34,7 +34,7 @@ from .state import (
     SettleOutcome,
     SetVoters,
 )
-from .state.core import AnnounceFormats, DeclareDead, ForgetMember
+from .state.core import AnnounceFormats, DeclareDead, DisarmAlarm, ForgetMember
 
 __all__ = [
     "CALLS",
@@ -224,6 +224,7 @@ class Author(Enum):
 COMMANDS: Final[Mapping[type[msgspec.Struct], Author]] = {
     AnnounceFormats: Author.ITSELF,
     DeclareDead: Author.CORES,
+    DisarmAlarm: Author.UNRESTRICTED,
     ForgetMember: Author.UNRESTRICTED,
     NodeUp: Author.ITSELF,
     NodeDown: Author.CORES,

@@ -44,6 +44,7 @@ from .state import (
     Context,
     Member,
     MemberChange,
+    Quota,
     Setting,
     SettingChange,
     Table,
@@ -77,6 +78,7 @@ __all__ = [
     "Outcome",
     "Plugin",
     "Proposer",
+    "Quota",
     "Request",
     "Response",
     "Route",
@@ -349,7 +351,8 @@ class Plugin(Generic[ApiT]):
     for it. `refusals` lists the `Refused` subclasses that `apply` may raise. `uses` names the
     plugins whose commands may be called and whose views may be read. `options` is the Struct of
     the local configuration `[options.<name>]`, if there is one. `costly` lists the commands that
-    may cost more than their size: `cost` foresees how much.
+    may cost more than their size: `cost` foresees how much. `quota`: what the plugin's user data
+    counts in bytes; the setting `quota_bytes` is then added to its settings.
     """
 
     name: ClassVar[str]
@@ -361,6 +364,7 @@ class Plugin(Generic[ApiT]):
     uses: ClassVar[tuple[str, ...]] = ()
     costly: ClassVar[tuple[type[msgspec.Struct], ...]] = ()
     options: ClassVar[type[msgspec.Struct] | None] = None
+    quota: ClassVar[Quota | None] = None
 
     def apply(self, command: Any, ctx: Context) -> Any:
         """Apply one command. Pure; raising a Refused undoes everything it did."""

@@ -9,6 +9,7 @@ import msgspec
 from .config import NodeConfig
 from .corruption_check import CORRUPT
 from .parts import CorePart, ReplicantPart
+from .quotas import QuotaStatus
 from .raft.free_space import DISK
 from .raft.membership import name_of
 from .security.report import TlsStatus
@@ -68,11 +69,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     plugins: dict[str, Any]
     faults: int
     fault: str | None
-    # Alarms of this node itself: "DISK" while its disk lacks the room for a snapshot, "CORRUPT"
-    # while the states of cores differ at one index.
+    # Of this node itself: "DISK" while its disk lacks the room for a snapshot, "CORRUPT" while the
+    # states of cores differ at one index. Of the cluster: "NOSPACE" while a plugin takes nothing
+    # new, because its quota was used up.
     alarms: list[str] = []
     # What the alarm CORRUPT is about; None while it is off.
     corruption: str | None = None
+    # Of each plugin with a quota; empty at core format 1.
+    quotas: list[QuotaStatus] = []
     # What is left on the disk for the log; None on a replicant, and before the first look.
     disk_left_bytes: int | None = None
     # The last claim of a newer epoch that no core of the cluster proved.
@@ -138,6 +142,7 @@ def status_of(node: Node) -> Status:
         fault=str(node._fault.result()) if failed else None,
         alarms=_alarms(node),
         corruption=node.corruption.alarm or None,
+        quotas=node.quotas.usage(),
         disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
         unproved_epoch=node._peering.credibility.unproved_epoch,
         isolated=[] if not isinstance(node._part, CorePart) else node._part.detector.isolated,
@@ -155,7 +160,8 @@ def status_of(node: Node) -> Status:
 def _alarms(node: Node) -> list[str]:
     part = node._part
     disk = isinstance(part, CorePart) and part.engine.snapshotting.space.alarm
-    return [*([DISK] if disk else []), *([CORRUPT] if node.corruption.alarm else [])]
+    corrupt = [CORRUPT] if node.corruption.alarm else []
+    return [*([DISK] if disk else []), *corrupt, *node.quotas.alarms]
 
 
 def _endpoint(config: NodeConfig) -> str | None:

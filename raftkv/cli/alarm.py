@@ -1,15 +1,22 @@
-"""`raftkv alarm list`: what each node raises an alarm about.
+"""`raftkv alarm list`: what each node raises an alarm about; `raftkv alarm disarm`.
 
 DISK is one node's own: its disk lacks the room for the next snapshot. CORRUPT is raised by each
 core that has found the states of cores to differ. So each node is asked itself, as `raftkv
 endpoint` does it. Both end by themselves; there is nothing to clear.
+
+NOSPACE is the cluster's: the quota of a plugin was used up. It ends by `disarm` only, once there is
+room, as etcd's does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import typer
+
+from .connecting import endpoints_of, tls_context
 from .endpoint import Cluster, ask_all, fail_if_any
+from .member import ask_in_turn, request
 from .options import At, connected, examples, group
 
 if TYPE_CHECKING:
@@ -18,11 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = group("What nodes raise an alarm about.")
-
-
-@app.callback()
-def _alarm() -> None:
-    """Keep `list` a command of its own: typer runs a lone command without its name."""
 
 
 @app.command(
@@ -64,3 +66,28 @@ def list_(at: At, cluster: Cluster = False) -> None:
                 rows.append([each.endpoint, each.answer["name"], Styled(alarm, "red"), cell(None)])
         print_table(("ENDPOINT", "NODE", "ALARM", "ERROR"), rows)
     fail_if_any(found)
+
+
+@app.command(epilog=examples("raftkv alarm disarm --dir demo"))
+@connected("table", "json")
+def disarm(at: At) -> None:
+    """End the alarm NOSPACE, after data was deleted or the quota was raised.
+
+    A plugin that is still beyond its quota raises it again with its next write. Exit code 0 also
+    if the alarm was not on.
+    """
+    from .output import print_json
+
+    context = tls_context(at)
+
+    def ask(endpoint: str, left_s: float) -> Any:
+        body = {"action": "DEACTIVATE", "alarm": "NOSPACE"}
+        path = "/v3/maintenance/alarm"
+        return request(endpoint, "POST", path, body, timeout_s=left_s, context=context)
+
+    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask)
+    ended = [each["alarm"] for each in found.get("alarms", [])]
+    if at.output == "json":
+        print_json({"disarmed": ended})
+    else:
+        typer.echo("NOSPACE is disarmed" if ended else "NOSPACE was not on")

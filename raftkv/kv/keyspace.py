@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from raftkv.errors import Refused, UnknownCommand
-from raftkv.plugin import Context, Host, Plugin, Setting, TableSpec, View
+from raftkv.plugin import Context, Host, Plugin, Quota, Setting, TableSpec, View
 
 from .api import KVApi
 from .changing import (
@@ -76,6 +76,7 @@ from .cost import COSTLY, estimated
 from .formats import in_format_1
 from .leasing import claim, due_ms, grant, lessor_epoch, require_lease
 from .plain import put
+from .quota import QUOTA
 from .service import KVService
 from .transactions import apply_txn
 
@@ -121,6 +122,7 @@ class KV(Plugin[KVApi]):
         TableSpec("attached", tuple[int, bytes], Attached),
         TableSpec("due", tuple[int, int], None),
     )
+    quota: ClassVar[Quota | None] = QUOTA
     refusals: ClassVar[tuple[type[Refused], ...]] = (
         EmptyKey,
         LimitExceeded,

@@ -148,6 +148,7 @@ def state(node: Node) -> Iterator[Family]:
         dict(machine.active_versions),
         "Active version of each plugin in the cluster.",
     )
+    yield from _quotas(node)
     yield counter(
         "plugin_faults_total", machine.fault_count, "Commands and hooks in which a plugin failed."
     )
@@ -162,4 +163,27 @@ def _members(machine: StateMachine) -> Iterator[Family]:
         found["up" if member.up else "down"] += 1
     yield gauge_by(
         "members", "state", dict(found), "Members of the cluster, as the log knows them."
+    )
+
+
+def _quotas(node: Node) -> Iterator[Family]:
+    """Bounded by the plugins that this node has."""
+    usage = node.quotas.usage()
+    yield gauge_by(
+        "logical_bytes",
+        "plugin",
+        {each.plugin: each.logical_bytes for each in usage},
+        "What the user data of a plugin counts against its quota.",
+    )
+    yield gauge_by(
+        "quota_bytes",
+        "plugin",
+        {each.plugin: each.quota_bytes for each in usage},
+        "How much it may count: the replicated setting quota_bytes of the plugin.",
+    )
+    yield gauge_by(
+        "nospace_alarm",
+        "plugin",
+        {each.plugin: each.nospace for each in usage},
+        "1 while a plugin takes nothing new, until raftkv alarm disarm.",
     )

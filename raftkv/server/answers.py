@@ -140,6 +140,7 @@ _REFUSALS: Final = {
     "lease_provided": (INVALID_ARGUMENT, "etcdserver: lease is provided"),
     "lease_not_found": (NOT_FOUND, "etcdserver: requested lease not found"),
     "lease_exists": (FAILED_PRECONDITION, "etcdserver: lease already exists"),
+    "no_space": (RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded"),
     "lease_ttl_too_large": (OUT_OF_RANGE, "etcdserver: too large lease TTL"),
 }
 

@@ -51,6 +51,10 @@ class _Status(msgspec.Struct, omit_defaults=True, rename=_NAMES):
     is_learner: bool = False
 
 
+#: The alarm of a used-up quota (raftkv/state/quota.py).
+_NOSPACE: Final = "NOSPACE"
+
+
 class _Alarm(msgspec.Struct, omit_defaults=True, rename=_NAMES):
     member_id: str = ""
     alarm: str = ""
@@ -112,18 +116,22 @@ class ClusterWords:
         return head + b'"keys":"%d","digest":"%b"}' % (found.keys, found.digest.hex().encode())
 
     async def alarm(self, body: bytes) -> bytes:
-        """`POST /v3/maintenance/alarm`: the alarms of this node itself; only the action GET.
+        """`POST /v3/maintenance/alarm`: the alarms of this node and of the cluster.
 
-        `memberID` and `alarm` choose as etcd's do; 0 and NONE are all.
+        `memberID` and `alarm` choose as etcd's do; 0 and NONE are all. The action DEACTIVATE ends
+        NOSPACE, which is the cluster's: whatever member is named.
         """
         request = messages.decode(self._alarm_requests, body)
-        if messages.enum_value(request.action, messages.ALARM_ACTIONS, "action"):
+        kind = messages.enum_value(request.alarm, messages.ALARM_TYPES, "alarm")
+        action = messages.enum_value(request.action, messages.ALARM_ACTIONS, "action")
+        if messages.ALARM_ACTIONS[action] == "DEACTIVATE":
+            return await self._disarm(kind)
+        if action:
             raise BadRequest(
-                "alarms here cannot be set or cleared: DISK ends by itself when there is room on "
-                "the node's disk, CORRUPT when the cores' states are found equal; leave the "
+                "an alarm cannot be raised by a request: NOSPACE is raised by a write beyond the "
+                "quota, DISK by a node's disk, CORRUPT by a comparison of the cores; leave the "
                 "action out to see them"
             )
-        kind = messages.enum_value(request.alarm, messages.ALARM_TYPES, "alarm")
         status = self._node.status()
         own = wire_id(status.cluster_id, status.name)
         shown = [
@@ -131,6 +139,18 @@ class ClusterWords:
             for name in status.alarms
             if request.memberID in (0, own) and kind in (0, messages.ALARM_TYPES.index(name))
         ]
+        listed = b',"alarms":' + msgspec.json.encode(shown) if shown else b""
+        return b'{"header":%b%b}' % (self._header(self._node.kv.revision), listed)
+
+    async def _disarm(self, kind: int) -> bytes:
+        if messages.ALARM_TYPES[kind] not in ("NONE", _NOSPACE):
+            raise BadRequest(
+                f"{messages.ALARM_TYPES[kind]} ends by itself when its cause has gone; only "
+                f"{_NOSPACE} can be disarmed"
+            )
+        own = wire_id(self._node.status().cluster_id, self._node.status().name)
+        ended = await self._node.quotas.disarm()
+        shown = [_Alarm(str(own), _NOSPACE)] if ended else []
         listed = b',"alarms":' + msgspec.json.encode(shown) if shown else b""
         return b'{"header":%b%b}' % (self._header(self._node.kv.revision), listed)
 

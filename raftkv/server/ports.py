@@ -215,6 +215,12 @@ class DoorMetrics(Protocol):
     def render(self, accept: str = "") -> tuple[str, bytes]: ...
 
 
+class QuotaDesk(Protocol):
+    """The part of `raftkv.quotas.Quotas` that the HTTP API uses."""
+
+    async def disarm(self) -> tuple[str, ...]: ...
+
+
 class DoorNode(Protocol):
     """The part of a node that the door uses. It is a `Writer`, too."""
 
@@ -226,6 +232,9 @@ class DoorNode(Protocol):
 
     @property
     def metrics(self) -> DoorMetrics: ...
+
+    @property
+    def quotas(self) -> QuotaDesk: ...
 
     @property
     def leader(self) -> str | None: ...

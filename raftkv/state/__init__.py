@@ -7,6 +7,7 @@ from .contract import (
     Member,
     MemberChange,
     PurePlugin,
+    Quota,
     Setting,
     SettingChange,
     TableSpec,
@@ -14,6 +15,7 @@ from .contract import (
 )
 from .core import (
     DeclareDead,
+    DisarmAlarm,
     NodeDown,
     NodeDownResult,
     NodeRole,
@@ -38,6 +40,7 @@ __all__ = [
     "Change",
     "Context",
     "DeclareDead",
+    "DisarmAlarm",
     "Envelope",
     "Fault",
     "Frozen",
@@ -53,6 +56,7 @@ __all__ = [
     "OpenSessionResult",
     "OutcomeReport",
     "PurePlugin",
+    "Quota",
     "Reader",
     "SetSetting",
     "SetVoters",

@@ -19,6 +19,7 @@ __all__ = [
     "Member",
     "MemberChange",
     "PurePlugin",
+    "Quota",
     "Setting",
     "SettingChange",
     "TableSpec",
@@ -47,6 +48,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     `type` is int, bool, str, or a tuple or dict of these. `check` returns the reason to refuse a
     value, or None, and must be pure. `doc` is one sentence that names the unit.
+    `core_format`: the first one at which it can be set.
     """
 
     key: str
@@ -54,6 +56,23 @@ class Setting(msgspec.Struct, frozen=True):
     default: Any
     check: Callable[[Any], str | None] | None = None
     doc: str = ""
+    core_format: int = 1
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """What a plugin's user data counts in logical bytes, against its setting `quota_bytes`.
+
+    All functions are pure, quick, and look at nothing but their arguments; what they give may
+    change with the core format only. `sizes`: by table, what one row (key, value) counts.
+    `derived`: what is known without counting rows, from the tables by name. `adds`: whether a
+    command may add user data; such commands are refused beyond the quota. A plugin that promises
+    something (a prepared transaction) counts at the promise what will stand there once it is kept.
+    """
+
+    sizes: Mapping[str, Callable[[Any, Any], int]]
+    adds: Callable[[Any], bool]
+    derived: Callable[[Callable[[str], TableView[Any, Any]]], int] | None = None
+    default_bytes: int = 2 * 1024**3
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -201,6 +220,7 @@ class PurePlugin(Protocol):
     refusals: ClassVar[tuple[Any, ...]]
     uses: ClassVar[tuple[str, ...]]
     costly: ClassVar[tuple[type[msgspec.Struct], ...]]
+    quota: ClassVar[Quota | None]
 
     def apply(self, command: Any, ctx: Context) -> Any: ...
 

@@ -41,8 +41,18 @@ from raftkv.errors import (
 )
 
 from . import activation
-from .contract import Context, Member, MemberChange, Setting, SettingChange, TableSpec, View
+from .contract import (
+    Context,
+    Member,
+    MemberChange,
+    Quota,
+    Setting,
+    SettingChange,
+    TableSpec,
+    View,
+)
 from .deaths import DeclareDead, NodeDown, NodeDownResult
+from .quota import QUOTA_FORMAT
 from .refusals import Refusals
 from .sessions import ABANDONED, DROPPED, Sessions
 from .snapshot import encode_outcome
@@ -53,6 +63,7 @@ __all__ = [
     "AnnounceFormats",
     "Core",
     "DeclareDead",
+    "DisarmAlarm",
     "ForgetMember",
     "NodeDown",
     "NodeDownResult",
@@ -166,6 +177,17 @@ class ForgetMember(_Command, frozen=True, tag="forget_member"):
     early: bool = False
 
 
+class DisarmAlarm(_Command, frozen=True, tag="disarm_alarm"):
+    """An operator ends an alarm of the state: of one plugin, or of all ("").
+
+    The result names the plugins whose alarm was on. What is still beyond its quota raises it again.
+    """
+
+    Result: ClassVar[Any] = tuple[str, ...]
+    kind: Literal["NOSPACE"]
+    plugin: str = ""
+
+
 class OpenSession(_Command, frozen=True, tag="open_session"):
     """A client without a node opens a session."""
 
@@ -207,6 +229,7 @@ class Opening(_Command, frozen=True):
 SINCE_FORMAT: Final[Mapping[type[msgspec.Struct], int]] = {
     AnnounceFormats: 2,
     DeclareDead: 2,
+    DisarmAlarm: QUOTA_FORMAT,
     ForgetMember: 2,
 }
 
@@ -219,6 +242,7 @@ class Core:
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         AnnounceFormats,
         DeclareDead,
+        DisarmAlarm,
         ForgetMember,
         NodeUp,
         NodeDown,
@@ -230,6 +254,7 @@ class Core:
     )
     tables: ClassVar[tuple[TableSpec, ...]] = (
         TableSpec("active", str, int),
+        TableSpec("alarms", tuple[str, str], int),  # (kind, plugin) -> since when, log's clock
         TableSpec("formats", tuple[str, str], int),  # (member, plugin) -> version
         TableSpec("members", str, Member),
         TableSpec("openings", tuple[str, int], Opening),  # (member, incarnation)
@@ -240,6 +265,7 @@ class Core:
     refusals: ClassVar[tuple[type[Refused], ...]] = ()
     uses: ClassVar[tuple[str, ...]] = ()
     costly: ClassVar[tuple[type[msgspec.Struct], ...]] = ()
+    quota: ClassVar[Quota | None] = None
 
     def __init__(
         self,
@@ -285,6 +311,8 @@ class Core:
             return self._announce(command, ctx)
         if isinstance(command, ForgetMember):
             return self._forget(command, ctx)
+        if isinstance(command, DisarmAlarm):
+            return _disarm(command, ctx)
         assert isinstance(command, SettleOutcome)
         return self._settle_outcome(command, ctx)
 
@@ -436,7 +464,7 @@ class Core:
 
     def _set_setting(self, command: SetSetting, ctx: Context) -> None:
         setting = self._settings.get(command.plugin, {}).get(command.key)
-        if setting is None:
+        if setting is None or ctx.version < setting.core_format:
             raise InvalidSetting(f"there is no setting {command.plugin}.{command.key}")
         table: Table[tuple[str, str], bytes] = ctx.table("settings")
         key = (command.plugin, command.key)
@@ -483,6 +511,16 @@ class Core:
             return OutcomeReport("expired")
         _, data = encode_outcome(outcome, self._refusals)
         return OutcomeReport("refused" if isinstance(outcome, Refused) else "applied", data)
+
+
+def _disarm(command: DisarmAlarm, ctx: Context) -> tuple[str, ...]:
+    alarms: Table[tuple[str, str], int] = ctx.table("alarms")
+    ended = []
+    for kind, plugin in [key for key, _ in alarms.scan(prefix=(command.kind,))]:
+        if command.plugin in ("", plugin):
+            alarms.delete((kind, plugin))
+            ended.append(plugin)
+    return tuple(ended)
 
 
 def _check_plugins(plugins: tuple[tuple[str, int], ...]) -> None:

@@ -52,6 +52,7 @@ from .contract import (
 from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport, Voters
 from .costs import Work, of_size
 from .estimating import estimated
+from .quota import NOSPACE, QUOTA_FORMAT, CountedTable, Gate, Usage
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
@@ -118,6 +119,8 @@ class StateMachine:
         self._last_bytes = 0
         self._undo: UndoLog = []
         self._after: list[Callable[[], None]] = []
+        # Plugins that the command which is being applied has taken beyond their quotas.
+        self._overrun: list[str] = []
         self._sessions = Sessions() if sessions is None else sessions
         #: What is no longer needed and may be large.
         self.waste = self._sessions.waste
@@ -156,6 +159,10 @@ class StateMachine:
             )
             routed.ctx._callees = {name: found[name] for name in plugin.uses}
             found[plugin.name] = routed
+            if routed.usage is not None:
+                used = [found[name].usage for name in plugin.uses]
+                counted = [usage for usage in used if usage is not None]
+                routed.gate = Gate(plugin, routed.usage, counted, self._overrun)
             self._settings[plugin.name] = routed.settings
             try:
                 self._refusals.add(plugin.name, plugin.refusals)
@@ -288,7 +295,12 @@ class StateMachine:
         except Exception as error:
             undo_to(undo, 0)
             self._after.clear()
+            if self._overrun:
+                self._raise_alarms()
+                undo.clear()
             return self._refusal(routed.name, command, error)
+        if self._overrun:
+            self._raise_alarms()
         if self._after:
             self._finish()
         if undo:
@@ -357,6 +369,15 @@ class StateMachine:
 
     # What follows a command of the built-in plugin
 
+    def _raise_alarms(self) -> None:
+        """Write down which plugins a command has taken beyond their quotas."""
+        alarms = self._all[CORE].tables["alarms"]
+        for plugin in self._overrun:
+            alarms.put((NOSPACE, plugin), self.now)
+        self._overrun.clear()
+        if self._capture.touched:
+            self._capture.collect()
+
     def _finish(self) -> None:
         todo = self._after[:]
         self._after.clear()
@@ -372,6 +393,8 @@ class StateMachine:
             require_plugin(name, version, versions)
             active[name] = self._all[name]
             active[name].ctx.version = version
+        for routed in self._all.values():
+            routed.open_gate(gated=self.core_format >= QUOTA_FORMAT)
         self._active = active
 
     def _members_changed(self, change: MemberChange) -> None:
@@ -514,6 +537,16 @@ class StateMachine:
                     break  # the result of another command: see `_again`
         return msgspec.msgpack.decode(data)
 
+    @property
+    def usages(self) -> Mapping[str, Usage]:
+        """By plugin, in the order of their names: what its user data uses of its quota."""
+        return {name: each.usage for name, each in self._all.items() if each.usage is not None}
+
+    @property
+    def alarms(self) -> list[tuple[str, str]]:
+        """The alarms that stand in the replicated state: (kind, plugin), sorted."""
+        return [key for key, _ in self._all[CORE].tables["alarms"].scan()]
+
     def invariants(self) -> list[str]:
         """What the active plugins find wrong with the state, in words; empty if all is well."""
         found = []
@@ -567,7 +600,13 @@ class StateMachine:
             for spec in routed.plugin.tables
             if spec.run
         }
-        return Reader(decoders, self._versions, self._refusals, runs)
+        sizes = {
+            (name, table): size
+            for name, routed in self._all.items()
+            if routed.plugin.quota is not None
+            for table, size in routed.plugin.quota.sizes.items()
+        }
+        return Reader(decoders, self._versions, self._refusals, runs, sizes)
 
     def adopt(self, image: Image, index: int) -> None:
         """Replace the whole state by that of a snapshot taken at `index`.
@@ -585,6 +624,8 @@ class StateMachine:
         for name, routed in self._all.items():
             for table_name, table in routed.tables.items():
                 table.replace_all(image.tables.get((name, table_name)))
+                if isinstance(table, CountedTable):
+                    table.bytes = image.counts.get((name, table_name), 0)
             routed.ctx.version = 0
         self.index, self.now, self.serial = header.index, header.now, header.serial
         self._sessions.replace_all(image.sessions)

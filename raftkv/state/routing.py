@@ -19,7 +19,7 @@ from raftkv.errors import ConfigError, UnknownCommand, UnknownPlugin
 
 from .contract import Member, PurePlugin, Setting, TableSpec
 from .costs import Work
-from .runs import RunTable
+from .quota import Gate, Usage, made_table, quota_setting
 from .tables import Table, TableView, UndoLog, undo_to
 from .types import require_bounded, require_frozen
 from .views import MembersView, SettingsView, voters_in
@@ -102,7 +102,7 @@ class CommandContext:
         ctx.serial, ctx.session = self.serial, self.session
         mark = len(self._undo)
         try:
-            return callee.checked(command, callee.apply(command, ctx))
+            return callee.checked(command, callee.apply_called(command, ctx))
         except BaseException:
             undo_to(self._undo, mark)
             raise
@@ -125,7 +125,7 @@ class Routed:
         self.plugin = plugin
         try:
             self.tables: dict[str, Table[Any, Any]] = {
-                spec.name: _kind(spec)(name, spec.name, undo, sessions.waste)
+                spec.name: made_table(name, spec, undo, sessions.waste, plugin.quota)
                 for spec in plugin.tables
             }
             _check_tables(plugin)
@@ -148,7 +148,20 @@ class Routed:
         self.ctx = CommandContext(
             self.tables, members, self.settings_view, sessions, undo, self.voters, work
         )
-        self.apply: Callable[[Any, Context], Any] = plugin.apply
+        #: None: the plugin counts nothing.
+        self.usage: Usage | None = None
+        if plugin.quota is not None:
+            alarms = core["alarms"].view
+            self.usage = Usage(name, plugin.quota, self.tables, self.settings_view, alarms)
+        self.gate: Gate | None = None
+        self.open_gate(gated=False)
+
+    def open_gate(self, *, gated: bool) -> None:
+        """Judge commands by the quotas, or by none, from now on."""
+        gate = self.gate if gated else None
+        self.apply: Callable[[Any, Context], Any] = gate or self.plugin.apply
+        #: A command that came by `Context.call`.
+        self.apply_called = self.plugin.apply if gate is None else gate.called
 
     def checked(self, command: Any, result: Any) -> Any:
         """The result, if it is of a type that the command declares; TypeError otherwise."""
@@ -168,10 +181,6 @@ def _row_decoder(spec: TableSpec) -> Callable[[bytes], list[tuple[Any, Any]]]:
     return msgspec.msgpack.Decoder(rows).decode
 
 
-def _kind(spec: TableSpec) -> type[Table[Any, Any]]:
-    return RunTable if spec.run else Table
-
-
 def _check_tables(plugin: PurePlugin) -> None:
     if not _PLUGIN_NAME.fullmatch(plugin.name):
         raise TypeError("its name must match [a-z][a-z0-9_]*")
@@ -187,11 +196,16 @@ def _check_tables(plugin: PurePlugin) -> None:
             raise TypeError(f"table {spec.name} is a run, but its keys are no ints")
         require_frozen(spec.key_type, f"the key of table {spec.name}")
         require_frozen(spec.value_type, f"the value of table {spec.name}")
+    if plugin.quota is not None and not set(plugin.quota.sizes) <= set(names):
+        raise TypeError("its quota counts a table that it does not have")
 
 
 def _checked_settings(plugin: PurePlugin) -> dict[str, Setting]:
-    settings = {setting.key: setting for setting in plugin.settings}
-    if len(settings) < len(plugin.settings):
+    declared = plugin.settings
+    if plugin.quota is not None:
+        declared = (*declared, quota_setting(plugin.quota))
+    settings = {setting.key: setting for setting in declared}
+    if len(settings) < len(declared):
         raise TypeError("two settings have the same key")
     for key, setting in settings.items():
         require_bounded(setting.type, f"setting {key}")

@@ -313,11 +313,12 @@ def _opened(session: Session) -> Opened:
 
 
 class Image(msgspec.Struct, frozen=True):
-    """A state that was read and verified, not yet in use."""
+    """A state that was read and verified, not yet in use. `counts`: what its counted rows count."""
 
     header: Header
     tables: Mapping[tuple[str, str], TableRows]
     sessions: Sequence[Session]
+    counts: Mapping[tuple[str, str], int]
 
 
 class Reader:
@@ -326,7 +327,7 @@ class Reader:
     `decoders` maps (plugin, table) to a decoder of `list[tuple[key, value]]`; `versions` says which
     plugins this node has, in which version. Raises MissingPlugin when the state needs another,
     DamagedSnapshot when the stream is not what a `Frozen` wrote. `runs` are the tables that are
-    logs (`TableSpec.run`).
+    logs (`TableSpec.run`), `sizes` tells what the rows of others count (quota.py).
     """
 
     def __init__(
@@ -335,8 +336,11 @@ class Reader:
         versions: Mapping[str, int],
         refusals: Refusals,
         runs: Collection[tuple[str, str]] = (),
+        sizes: Mapping[tuple[str, str], Callable[[Any, Any], int]] | None = None,
     ) -> None:
         self._decoders = decoders
+        self._sizes = {} if sizes is None else sizes
+        self._counts: dict[tuple[str, str], int] = {}
         self._runs = runs
         self._versions = versions
         self._refusals = refusals
@@ -362,7 +366,7 @@ class Reader:
         """The state, if the stream was complete."""
         if self._header is None or not self._ended:
             raise self._damaged("the stream ends before its end marker")
-        return Image(self._header, self._rows, self._sessions)
+        return Image(self._header, self._rows, self._sessions, self._counts)
 
     def discard(self, waste: Waste) -> None:
         """The state that was read will not be used."""
@@ -427,6 +431,10 @@ class Reader:
         if table is None:
             table = self._rows[key] = RunRows() if key in self._runs else SmallRows()
         table.extend(rows)
+        size = self._sizes.get(key)
+        if size is not None:
+            counted = sum(size(row, value) for row, value in rows)
+            self._counts[key] = self._counts.get(key, 0) + counted
         if isinstance(table, SmallRows):
             self._rows[key] = grown(table)
         return len(rows)

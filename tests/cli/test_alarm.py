@@ -1,4 +1,6 @@
-"""`raftkv alarm list` over nodes with and without an alarm, and one that does not answer."""
+"""`raftkv alarm list` over nodes with and without an alarm, and one that does not answer;
+`raftkv alarm disarm`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,14 @@ def node(status: dict[str, object]) -> Iterator[str]:
     class Node(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             data = json.dumps(status).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            data = json.dumps(status.get(f"{self.path} {asked['action']}", {})).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
@@ -57,3 +67,17 @@ def test_each_node_lists_its_own_alarms() -> None:
         found = json.loads(done.stdout)
         assert [each["alarms"] for each in found] == [["DISK"], [], [], None]
         assert [each["error"] is None for each in found] == [True, True, True, False]
+
+
+def test_disarm_tells_whether_the_alarm_was_on() -> None:
+    was_on = {"alarms": [{"memberID": "7", "alarm": "NOSPACE"}]}
+    with ExitStack() as stack:
+        word = "/v3/maintenance/alarm DEACTIVATE"
+        on = stack.enter_context(node({word: was_on}))
+        off = stack.enter_context(node({word: {}}))
+        done = raftkv("alarm", "disarm", "--endpoint", f"http://127.0.0.1:1,{on}")
+        assert (done.returncode, done.stdout) == (0, b"NOSPACE is disarmed\n"), done.stderr
+        done = raftkv("alarm", "disarm", "--endpoint", off)
+        assert (done.returncode, done.stdout) == (0, b"NOSPACE was not on\n"), done.stderr
+        done = raftkv("alarm", "disarm", "--endpoint", on, "--json")
+        assert json.loads(done.stdout) == {"disarmed": ["NOSPACE"]}

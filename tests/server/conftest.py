@@ -16,7 +16,7 @@ from raftkv.kv import KVApi
 from raftkv.plugin import Consistency
 from raftkv.server import App, Door
 from raftkv.server.tls import DoorTls
-from tests.server.solo import SoloLeases, SoloMetrics, SoloNode, SoloStatus
+from tests.server.solo import SoloLeases, SoloMetrics, SoloNode, SoloQuotas, SoloStatus
 
 START_TIMEOUT_S = 20.0
 
@@ -50,6 +50,10 @@ class Stand:
     @property
     def metrics(self) -> SoloMetrics:
         return self.node.metrics
+
+    @property
+    def quotas(self) -> SoloQuotas:
+        return self.node.quotas
 
     async def barrier(
         self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None

@@ -138,6 +138,19 @@ class SoloMetrics:
         return "text/plain; version=0.0.4", f"# asked for {accept}\n".encode()
 
 
+class SoloQuotas:
+    """Counts how often NOSPACE was disarmed."""
+
+    def __init__(self, host: SoloHost) -> None:
+        self._host = host
+        self.disarmed = 0
+
+    async def disarm(self) -> tuple[str, ...]:
+        self._host.fail()
+        self.disarmed += 1
+        return ("kv",)
+
+
 class SoloNode:
     """Fulfils `raftkv.server.ports.DoorNode`. `start_watches` needs the loop of the door."""
 
@@ -146,6 +159,7 @@ class SoloNode:
         self.kv = KVApi(self.host)  # type: ignore[arg-type]
         self.leases = SoloLeases(self.kv, self.host)
         self.metrics = SoloMetrics()
+        self.quotas = SoloQuotas(self.host)
         self.name = name
         self.leader = leader
         self.term = 7

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from raftkv import errors
+from raftkv.errors import NoSpace
 from tests.server.conftest import Served, b64
 from tests.server.wire import Wire, post
 
@@ -52,10 +53,35 @@ def test_the_alarms_of_the_node_itself(served: Served) -> None:
         assert ("alarms" in ask(served, "/v3/maintenance/alarm", body)) is shown, body
     status = ask(served, "/v3/maintenance/status", {})
     assert status["errors"] == [f"memberID:{own} alarm:DISK"]
-    for action in ("ACTIVATE", "DEACTIVATE", 2):
+    for action, text in (("ACTIVATE", "cannot be raised"), (2, "ends by itself")):
         code, answer = served.post("/v3/maintenance/alarm", {"action": action, "alarm": "DISK"})
         assert code == 400
-        assert "ends by itself" in answer["message"]
+        assert text in answer["message"]
+
+
+def test_nospace_is_disarmed_as_by_etcds_clients(served: Served) -> None:
+    served.node.alarms = ["NOSPACE"]
+    found = ask(served, "/v3/maintenance/alarm", {"action": "GET"})
+    assert [each["alarm"] for each in found["alarms"]] == ["NOSPACE"]
+    # etcdctl sends back what it was shown.
+    for body in (found["alarms"][0], {"alarm": "NOSPACE"}, {}):
+        ended = ask(served, "/v3/maintenance/alarm", {"action": "DEACTIVATE", **body})
+        assert ended["alarms"] == found["alarms"]
+    assert served.node.quotas.disarmed == 3
+
+
+def test_a_write_beyond_the_quota_has_etcds_text(served: Served) -> None:
+    served.node.host.trouble = lambda: NoSpace("kv")
+    for path, body in (
+        ("/v3/kv/put", {"key": "YQ=="}),
+        ("/v3/kv/txn", {"success": [{"requestPut": {"key": "YQ=="}}]}),
+        ("/v3/lease/grant", {"TTL": "60"}),
+    ):
+        code, answer = served.post(path, body)
+        assert code == 429
+        assert answer["error"] == "etcdserver: mvcc: database space exceeded"
+        assert (answer["code"], answer["reason"]) == (8, "no_space")
+        assert "raftkv alarm disarm" in answer["detail"]
 
 
 def test_a_lease_is_granted_looked_at_and_revoked(served: Served) -> None:
