@@ -36,6 +36,7 @@ from typing import Any, Final
 import msgspec
 
 from .config import Limits, RaftTimes
+from .deadlines import Deadlines
 from .errors import (
     NoLeader,
     NumberReused,
@@ -48,6 +49,7 @@ from .errors import (
 )
 from .outbox import ENVELOPE_BYTES, SWEEP_S, Fates
 from .plugin import Host
+from .resending import NOT_SENT, Resending, pieces
 from .runtime import Runtime, Timer
 from .state.core import OpenSession
 from .state.machine import StateMachine
@@ -90,17 +92,41 @@ class TicketHost:
         return await self._foreign.propose(self._ticket, self._plugin, command, timeout_s)
 
 
+class _Caller:
+    """One that waits for a command."""
+
+    __slots__ = ("future", "waiter")
+
+    def __init__(self, waiter: _Waiter, future: asyncio.Future[Any]) -> None:
+        self.waiter = waiter
+        self.future = future
+
+
 class _Waiter:
-    """A command on its way, and who waits for it: (future, deadline)."""
+    """A command on its way, and who waits for it."""
 
-    __slots__ = ("callers", "encoded", "kind", "sends", "sent_at")
+    __slots__ = ("callers", "encoded", "key", "kind", "sends", "sent_at", "tries")
 
-    def __init__(self, kind: type[msgspec.Struct], encoded: bytes) -> None:
+    def __init__(self, key: tuple[int, int], kind: type[msgspec.Struct], encoded: bytes) -> None:
+        self.key = key
         self.kind = kind
         self.encoded = encoded
-        self.callers: list[tuple[asyncio.Future[Any], float]] = []
-        self.sends = 0
-        self.sent_at = 0.0
+        self.callers: list[_Caller] = []
+        # Copies that have left, and attempts to send it (resending.py).
+        self.sends = self.tries = 0
+        self.sent_at = NOT_SENT
+
+    def end(self) -> None:
+        """Answered or given up. Deadlines and flights hold it for a while, so drop the rest."""
+        for caller in self.callers:
+            del caller.future
+        self.callers = []
+        self.encoded = b""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a caller waits for the answer."""
+        return any(not caller.future.done() for caller in self.callers)
 
     def require_same(self, command: msgspec.Struct, seq: int) -> None:
         """Raise NumberReused for another command, or its caller would get this one's answer."""
@@ -128,7 +154,8 @@ class Foreign:
         self._timeout_s = timeout_s
         self._runtime = runtime
         self._limits = limits
-        self._resend_s = times.resend_ms / 1000
+        self._resending = Resending(times.resend_ms / 1000, self._is_wanted)
+        self._deadlines: Deadlines[_Caller] = Deadlines(runtime, _is_over, self._expire)
         self._machine = machine
         self._send = send
         self.waiting: dict[tuple[int, int], _Waiter] = {}
@@ -188,7 +215,7 @@ class Foreign:
         if waiter is not None:
             waiter.require_same(command, ticket.seq)
         else:
-            waiter = self._taken(ticket, plugin, command)
+            waiter = self._taken(key, ticket, plugin, command)
             self.waiting[key] = waiter
             self._unsent.append(waiter)
             if not self._flushing:
@@ -196,12 +223,16 @@ class Foreign:
                 self._runtime.call_soon(self._flush)
         self.submitted += 1
         future = self._runtime.future()
-        waiter.callers.append((future, self._runtime.monotonic() + timeout_s))
+        caller = _Caller(waiter, future)
+        waiter.callers.append(caller)
+        self._deadlines.add(self._runtime.monotonic() + timeout_s, caller)
         if self._timer is None:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
         return future
 
-    def _taken(self, ticket: Ticket, plugin: str, command: msgspec.Struct) -> _Waiter:
+    def _taken(
+        self, key: tuple[int, int], ticket: Ticket, plugin: str, command: msgspec.Struct
+    ) -> _Waiter:
         body = _encode(command)
         limits = self._limits
         if len(body) + ENVELOPE_BYTES > limits.command_bytes_max:
@@ -222,43 +253,56 @@ class Foreign:
                 f"this node (limits.outbox_commands_max, limits.outbox_bytes_max)"
             )
         self._bytes += len(encoded)
-        return _Waiter(type(command), encoded)
+        return _Waiter(key, type(command), encoded)
 
     def _flush(self) -> None:
         self._flushing = False
         unsent, self._unsent = self._unsent, []
         if not self._stopped:
-            self._transmit([waiter for waiter in unsent if waiter.callers])
+            self._transmit(self._still_wanted(unsent))
+
+    def _still_wanted(self, waiters: Sequence[_Waiter]) -> list[_Waiter]:
+        """Those that a caller waits for; the others are forgotten."""
+        wanted = []
+        for waiter in waiters:
+            if waiter.wanted:
+                wanted.append(waiter)
+            elif self.waiting.get(waiter.key) is waiter:
+                self._forget(waiter)
+        return wanted
+
+    def _forget(self, waiter: _Waiter) -> None:
+        """Those of its callers that have no answer have left."""
+        del self.waiting[waiter.key]
+        self._bytes -= len(waiter.encoded)
+        self.fates.cancelled += len(waiter.callers)
+        waiter.end()
 
     def _transmit(self, waiters: Sequence[_Waiter]) -> None:
         """Send in pieces that fit into one message between nodes, until one cannot leave."""
-        limit = self._limits.batch_bytes_max
-        piece: list[_Waiter] = []
-        size = 0
-        for waiter in waiters:
-            if piece and size + len(waiter.encoded) > limit:
-                if not self._transmit_piece(piece):
-                    return
-                piece, size = [], 0
-            piece.append(waiter)
-            size += len(waiter.encoded)
-        if piece:
-            self._transmit_piece(piece)
+        way_open = True
+        for piece in pieces(waiters, _encoded_size, self._limits.batch_bytes_max):
+            way_open = way_open and self._transmit_piece(piece)
+            if not way_open:
+                self._resending.stalled(piece, self._runtime.monotonic())
 
-    def _transmit_piece(self, piece: Sequence[_Waiter]) -> bool:
+    def _transmit_piece(self, piece: list[_Waiter]) -> bool:
         if not self._send([waiter.encoded for waiter in piece]):
             return False
-        now = self._runtime.monotonic()
         for waiter in piece:
             self.resends += waiter.sends > 0
             waiter.sends += 1
-            waiter.sent_at = now
+        self._resending.left(piece, self._runtime.monotonic())
         return True
 
     def office_changed(self) -> None:
         """Another leader, or the way to it has changed: what was sent may be lost."""
         self._unsent = []
-        self._transmit(list(self.waiting.values()))
+        self._resending.clear()
+        self._transmit(self._still_wanted(list(self.waiting.values())))
+
+    def _is_wanted(self, waiter: _Waiter) -> bool:
+        return self.waiting.get(waiter.key) is waiter
 
     # -- answers
 
@@ -273,7 +317,8 @@ class Foreign:
             return
         if not isinstance(outcome, Refused) and not _fits(waiter.kind, outcome):
             outcome = NumberReused(f"seq {seq} of the session was used for another command before")
-        for future, _ in waiter.callers:
+        for caller in waiter.callers:
+            future = caller.future
             if future.done():
                 self.fates.cancelled += 1
             elif isinstance(outcome, Refused):
@@ -283,6 +328,7 @@ class Foreign:
             else:
                 self.applied += 1
                 future.set_result(outcome)
+        waiter.end()
 
     def restored(self) -> None:
         """The state is that of a snapshot: answer those whose entries it has jumped over."""
@@ -306,10 +352,11 @@ class Foreign:
             self._runtime.call_soon(self._settle_jumped, keys[SETTLED_PER_TURN:])
 
     def _fail(self, waiter: _Waiter, error: Exception) -> None:
-        for future, _ in waiter.callers:
-            if not future.done():
+        for caller in waiter.callers:
+            if not caller.future.done():
                 self.fates.failed(error)
-                future.set_exception(type(error)(*error.args))
+                caller.future.set_exception(type(error)(*error.args))
+        waiter.end()
 
     # -- deadlines and the end
 
@@ -317,31 +364,25 @@ class Foreign:
         self._timer = None
         if self._stopped:
             return
-        now = self._runtime.monotonic()
-        again = []
-        for key, waiter in list(self.waiting.items()):
-            self._expire(waiter, now)
-            if not waiter.callers:
-                del self.waiting[key]
-                self._bytes -= len(waiter.encoded)
-            elif now - waiter.sent_at >= self._resend_s * min(8, 2**waiter.sends):
-                again.append(waiter)
-        self._transmit(again)
+        self._resending.retry_stalled(self._transmit_piece)
+        due = self._resending.due(self._runtime.monotonic())
+        self._transmit(self._still_wanted(due))
         if self.waiting:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
 
-    def _expire(self, waiter: _Waiter, now: float) -> None:
-        left = []
-        for future, deadline in waiter.callers:
-            if future.done():
+    def _expire(self, due: list[_Caller], now: float) -> None:
+        """Answer the callers whose deadline has passed; some may have left before."""
+        for caller in due:
+            waiter = caller.waiter
+            if caller.future.done():
                 self.fates.cancelled += 1
-            elif now < deadline:
-                left.append((future, deadline))
             else:
                 error = _late(sent=waiter.sends > 0)
                 self.fates.failed(error)
-                future.set_exception(error)
-        waiter.callers = left
+                caller.future.set_exception(error)
+            waiter.callers.remove(caller)
+            if not waiter.callers:
+                self._forget(waiter)
 
     def history_ended(self) -> None:
         """The history that the commands were sent into was given up: nobody can tell."""
@@ -355,12 +396,22 @@ class Foreign:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        self._deadlines.stop()
         for waiter in self.waiting.values():
             self._fail(
                 waiter, _unknown("this node stops") if waiter.sends else Stopped("this node stops")
             )
         self.waiting.clear()
         self._unsent, self._bytes = [], 0
+
+
+def _is_over(caller: _Caller) -> bool:
+    """Whether its deadline means nothing any more: the command has an answer."""
+    return not caller.waiter.callers
+
+
+def _encoded_size(waiter: _Waiter) -> int:
+    return len(waiter.encoded)
 
 
 def _fits(kind: type[msgspec.Struct], outcome: Any) -> bool:

@@ -48,10 +48,11 @@ from .errors import (
 )
 from .fates import Fates
 from .histogram import Histogram
+from .resending import NOT_SENT, Resending, pieces
 from .runtime import Runtime, Timer
 from .state import sessions
 from .state.core import CORE, SettleOutcome
-from .waiter import Waiter, is_over, no_leader, session_ended
+from .waiter import Waiter, is_over, is_wanted, no_leader, session_ended
 
 __all__ = ["Fates", "Outbox"]
 
@@ -87,7 +88,7 @@ class Outbox:
         self._floor = 1
         self._runtime = runtime
         self._limits = limits
-        self._resend_s = times.resend_ms / 1000
+        self._resending = Resending(times.resend_ms / 1000, is_wanted)
         self._send = send
         self.session = 0
         self._next_seq = 1
@@ -192,6 +193,7 @@ class Outbox:
             ended, orphans, self._sent = self.session, self._sent, {}
             self.session = session
             self._next_seq = self._floor = 1
+            self._resending.clear()
             self._flights.clear()
             for seq, waiter in orphans.items():
                 self._orphaned(waiter, ended, seq)
@@ -206,9 +208,9 @@ class Outbox:
             self._finish(waiter, session_ended(session, seq))
 
     def _wait_again(self, waiter: Waiter) -> None:
-        """It was not applied: it goes once more, under a number of the session to come."""
-        waiter.seq = 0
-        waiter.sends = 0
+        """It was not applied, and no copy of it can be: it goes once more, under a new number."""
+        waiter.seq = waiter.sends = waiter.tries = 0
+        waiter.sent_at = NOT_SENT
         self._unsent[waiter] = None
 
     # -- sending
@@ -245,42 +247,26 @@ class Outbox:
 
     def _transmit(self, waiters: list[Waiter]) -> None:
         """Send in pieces that fit into one message between nodes, until one cannot leave."""
-        limit = self._limits.batch_bytes_max
-        start, size = 0, 0
-        for position, waiter in enumerate(waiters):
-            if size + len(waiter.encoded) > limit and position > start:
-                if not self._transmit_piece(waiters[start:position]):
-                    return
-                start, size = position, 0
-            size += len(waiter.encoded)
-        if waiters:
-            self._transmit_piece(waiters[start:])
+        way_open = True
+        for piece in pieces(waiters, _encoded_size, self._limits.batch_bytes_max):
+            way_open = way_open and self._transmit_piece(piece)
+            if not way_open:
+                self._resending.stalled(piece, self._runtime.monotonic())
 
     def _transmit_piece(self, waiters: list[Waiter]) -> bool:
         """Note which commands have left: only the others may be called not applied."""
         if not self._send([waiter.encoded for waiter in waiters]):
             return False
-        now = self._runtime.monotonic()
         for waiter in waiters:
             self.resends += waiter.sends > 0
             waiter.sends += 1
-            waiter.sent_at = now
+        self._resending.left(waiters, self._runtime.monotonic())
         return True
-
-    def resend(self, *, all_of_them: bool) -> None:
-        """Send again what is unanswered: everything, or what has waited its time."""
-        now = self._runtime.monotonic()
-        chosen = [
-            waiter
-            for waiter in self._sent.values()
-            if not waiter.future.done()
-            and (all_of_them or now - waiter.sent_at >= self._resend_s * min(8, 2**waiter.sends))
-        ]
-        self._transmit(chosen)
 
     def office_changed(self) -> None:
         """Another leader, or the way to it has changed: what was sent may be lost."""
-        self.resend(all_of_them=True)
+        self._resending.clear()
+        self._transmit([waiter for waiter in self._sent.values() if is_wanted(waiter)])
         self._flush()
 
     # -- answers
@@ -364,7 +350,8 @@ class Outbox:
         self._timer = None
         if self._stopped:
             return
-        self.resend(all_of_them=False)
+        self._resending.retry_stalled(self._transmit_piece)
+        self._transmit(self._resending.due(self._runtime.monotonic()))
         self._flush()
         if self._sent or self._unsent:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
@@ -473,3 +460,7 @@ class Outbox:
             self._finish(waiter, Stopped("this node stops"))
         self._sent.clear()
         self._unsent.clear()
+
+
+def _encoded_size(waiter: Waiter) -> int:
+    return len(waiter.encoded)

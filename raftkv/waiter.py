@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from .errors import NoLeader, Timeout
+from .errors import NoLeader, NotApplied, Timeout
+from .resending import NOT_SENT
 
-__all__ = ["Waiter", "is_over", "no_leader", "session_ended"]
+__all__ = ["Waiter", "is_over", "is_wanted", "no_leader", "session_ended"]
 
 
 class Waiter:
@@ -30,6 +31,8 @@ class Waiter:
         "sent_at",
         "seq",
         "size",
+        "tries",
+        "why",
     )
 
     def __init__(
@@ -52,8 +55,11 @@ class Waiter:
         self.decided = self.asked = False
         # Its number in the current session; 0 before it has one.
         self.seq = 0
-        self.sends = 0
-        self.sent_at = 0.0
+        # Copies that may be applied, and attempts to send it (resending.py).
+        self.sends = self.tries = 0
+        self.sent_at = NOT_SENT
+        # Why the leader has not taken it.
+        self.why: NotApplied | None = None
         self.over = False
 
     def end(self) -> None:
@@ -66,6 +72,11 @@ class Waiter:
 def is_over(waiter: Waiter) -> bool:
     """Whether its deadline means nothing any more."""
     return waiter.over
+
+
+def is_wanted(waiter: Waiter) -> bool:
+    """Whether its caller waits for the answer."""
+    return not waiter.over and not waiter.future.done()
 
 
 def session_ended(session: int, seq: int) -> Timeout:

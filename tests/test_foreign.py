@@ -26,6 +26,7 @@ from raftkv.outbox import SWEEP_S
 from raftkv.state.core import OpenSessionResult
 from raftkv.state.tables import ABSENT
 from tests.fakes import FakeRuntime
+from tests.test_outbox import CountedTime, Untouched
 
 RESEND_S = RaftTimes().resend_ms / 1000
 
@@ -212,6 +213,31 @@ def test_a_caller_that_has_left_is_forgotten() -> None:
     bench.runtime.advance(2 * SWEEP_S)
     assert len(bench.foreign) == bench.foreign.size_bytes == 0
     assert bench.foreign.fates.cancelled == 1
+
+
+def test_a_caller_that_leaves_while_its_command_is_on_its_way_is_forgotten_too() -> None:
+    bench = Bench()
+    future = bench.submit(timeout_s=60)
+    bench.take()
+    future.cancel()
+    bench.runtime.advance(2 * RESEND_S + 2 * SWEEP_S)
+    assert bench.take() == []
+    assert len(bench.foreign) == bench.foreign.size_bytes == 0
+    assert bench.foreign.fates.cancelled == 1
+
+
+def test_a_sweep_costs_no_step_for_each_command_that_waits() -> None:
+    """As in the proposal queue of the node itself: times are counted when they are compared."""
+    bench, count = Bench(), 2_000
+    for seq in range(1, count + 1):
+        bench.submit(seq, timeout_s=CountedTime(500.0))
+    bench.take()
+    bench.runtime.advance(0.9 * RESEND_S)
+    CountedTime.compared = 0
+    bench.foreign.waiting = Untouched(bench.foreign.waiting)
+    bench.runtime.advance(0.9 * RESEND_S)
+    assert CountedTime.compared == 0
+    assert bench.take() == []
 
 
 def test_commands_are_bounded_by_number_and_size() -> None:

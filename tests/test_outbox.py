@@ -424,6 +424,34 @@ class CountedTime(float):
         return float(self) >= float(other)
 
 
+class Untouched(dict[Any, Any]):
+    """Whose keys and values must not be gone through."""
+
+    def values(self) -> Any:
+        raise AssertionError("a look at everything that is under way")
+
+    items = __iter__ = values  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("way_open", [True, False])
+def test_a_sweep_costs_no_step_for_each_command_under_way(way_open: bool) -> None:
+    bench, messages = Bench(batch_bytes_max=1000, command_bytes_max=1000), 0
+    bench.way_open = way_open
+    for _ in range(2_000):
+        bench.submit("x", timeout_s=500.0)
+    bench.take()
+
+    def send(commands: Sequence[bytes]) -> bool:
+        nonlocal messages
+        messages += 1
+        return way_open
+
+    bench.outbox._send = send
+    bench.outbox._sent = Untouched(bench.outbox._sent)
+    bench.runtime.advance(0.9 * RESEND_S)
+    assert messages <= (0 if way_open else 1.0 * RESEND_S / SWEEP_S), "one attempt in a sweep"
+
+
 @pytest.mark.parametrize("timeout_s", [0.4, 5.0])
 def test_short_deadlines_cost_each_command_a_constant_number_of_steps(timeout_s: float) -> None:
     """500 commands always wait and each is answered in time: timers and comparisons are counted."""

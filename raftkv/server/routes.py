@@ -58,9 +58,7 @@ def with_own(own: PluginRoutes, plugins: PluginRoutes) -> dict[str, Sequence[Rou
                     f"{_PREFIX}{'/'.join(_pattern(name, route))}, which is one of raftkv itself: "
                     f"give it another path. Raftkv has routes of its own below {names}"
                 )
-    return {
-        name: (*own.get(name, ()), *plugins.get(name, ())) for name in sorted({*own, *plugins})
-    }
+    return {name: (*own.get(name, ()), *plugins.get(name, ())) for name in sorted({*own, *plugins})}
 
 
 def _pattern(plugin: str, route: Route) -> tuple[str, ...]:

@@ -1,0 +1,143 @@
+"""When commands without an answer are sent again, without a look at all that are under way.
+
+What has left together waits together: a *flight*. All flights of commands with the same number of
+attempts wait equally long, so they are due in the order in which they left, and each number of
+attempts has one queue. A command costs a step when it leaves and a step when its flight is dropped
+or is due; a look costs a step for each attempt, however many commands are under way.
+
+A flight that could not leave is *stalled*: the owner tries the oldest one again and stops at the
+first that fails, so the way being shut costs one attempt at a time.
+
+A command may leave again for another reason, or be answered. Then it stays in its former flights
+and counts for nothing there: a flight holds what left at its own time only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, Protocol, TypeVar
+
+__all__ = ["ATTEMPTS_TOLD", "NOT_SENT", "Resending", "pieces"]
+
+# The pause doubles with every attempt, up to this one.
+ATTEMPTS_TOLD: Final = 3
+# When a command left that must not be sent again by itself.
+NOT_SENT: Final = -1.0
+
+
+class Sendable(Protocol):
+    """A command on its way."""
+
+    #: Attempts to send it.
+    tries: int
+    #: When the last one was made.
+    sent_at: float
+
+
+T = TypeVar("T", bound=Sendable)
+
+
+class _Flight(Generic[T]):
+    """What left at one time."""
+
+    __slots__ = ("items", "left_at", "position")
+
+    def __init__(self, items: list[T], left_at: float) -> None:
+        self.items = items
+        self.left_at = left_at
+        # Those before it are answered, or have left again.
+        self.position = 0
+
+
+class Resending(Generic[T]):
+    """The flights of one sender. `wants(item)`: it has no answer and a caller waits for one."""
+
+    def __init__(self, resend_s: float, wants: Callable[[T], bool]) -> None:
+        """The first pause is twice `resend_s`."""
+        self._pauses_s = [resend_s * 2**attempt for attempt in range(1, ATTEMPTS_TOLD + 1)]
+        self._wants = wants
+        self._queues: list[deque[_Flight[T]]] = [deque() for _ in self._pauses_s]
+        self._stalled: deque[_Flight[T]] = deque()
+
+    def __len__(self) -> int:
+        """Flights that are held."""
+        return len(self._stalled) + sum(map(len, self._queues))
+
+    def left(self, items: list[T], now: float) -> None:
+        """These have left now."""
+        before, mixed = items[0].tries, False
+        for item in items:
+            mixed = mixed or item.tries != before
+            item.tries += 1
+            item.sent_at = now
+        if not mixed:
+            self._fly(before + 1, items, now)
+            return
+        by_attempts: dict[int, list[T]] = {}
+        for item in items:
+            by_attempts.setdefault(item.tries, []).append(item)
+        for tries, some in by_attempts.items():
+            self._fly(tries, some, now)
+
+    def _fly(self, tries: int, items: list[T], now: float) -> None:
+        queue = self._queues[min(tries, ATTEMPTS_TOLD) - 1]
+        while queue and self._is_spent(queue[0]):
+            queue.popleft()
+        queue.append(_Flight(items, now))
+
+    def stalled(self, items: list[T], now: float) -> None:
+        """These could not leave."""
+        for item in items:
+            item.sent_at = now
+        self._stalled.append(_Flight(items, now))
+
+    def due(self, now: float) -> list[T]:
+        """What has waited its time: it is the caller's to send again. The oldest first."""
+        found: list[T] = []
+        for pause_s, queue in zip(reversed(self._pauses_s), reversed(self._queues), strict=True):
+            while queue and (now - queue[0].left_at >= pause_s or self._is_spent(queue[0])):
+                found += self._held(queue.popleft())
+        return found
+
+    def retry_stalled(self, send: Callable[[list[T]], bool]) -> None:
+        """Try what could not leave, until something fails again. `send` calls `left`."""
+        while self._stalled:
+            flight = self._stalled[0]
+            items = self._held(flight)
+            if items and not send(items):
+                return
+            # `send` may have stalled others, which stand behind it.
+            self._stalled.popleft()
+
+    def clear(self) -> None:
+        """Forget all flights: everything is sent again now, or never."""
+        for queue in (*self._queues, self._stalled):
+            queue.clear()
+
+    def _held(self, flight: _Flight[T]) -> list[T]:
+        return [item for item in flight.items if self._is_held(item, flight)]
+
+    def _is_held(self, item: T, flight: _Flight[T]) -> bool:
+        return item.sent_at == flight.left_at and self._wants(item)
+
+    def _is_spent(self, flight: _Flight[T]) -> bool:
+        items, position = flight.items, flight.position
+        while position < len(items) and not self._is_held(items[position], flight):
+            position += 1
+        flight.position = position
+        return position == len(items)
+
+
+def pieces(items: Iterable[T], size_of: Callable[[T], int], limit_bytes: int) -> list[list[T]]:
+    """In their order, in parts of at most so many bytes; one that is larger goes alone."""
+    found: list[list[T]] = []
+    size = 0
+    for item in items:
+        count = size_of(item)
+        if not found or size + count > limit_bytes:
+            found.append([])
+            size = 0
+        found[-1].append(item)
+        size += count
+    return found
