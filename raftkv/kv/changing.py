@@ -5,8 +5,9 @@ Rules of this file
    not, takes none.
 2. Each change leaves an event, and `finish` writes them as one row of the history. Under format 1
    of the commands there is no history.
-3. What a command may touch (rows) and give back (bytes) has a replicated limit. Revoking a lease is
-   exempt: it must always be possible, and is bounded by `lease_keys_max`.
+3. What a transaction may look at (budget.py) and what a command may give back (bytes) is limited.
+   Before FORMAT_COST puts and deletions count as well. Revoking a lease is exempt: it must always
+   be possible, and is bounded by `lease_keys_max`.
 
 `Put` without options goes its own, shorter way (keyspace.py), which must do the same.
 """
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from raftkv.plugin import Context, Table
 
+from .budget import FORMAT_COST, Budget, compared_values
 from .commands import (
     Compare,
     DeleteRange,
@@ -37,7 +39,7 @@ from .commands import (
     ValueGiven,
 )
 from .compaction import TRIM_BYTES, TRIM_REVISIONS, trim
-from .history import FIRST_REVISION, Past, record, require_readable, row_bytes
+from .history import ALL_EVENTS, FIRST_REVISION, Past, record, require_readable, row_bytes
 from .leasing import attach, detach, forget, keys_of, require_lease
 from .ranges import count_range, read_range, reads_all, scan_range
 
@@ -84,14 +86,17 @@ class Changing:
         #: Of the keyspace, as the operations so far leave it.
         self.revision = self.begin
         self._events: list[Event] = []
-        self._rows_left: int = ctx.settings["rows_max"]
+        #: What comparisons and ranges may still look at, from FORMAT_COST on.
+        self.budget = Budget(ctx.settings["rows_max"], ctx.charge)
+        self._counts_first = ctx.version >= FORMAT_COST
+        self._rows_left = self.budget.rows_max
         self._bytes_left: int = ctx.settings["result_bytes_max"]
 
     def put(self, operation: PutWith | PutOp) -> PutResult:
         """Set a key. `check_ignored` comes before."""
         key, value, lease = operation.key, operation.value, operation.lease
         require_key(key)
-        self._spend(1)
+        self._change(1)
         old = self._keys.get(key)
         if operation.ignore_value or operation.ignore_lease:
             old = self.require_present(key)
@@ -118,11 +123,16 @@ class Changing:
     def delete(self, operation: DeleteRange | DeleteRangeOp) -> DeleteRangeResult:
         """Delete a key, or those of a range."""
         require_key(operation.key)
-        rows = list(self._take(operation.key, operation.range_end))
-        for _, kv in rows:
+        key, range_end = operation.key, operation.range_end
+        self._change(count_range(self._keys, key, range_end))
+        kvs = []
+        for _, kv in scan_range(self._keys, key, range_end):
+            if operation.prev_kv:
+                self._given((kv,))  # refused before anything is deleted
+            kvs.append(kv)
+        for kv in kvs:
             self._delete(kv)
-        prev = self._given([kv for _, kv in rows]) if operation.prev_kv else ()
-        return DeleteRangeResult(self.revision, len(rows), tuple(prev))
+        return DeleteRangeResult(self.revision, len(kvs), tuple(kvs) if operation.prev_kv else ())
 
     def revoke(self, id: int) -> int:
         """End a lease, which must exist; the number of keys that are gone with it."""
@@ -144,14 +154,17 @@ class Changing:
         self._changed(KeyValue(kv.key, b"", 0, self.begin + 1, 0), kv)
 
     def read(self, operation: RangeOp) -> RangeResult:
-        """Read a range, as of `operation.revision`, which `require_revision` has let pass."""
+        """Read a range, as of `operation.revision`, which `require_revision` has let pass.
+
+        From FORMAT_COST on it was counted before (`budget.reserve`).
+        """
         require_key(operation.key)
         if operation.limit < 0:
             raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
         if 0 < operation.revision < self.revision:
             found = self._read_past(operation)
         else:
-            if not operation.count_only:
+            if not operation.count_only and not self._counts_first:
                 limit = 0 if reads_all(operation) else operation.limit
                 self._require_room(operation.key, operation.range_end, limit)
             found = read_range(self._keys, operation, self.revision)
@@ -159,11 +172,12 @@ class Changing:
         return found
 
     def _read_past(self, operation: RangeOp) -> RangeResult:
-        self._spend(self.begin - operation.revision)
-        self._require_room(operation.key, operation.range_end, 0)
+        if not self._counts_first:
+            self._spend(self.begin - operation.revision)
+            self._require_room(operation.key, operation.range_end, 0)
         past = Past(operation.key, operation.range_end, operation.revision)
         # What the history has of later revisions, then what this very command has done.
-        past.catch_up(self._ctx, self.begin)
+        past.catch_up(self._ctx, ALL_EVENTS)
         past.undo(self._events)
         return past.read(self._keys, operation, self.revision)
 
@@ -184,8 +198,20 @@ class Changing:
         return found
 
     def compared(self, compare: Compare) -> Iterator[KeyValue]:
-        """The keys that a comparison looks at; all of them count, also those not taken."""
-        return (kv for _, kv in self._take(compare.key, compare.range_end))
+        """The keys that a comparison looks at; all of them count, also those not taken.
+
+        What has no room in `rows_max` is refused before it is read.
+        """
+        count = count_range(self._keys, compare.key, compare.range_end)
+        if self._counts_first:
+            self.budget.rows(count)
+        else:
+            self._spend(count)
+        kvs = (kv for _, kv in scan_range(self._keys, compare.key, compare.range_end))
+        operand = compare.operand
+        if self._counts_first and compare.range_end and type(operand) is bytes:
+            return compared_values(kvs, operand, self.budget)
+        return kvs
 
     def finish(self) -> None:
         """Write the revision and its row, if anything was changed."""
@@ -203,7 +229,15 @@ class Changing:
         self.revision = self.begin + 1
         self._events.append(Event(kv, prev))
 
+    def _change(self, rows: int) -> None:
+        """Count rows that are about to be put or deleted."""
+        if self._counts_first:
+            self._ctx.charge(rows)
+        else:
+            self._spend(rows)
+
     def _spend(self, rows: int) -> None:
+        """Count against `rows_max` as formats before FORMAT_COST do."""
         self._ctx.charge(rows)
         self._rows_left -= rows
         if self._rows_left < 0:
@@ -216,11 +250,6 @@ class Changing:
         """Count what a read will touch before it reads anything."""
         count = count_range(self._keys, key, range_end)
         self._spend(min(limit, count) if limit else count)
-
-    def _take(self, key: bytes, range_end: bytes) -> Iterator[tuple[bytes, KeyValue]]:
-        """The rows of a range. What has no room in `rows_max` is refused before it is read."""
-        self._spend(count_range(self._keys, key, range_end))
-        return scan_range(self._keys, key, range_end)
 
     def _given(self, kvs: Any) -> Any:
         """The keys, if they have room in the result."""

@@ -77,6 +77,7 @@ __all__ = [
     "TxnOp",
     "TxnOutcome",
     "TxnResult",
+    "TxnTooCostly",
     "ValueGiven",
     "bounds_of",
     "events_of",
@@ -99,6 +100,15 @@ class LimitExceeded(Refused):
     """A replicated limit of the keyspace was exceeded; the message names it."""
 
     code = "limit_exceeded"
+
+
+class TxnTooCostly(LimitExceeded):
+    """The comparisons and ranges of a transaction look at more than `rows_max` allows.
+
+    Nothing of it was done. Arguments: text, `rows_max`.
+    """
+
+    code = "txn_too_costly"
 
 
 class DuplicateKey(Refused):

@@ -43,6 +43,7 @@ from .commands import (
 from .ranges import Keys, count_range, in_range, scan_range, shaped
 
 __all__ = [
+    "ALL_EVENTS",
     "EVENT_BYTES",
     "FIRST_REVISION",
     "NEVER_COMPACTED",
@@ -61,6 +62,8 @@ __all__ = [
 FIRST_REVISION: Final = 1
 #: The lowest revision while nothing was compacted, as in etcd.
 NEVER_COMPACTED: Final = -1
+#: For `Past.catch_up`: to the end, in one go.
+ALL_EVENTS: Final = 1 << 62
 #: What an event counts besides its keys and values: about what Python needs for it.
 EVENT_BYTES: Final = 256
 
@@ -171,21 +174,21 @@ class Past:
         self._gone: SortedSet = SortedSet()  # were there then, and are not now
         self._new: SortedSet = SortedSet()  # were not there then, and are now
 
-    def catch_up(self, tables: Tables, rows_max: int) -> bool:
-        """Look at `rows_max` further rows of the history; True when none is left.
+    def catch_up(self, tables: Tables, events_max: int) -> bool:
+        """Look at further rows of the history, until they hold `events_max`; True: none is left.
 
-        They must be readable, see `require_kept`. True is worth as much as the view: ask anew
+        They must be readable, see `require_kept`. True is worth as much as the view: ask again
         after a change.
         """
         history = tables.table("history")
         newest = revision_of(tables)
-        stop = min(newest + 1, self._next + rows_max)
-        for number in range(self._next, stop):
-            row = history[number]
+        while self._next <= newest and events_max > 0:
+            row = history[self._next]
             self._undo(row.kv, row.prev)
             for event in row.more:
                 self._undo(event.kv, event.prev)
-        self._next = max(self._next, stop)
+            self._next += 1
+            events_max -= 1 + len(row.more)
         return self._next > newest
 
     def require_kept(self, tables: Tables) -> None:

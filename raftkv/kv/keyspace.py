@@ -69,6 +69,7 @@ from .commands import (
     Revoke,
     RevokeResult,
     Txn,
+    TxnTooCostly,
     ValueGiven,
 )
 from .compaction import compact
@@ -102,7 +103,7 @@ class KV(Plugin[KVApi]):
     """The keyspace. `node.kv` is its API."""
 
     name: ClassVar[str] = "kv"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         Put,
         PutWith,
@@ -136,6 +137,7 @@ class KV(Plugin[KVApi]):
         LeaseExists,
         LeaseTtlTooLarge,
         NotLessor,
+        TxnTooCostly,
     )
     settings: ClassVar[tuple[Setting, ...]] = (
         Setting("key_bytes_max", int, 64 * KIB, _between(LIMIT_MIN, MIB), "Bytes of one key."),
@@ -144,8 +146,14 @@ class KV(Plugin[KVApi]):
         Setting(
             "txn_ops_max", int, 128, _between(1, 10_000), "Operations or comparisons of a txn."
         ),
-        # 100,000 deletions take about a quarter of a second, in which the node answers nothing.
-        Setting("rows_max", int, 100_000, _between(1, 10**6), "Keys that one command may touch."),
+        # They are looked at in about a tenth of a second, in which the node answers nothing.
+        Setting(
+            "rows_max",
+            int,
+            100_000,
+            _between(1, 10**6),
+            "Rows that comparisons and ranges of one transaction may look at, 4,096 bytes each.",
+        ),
         # Results are kept until the caller has them; they share the limit of commands.
         Setting(
             "result_bytes_max",

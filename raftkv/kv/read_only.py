@@ -17,7 +17,7 @@ Rules of this file
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import TracebackType
 from typing import Final
@@ -25,8 +25,10 @@ from typing import Final
 from raftkv.errors import Overloaded
 from raftkv.plugin import Host
 
+from .budget import Budget, compared_values, reserve_changes
 from .commands import (
     FROM_KEY,
+    Compacted,
     Compare,
     FlatTxn,
     FlatTxnResult,
@@ -108,7 +110,7 @@ class ReadOnlyTxn:
         self._revision = revision_of(view)
         self._discards = view.discards
         self._lowest = lowest_revision(view)
-        self._rows_max = self._rows_left = view.settings["rows_max"]
+        self._budget = Budget(view.settings["rows_max"], lambda rows: None)
         self._bytes_max = self._bytes_left = view.settings["result_bytes_max"]
         self._past = Past(b"\0", FROM_KEY, self._revision)
         self._chosen: dict[int, bool] = {}
@@ -136,6 +138,7 @@ class ReadOnlyTxn:
         check_words(txn, txn)
         await self._choose(-1)
         self._check_ranges(-1)
+        await self._reserve(-1)
         results = await self._perform(-1)
         return TxnOutcome(self._revision, self._chosen[-1], results, tuple(self._nested))
 
@@ -155,13 +158,16 @@ class ReadOnlyTxn:
     async def _holds(self, compare: Compare) -> bool:
         holds, target, operand = OPERATORS[compare.op], TARGETS[compare.target], compare.operand
         rows = await self._counted(self._past, compare.key, compare.range_end)
-        self._spend(rows)
+        self._budget.rows(rows)
         if not rows:
             return compare.target != "value" and holds(0, operand)
         key = compare.key
         while rows > 0:
             kvs = await self._page(self._past, key, compare.range_end, min(rows, SLICE_KEYS))
-            if not all(holds(target(kv), operand) for kv in kvs):
+            compared: Iterable[KeyValue] = kvs
+            if compare.range_end and isinstance(operand, bytes):
+                compared = compared_values(kvs, operand, self._budget)
+            if not all(holds(target(kv), operand) for kv in compared):
                 return False
             rows -= len(kvs)
             key = kvs[-1].key + b"\0"
@@ -190,20 +196,50 @@ class ReadOnlyTxn:
 
     # -- ranges
 
-    async def _read(self, operation: RangeOp) -> RangeResult:
+    async def _reserve(self, number: int) -> None:
+        """Count the ranges before they are read, as `budget.reserve` does."""
+        for operation in branch_of(part_of(self._txn, number), self._chosen[number]):
+            if isinstance(operation, NestedTxn):
+                await self._reserve(operation.number)
+            elif isinstance(operation, RangeOp):
+                await self._reserve_range(operation)
+
+    async def _reserve_range(self, operation: RangeOp) -> None:
         if operation.limit < 0:
             raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
+        count = await self._counted(self._past, operation.key, operation.range_end)
+        if 0 < operation.revision < self._revision:
+            await self._reserve_changes(operation.revision)
+        elif operation.count_only:
+            return
+        elif operation.limit and not reads_all(operation):
+            count = min(operation.limit, count)
+        self._budget.rows(count)
+
+    async def _reserve_changes(self, after: int) -> None:
+        while after < self._revision:
+            view = self._host.view()
+            if after + 1 not in view.table("history"):
+                lowest = lowest_revision(view)
+                raise Compacted(
+                    f"what followed revision {after} has been compacted while a range was read, "
+                    f"the lowest that is kept is {lowest}",
+                    lowest,
+                )
+            upto = min(after + SLICE_KEYS, self._revision)
+            reserve_changes(view, after, upto, self._budget)
+            after = upto
+            if after < self._revision:
+                await asyncio.sleep(0)
+
+    async def _read(self, operation: RangeOp) -> RangeResult:
         key, range_end = operation.key, operation.range_end
         whole = reads_all(operation)
         past = self._past
         count = await self._counted(past, key, range_end)
         if 0 < operation.revision < self._revision:
-            self._spend(self._revision - operation.revision)
-            self._spend(count)
             past = Past(key, range_end, operation.revision)
             count = await self._counted(past, key, range_end)
-        elif not operation.count_only:
-            self._spend(count if whole or not operation.limit else min(operation.limit, count))
         if operation.count_only:
             return RangeResult(self._revision, (), count, False)
         chosen = Chosen(operation)
@@ -253,10 +289,3 @@ class ReadOnlyTxn:
             await asyncio.sleep(0)
         view = await caught_up(self._host, past, past.require_kept, self._discards)
         return view.table("keys")
-
-    def _spend(self, rows: int) -> None:
-        self._rows_left -= rows
-        if self._rows_left < 0:
-            raise LimitExceeded(
-                f"the command touches more than rows_max = {self._rows_max} keys: split it"
-            )

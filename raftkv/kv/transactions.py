@@ -9,6 +9,7 @@ Rules of this file
 3. Then, along the chosen branches only, what could refuse is looked for before anything is done:
    keys for ignore_value and ignore_lease and leases must exist before the transaction, revisions to
    be read must be readable. The order decides which refusal is given, and is etcd's.
+   Last the work is counted that the ranges will take (budget.py).
 4. One key is put once. etcd refuses by the *shape* of the transaction, whichever branches will be
    taken (`_intervals`), with one exception: the two branches of an inner transaction exclude each
    other, so both may put a key. What the shape lets pass is a key that one inner transaction puts
@@ -19,12 +20,14 @@ Rules of this file
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from raftkv.errors import Refused
 from raftkv.plugin import Context
 
+from .budget import FORMAT_COST, reserve
+from .certain import require_certain
 from .changing import Changing, check_ignored, require_key
 from .commands import (
     FROM_KEY,
@@ -179,6 +182,10 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome:
     _choose(txn, -1, change, chosen)
     _check_puts(txn, -1, chosen, change, ctx)
     _check_ranges(txn, -1, chosen, change)
+    if ctx.version >= FORMAT_COST:
+        operations = tuple(_chosen_operations(txn, -1, chosen))
+        if reserve(operations, ctx, change.budget) > change.budget.rows_max:
+            require_certain(operations, ctx)
     nested: list[FlatTxnResult] = []
     results = _perform(txn, -1, chosen, change, nested)
     change.finish()
@@ -332,6 +339,15 @@ def _check_ranges(txn: Txn, number: int, chosen: dict[int, bool], change: Changi
             _check_ranges(txn, operation.number, chosen, change)
         elif type(operation) is RangeOp:
             change.require_revision(operation)
+
+
+def _chosen_operations(txn: Txn, number: int, chosen: dict[int, bool]) -> Iterator[LogOperation]:
+    """What will be done, in order, without the inner transactions around it."""
+    for operation in branch_of(part_of(txn, number), chosen[number]):
+        if type(operation) is NestedTxn:
+            yield from _chosen_operations(txn, operation.number, chosen)
+        else:
+            yield operation
 
 
 def _perform(

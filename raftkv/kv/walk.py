@@ -26,10 +26,11 @@ from raftkv.plugin import Consistency, Host, View
 from .commands import RangeOp, RangeResult
 from .history import Past, Tables, key_at, lowest_revision, require_readable, revision_of
 
-__all__ = ["PASTS_MAX", "PAST_ROWS", "Pasts", "Walk", "caught_up"]
+__all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up"]
 
-# Rows of the history looked at in one go, for a read of the past: about a millisecond.
-PAST_ROWS: Final = 4000
+# Changes looked at in one go, for a read of the past: about a millisecond. (One row more, perhaps,
+# which has those of a whole revision.)
+PAST_EVENTS: Final = 4000
 
 # So many clients at once page at no further cost. One past holds at most what the history holds:
 # some 10 MB for 100,000 changed keys.
@@ -155,6 +156,6 @@ async def caught_up(host: Host, past: Past, require: Require, discards: int) -> 
         if view.discards != discards:
             raise ReadTimeout("this node's state was discarded while it was read: ask again")
         require(view)
-        if past.catch_up(view, PAST_ROWS):
+        if past.catch_up(view, PAST_EVENTS):
             return view
         await asyncio.sleep(0)

@@ -117,7 +117,7 @@ def test_reading_the_past(host: FakeHost, kv: KVApi) -> None:
 def test_a_long_past_is_read_in_slices(
     host: FakeHost, kv: KVApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftkv.kv.walk.PAST_ROWS", 3)
+    monkeypatch.setattr("raftkv.kv.walk.PAST_EVENTS", 3)
     run(kv.put(b"k0", b"old"))
     for number in range(10):
         run(kv.put(b"k%d" % (number % 4), b"new"))
@@ -136,7 +136,7 @@ def test_a_long_past_is_read_in_slices(
 
 
 def test_a_compaction_while_the_past_is_read(kv: KVApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftkv.kv.walk.PAST_ROWS", 1)
+    monkeypatch.setattr("raftkv.kv.walk.PAST_EVENTS", 1)
     for _ in range(5):
         run(kv.put(b"k", b"v"))
 
@@ -185,12 +185,12 @@ async def walk_one(kv: KVApi, **arguments: Any) -> Any:
         return page
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_compact(version: int) -> None:
     host = FakeHost(version)
     kv = KVApi(cast(Host, host))
     # Since format 3 a few rows stay, and still nobody may look at them.
-    kept = 2 if version == 3 else 0
+    kept = 2 if version >= 3 else 0
     for number in range(5):
         run(kv.put(b"k", b"%d" % number))
     assert lowest(host) == -1

@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("raftkv.kv.large", "raftkv.kv.read_only"):
         monkeypatch.setattr(f"{name}.SLICE_KEYS", 3)
     monkeypatch.setattr("raftkv.kv.large.RUN_KEYS", 4)
-    monkeypatch.setattr("raftkv.kv.walk.PAST_ROWS", 2)
+    monkeypatch.setattr("raftkv.kv.walk.PAST_EVENTS", 2)
 
 
 def api(host: FakeHost) -> KVApi:

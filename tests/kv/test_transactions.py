@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from raftkv.errors import Refused
 from raftkv.kv import (
     FROM_KEY,
+    KV,
     Compare,
     DeleteRangeOp,
     DuplicateKey,
@@ -229,10 +230,12 @@ def test_a_malformed_txn_is_refused(host: FakeHost, command: Txn) -> None:
         too_many(command, 128)
 
 
-def test_rows_are_counted_over_all_levels(host: FakeHost) -> None:
+@pytest.mark.parametrize("version", [3, KV.version])
+def test_rows_are_counted_over_all_levels(version: int) -> None:
+    host = FakeHost(version)
     host.set("rows_max", 3)
     assert txn(host, PutOp(b"a", b""), inner(PutOp(b"b", b""), PutOp(b"c", b""))).succeeded
-    refused = txn(host, RangeOp(b"a", b"z"), inner(DeleteRangeOp(b"a")))
+    refused = txn(host, RangeOp(b"a", b"z"), inner(RangeOp(b"a")))
     assert isinstance(refused, LimitExceeded)
 
 
@@ -271,10 +274,10 @@ def test_a_union_of_ranges(ranges: list[tuple[bytes, bytes | None]], keys: list[
     assert len(union._starts) <= len(ranges)
 
 
-def test_a_range_costs_no_more_than_it_must(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("version", [3, KV.version])
+def test_a_range_costs_no_more_than_it_must(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before it is read, and a comparison ends with the first key that fails it."""
+    host = FakeHost(version)
     for number in range(20):
         host.apply(Put(b"%02d" % number, b""))
     read = 0
@@ -286,11 +289,11 @@ def test_a_range_costs_no_more_than_it_must(
             yield row
 
     monkeypatch.setattr("raftkv.kv.changing.scan_range", counted)
-    everything, write = DeleteRangeOp(b"\0", FROM_KEY), (PutOp(b"x", b""),)
+    everything, write = RangeOp(b"\0", FROM_KEY), (PutOp(b"x", b""),)
     fails = Compare(b"\0", "version", ">", 1, FROM_KEY)
     assert not host.apply(flatten([fails], write, ())).succeeded
     assert read == 1
     host.set("rows_max", 19)
-    for command in (flatten([fails], write, ()), flatten((), [everything], ())):
+    for command in (flatten([fails], write, ()), flatten((), [everything, *write], ())):
         assert isinstance(host.apply(command), LimitExceeded)
     assert read == 1

@@ -60,7 +60,7 @@ class SoloHost:
 
     async def propose(self, command: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
         self.fail()
-        outcome = self._apply(self._session, next(self._seq), "kv", command)
+        outcome = self.apply("kv", command)
         if isinstance(outcome, Refused):
             raise outcome
         return outcome
@@ -87,6 +87,10 @@ class SoloHost:
     @property
     def settings(self) -> Any:
         return self.machine.view("kv").settings
+
+    def apply(self, plugin: str, command: msgspec.Struct) -> Any:
+        """The outcome of one more command of this node, a refusal too."""
+        return self._apply(self._session, next(self._seq), plugin, command)
 
     def _apply(self, session: int, seq: int, plugin: str, command: msgspec.Struct) -> Any:
         envelope = Envelope(session, seq, 0, plugin, msgspec.msgpack.encode(command))

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from raftkv import errors
+from raftkv.client.failures import error_of
+from raftkv.kv import TxnTooCostly
 from raftkv.server.gateway import Gateway
+from raftkv.state import SetSetting
 from tests.server.conftest import Served, b64
 
 ALL = {"key": b64(b"\0"), "range_end": b64(b"\0")}
@@ -337,6 +340,22 @@ def test_a_value_over_the_limit_names_the_limit_and_changes_nothing(served: Serv
     assert answer["error"] == "etcdserver: request is too large"
     assert "value_bytes_max" in answer["detail"]
     assert "kvs" not in served.post("/v3/kv/range", ALL)[1]
+
+
+def test_a_transaction_that_looks_at_too_much_says_what_to_do(served: Served) -> None:
+    served.node.host.apply("core", SetSetting.of("kv", "rows_max", 3))
+    for number in range(4):
+        served.put(b"%d" % number, b"v")
+    compare = [{**ALL, "target": "VERSION", "result": "GREATER", "version": "0"}]
+    write = [{"request_put": {"key": b64(b"k"), "value": b64(b"v")}}]
+    status, answer = served.post("/v3/kv/txn", {"compare": compare, "success": write})
+    assert (status, answer["code"], answer["reason"]) == (412, 9, "txn_too_costly")
+    assert "compare mod revisions" in answer["detail"]
+    assert answer["args"] == [answer["detail"], 3]
+    assert "kvs" not in served.post("/v3/kv/range", {"key": b64(b"k")})[1]
+    error = error_of("http://n1", status, json.dumps(answer).encode())
+    assert isinstance(error, TxnTooCostly)
+    assert error.args == (answer["detail"], 3)
 
 
 def test_a_transaction_that_only_reads_takes_no_entry_and_is_written_in_parts(
