@@ -13,13 +13,13 @@ the replicant comes back.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
+from .joining import handshake_at
 from .raft import wire
 from .raft.membership import name_of
 from .raft.transport import Hub
@@ -34,8 +34,6 @@ log = logging.getLogger("raftkv.peering")
 PING_S: Final = 1.0
 # How long a result counts. The second node comes back sooner than that.
 VALID_S: Final = 3.0
-# How often an unfinished handshake is looked at.
-LOOK_S: Final = 0.02
 
 
 class _Check(msgspec.Struct):
@@ -96,20 +94,9 @@ class Namesakes:
 
     async def _look(self, first: Member, hello: wire.Hello, check: _Check) -> None:
         """Dial the first node; what answers there may be the second one itself."""
-        runtime = self._hub.runtime
-        deadline = runtime.monotonic() + PING_S
-        alive = False
-        try:
-            async with asyncio.timeout(PING_S):
-                link = await self._hub.dial(first.peer_address, "rpc", first.name)
-        except (OSError, ValueError):  # TimeoutError is an OSError
-            pass
-        else:
-            while link.peer is None and not link.closed.done() and runtime.monotonic() < deadline:
-                await runtime.sleep(LOOK_S)
-            alive = link.peer is not None and _other(link.peer, first, hello)
-            link.close()
-        check.alive, check.at = alive, runtime.monotonic()
+        found = await handshake_at(self._hub, first.peer_address, first.name, PING_S)
+        alive = found is not None and _other(found, first, hello)
+        check.alive, check.at = alive, self._hub.runtime.monotonic()
         if alive:
             log.warning(
                 "a second node called %s, at %s, is refused: the one at %s answers",

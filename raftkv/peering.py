@@ -40,7 +40,6 @@ from .addresses import AddressBook
 from .config import NodeConfig
 from .credibility import UNPROVED, Credibility
 from .errors import (
-    DiskFailed,
     NodeFault,
     OutdatedData,
     RemoteFailed,
@@ -49,9 +48,10 @@ from .errors import (
     WrongCluster,
 )
 from .formats import CORE
+from .joining import Joining
 from .raft import wire
 from .raft.engine import Engine
-from .raft.epoch import FOUNDED, Epoch, Standing, standing
+from .raft.epoch import Epoch, Standing, standing
 from .raft.identity import DataDirectory
 from .raft.link import WRONG_CERTIFICATE
 from .raft.membership import Configuration, name_of
@@ -107,6 +107,9 @@ class Peering:
         self._downs: dict[str, Callable[[Link], None]] = {}
         self.addresses = AddressBook(config.cores)
         self.credibility = Credibility(config, self.addresses, self._configuration, self._repeats)
+        self._joining = Joining(
+            self.hub, directory, self.addresses, self.credibility, lambda: self.engine, faulted
+        )
         # Set by a replicant: discard the state and belong to this epoch.
         self.on_newer_epoch: Callable[[Epoch], None] = lambda epoch: None
 
@@ -414,7 +417,7 @@ class Peering:
         dialled = link.dialled is not None
         link.permitted = permissions.messages_at(link.purpose, dialled=dialled)
         self.addresses.greeted(link.peer_name, link.peer.peer_address)
-        self._adopt(link.peer, dialled=dialled)
+        self._joining.met(link.peer, link.proof)
         self._ups[link.purpose](link)
         if link.purpose == "raft":
             self._spread(link)
@@ -425,38 +428,10 @@ class Peering:
 
     # -- founding
 
-    def _adopt(self, peer: wire.Hello, *, dialled: bool) -> None:
-        """The first core met that belongs to the cluster says which one it is.
-
-        Not any that dials in: one that this node has looked for, or that its file names.
-        """
-        identity = self._directory.identity
-        trusted = dialled or name_of(peer.raft_id) in self._config.cores
-        if peer.cluster_id and not identity.cluster_id and trusted and peer.role == "core":
-            self._join(peer.cluster_id, peer.epoch)
-
     def on_founded(self, link: Link, message: wire.Founded) -> None:
         if link.purpose != "raft":
             raise wire.ProtocolError(f"Founded on a {link.purpose} link")
-        if not self._directory.identity.cluster_id:
-            self._join(message.cluster_id)
-
-    def _join(self, cluster_id: str, epoch: Epoch = FOUNDED) -> bool:
-        """False if the disk refused, which stops the node."""
-        try:
-            self._directory.join(cluster_id, epoch)
-        except OSError as error:
-            self._faulted(
-                DiskFailed(
-                    f"the cluster's id cannot be stored: {error}. Free or "
-                    "replace the disk, then start the node again"
-                )
-            )
-            return False
-        if self.engine is not None:
-            self.engine.snapshotting.cluster_id = cluster_id
-        log.info("%s belongs to the cluster %s", self._directory.identity.name, cluster_id)
-        return True
+        self._joining.on_founded(link, message)
 
     def try_founding(self) -> None:
         """At the start: a cluster of one core needs nobody else."""
@@ -479,7 +454,7 @@ class Peering:
 
     def _found(self, engine: Engine, others: list[Link]) -> None:
         belongs = self._directory.identity.cluster_id
-        if not belongs and not self._join(engine.runtime.token(8).hex()):
+        if not belongs and not self._joining.join(engine.runtime.token(8).hex()):
             return
         identity = self._directory.identity
         voters = sorted([identity.raft_id, *(link.peer_id for link in others)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,7 +12,11 @@ from raftkv import bootstrap
 from raftkv.errors import NodeFault
 from raftkv.formats import bootstrap_digest
 from raftkv.raft import wire
+from raftkv.raft.transport import Hub
+from raftkv.runtime import Runtime
+from raftkv.testing import current
 from raftkv.testing.members import with_cores
+from raftkv.testing.patching import replaced
 from raftkv.testing.simulated import SimulatedCluster
 
 THREE, TWO = ["core1", "core2", "core3"], ["core2", "core3"]
@@ -77,3 +84,85 @@ def test_files_that_disagree_bootstrap_no_two_clusters(seed: int, late: bool) ->
         assert len(ids) == 1
         assert ids != {""}
         assert any(node.leader for node in cluster.nodes.values())
+
+
+class Claimant:
+    """A program that is no core, and claims to be one whose cluster exists already."""
+
+    def __init__(self, target: str, name: str, *, founded: bool) -> None:
+        self._target = target
+        self._founded = founded
+        cluster_id = "" if founded else "forged"
+        about = wire.About("0.0.0", [("core", 2)], "forged", bootstrap_digest(THREE))
+        self._hello = wire.Hello(
+            wire.PROTOCOL_VERSION,
+            "raft",
+            "raftkv",
+            cluster_id,
+            f"{name}-0badbad0",
+            "core",
+            f"{name}:7000",
+            about=about,
+        )
+        self.answered = 0
+
+    async def program(self, runtime: Runtime) -> None:
+        while True:
+            await runtime.sleep(0.4)
+            await runtime.connect(self._stream, self._target, 7000)
+
+    def _stream(self) -> asyncio.Protocol:
+        claimant = self
+
+        class Stream(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.Transport)
+                transport.write(wire.encode(claimant._hello))
+                self._transport = transport
+
+            def data_received(self, data: bytes) -> None:
+                claimant.answered += 1
+                if claimant._founded and claimant.answered == 1:
+                    self._transport.write(wire.encode(wire.Founded("forged")))
+
+        return Stream()
+
+
+@pytest.mark.parametrize("founded", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_claim_on_an_accepted_link_names_no_cluster(seed: int, founded: bool) -> None:
+    """Without certificates a core dials the core that is named, and takes the id from there."""
+    cluster = SimulatedCluster(
+        seed=seed, cores=3, replicants=0, rate_per_s=20.0, deliveries=False, early=True
+    )
+    claimant = Claimant("core2", "core1", founded=founded)
+    cluster.names.remove("core3")
+    with cluster:
+        cluster.world.start("stranger", claimant.program)
+        cluster.run(3.0)
+        assert claimant.answered
+        assert cluster.nodes["core2"].status().cluster_id == ""
+        cluster.world.crash("stranger", power_cut=False)
+        cluster.employ("core3", THREE)
+        cluster.run(6.0)
+        (cluster_id,) = {node.status().cluster_id for node in cluster.nodes.values()}
+        assert cluster_id not in ("", "forged")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_core_that_could_only_be_dialled_joins_what_it_dials_itself(seed: int) -> None:
+    """`Founded` comes over a link that the other side has dialled, which proves nothing."""
+    cluster = SimulatedCluster(
+        seed=seed, cores=3, replicants=0, rate_per_s=20.0, deliveries=False, early=True
+    )
+    keep_dialling = Hub.keep_dialling
+
+    def only_the_first(hub: Hub, name: str, *rest: Any) -> None:
+        if current.running_host() == "core1":
+            keep_dialling(hub, name, *rest)
+
+    with replaced(Hub, "keep_dialling", only_the_first), cluster:
+        cluster.run(5.0)
+        ids = {node.status().cluster_id for node in cluster.nodes.values()}
+        assert len(ids) == 1
+        assert ids != {""}

@@ -43,7 +43,7 @@ def test_a_full_disk_at_the_moment_of_joining_stops_the_node() -> None:
     peering = Peering(config, directory, runtime, faults.append)
     runtime.files.fail_writes = True
     hello = wire.Hello(1, "raft", "raftkv", "c1", "core1-aa", "core", "core1:1")
-    peering._adopt(hello, dialled=False)
+    peering._joining.met(hello, Proof(Kind.CORE, "core1"))
     assert [type(fault) for fault in faults] == [DiskFailed]
     assert "no space left" in str(faults[0])
     assert directory.identity.cluster_id == ""
@@ -264,12 +264,36 @@ class ALink:
 
     def __init__(self, purpose: str) -> None:
         self.purpose = purpose
+        self.peer_name = "core2"
         self.peer = wire.Hello(1, purpose, "raftkv", "c1", "core2-aa", "core", "core2:1")
         self.proof = CERTIFIED
         self.closed = 0
 
     def close(self) -> None:
         self.closed += 1
+
+
+def test_links_of_another_cluster_are_left_once_the_own_one_is_known() -> None:
+    """A node that belongs to none takes links of any, and can judge them only afterwards."""
+    runtime: Any = FakeRuntime()
+    config = NodeConfig(name="core2", dir="/d", peer_address="core2:1", cores=CORES, insecure=True)
+    peering = Peering(config, DataDirectory(config, runtime), runtime, lambda fault: None)
+    links: dict[str, Any] = {name: ALink("raft") for name in ("same", "none", "other")}
+    for name, cluster_id in (("none", ""), ("other", "c2")):
+        links[name].peer = msgspec.structs.replace(links[name].peer, cluster_id=cluster_id)
+    peering.engine = SimpleNamespace(  # type: ignore[assignment]
+        links=links, snapshotting=SimpleNamespace(cluster_id="")
+    )
+    peering.on_founded(links["none"], wire.Founded("c1"))
+    assert {name: link.closed for name, link in links.items()} == {
+        "same": 0,
+        "none": 0,
+        "other": 1,
+    }
+    # Its peer belonged to none when the link came up, and has joined another cluster since.
+    peering.on_founded(links["none"], wire.Founded("c2"))
+    assert links["none"].closed == 1
+    assert peering._directory.identity.cluster_id == "c1"
 
 
 @pytest.mark.parametrize("purpose", ["raft", "rpc", "follow"])

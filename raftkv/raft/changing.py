@@ -113,9 +113,14 @@ def check_change(
 def check_majority(proposed: Configuration, alive: Collection[str], able: Collection[str]) -> None:
     """Raise MembershipRefused if the cluster would stand still under that configuration."""
     if not proposed.majority(alive):
+        counted = [voter for voter in alive if voter not in proposed.distrusted]
+        apart = ""
+        if proposed.distrusted:
+            apart = f"; distrusted, so it does not count: {_names(proposed.distrusted)}"
         raise MembershipRefused(
             f"of the {len(proposed.voters)} voters after the change too few can be heard (alive: "
-            f"{_names(alive)}): the cluster would stand still. Start more of them, or force it"
+            f"{_names(counted)}{apart}): the cluster would stand still. Start more of them, remove "
+            f"one that is distrusted first, or force it"
         )
     if not proposed.majority(able):
         behind = [voter for voter in proposed.voters if voter in alive and voter not in able]

@@ -13,7 +13,7 @@ Rules of this file:
    another way (a new leader whose log reaches further back). Then the file stays, what was read is
    discarded, and S is acknowledged as what it is: committed.
 4. A file whose configuration contradicts what this node's log holds committed (agreement.py) is
-   not taken over: the node stops.
+   not taken over: the node stops. One of another cluster is dropped, and its link is closed.
 5. What is being taken over is taken over to its end. If the file of a newer snapshot arrives
    meanwhile (another leader's), it waits; so there is always progress, however often leaders
    change.
@@ -35,7 +35,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from raftkv import collector
-from raftkv.errors import DamagedSnapshot
+from raftkv.errors import DamagedSnapshot, WrongCluster
 
 from . import wire
 from .agreement import Held, require_agreement
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from raftkv.runtime import Runtime
 
     from .engine import Engine, Loading
-    from .snapshot import Snapshot
+    from .snapshot import Snapshot, SnapshotMeta
 
 __all__ = ["Installing", "load"]
 
@@ -104,7 +104,8 @@ class Installing:
                 self._answer(sender, message, message.size_bytes, done=False)
                 continue
             self._writing = True
-            future = self._engine.runtime.offload_bulk(self._write, message, self._held())
+            accept = partial(_accept, self._engine.snapshotting.cluster_id, self._held())
+            future = self._engine.runtime.offload_bulk(self._write, message, accept)
             future.add_done_callback(partial(self._written, asked))
 
     def _held(self) -> Held:
@@ -113,7 +114,9 @@ class Installing:
         commit = engine.commit
         return Held(commit, known.at(commit), known.since(commit), known.base_index)
 
-    def _write(self, message: wire.SnapshotChunk, held: Held) -> int | Snapshot:
+    def _write(
+        self, message: wire.SnapshotChunk, accept: Callable[[SnapshotMeta], None]
+    ) -> int | Snapshot:
         """In the bulk thread: the offset that is wanted next, or the validated snapshot.
 
         Raises Diverged for one that contradicts what this node holds committed. Nothing of it is
@@ -130,7 +133,7 @@ class Installing:
         if receiver.offset < receiver.size_bytes:
             return receiver.offset
         try:
-            return receiver.finish(partial(require_agreement, held))
+            return receiver.finish(accept)
         except DamagedSnapshot as error:
             # That says nothing against this node's disk: the sender begins anew.
             log.warning("a received snapshot is dropped: %s", error.reason)
@@ -148,6 +151,13 @@ class Installing:
             # What is here of it is gone, so what waits to be added is of no use.
             self._chunks.clear()
             engine.snapshotting.no_room(error)
+            return
+        if isinstance(error, WrongCluster):
+            log.warning("a snapshot of %s is dropped: %s", asked.sender, error)
+            link = engine.links.get(asked.sender)
+            if link is not None:
+                link.close()
+            self._write_next()
             return
         if error is not None:
             engine.failed(error)
@@ -249,6 +259,13 @@ class Installing:
             sender,
             wire.SnapshotReply(engine.term, message.snapshot_id, message.index, offset, done),
         )
+
+
+def _accept(cluster_id: str, held: Held, meta: SnapshotMeta) -> None:
+    """Whether to take a whole file over. Raises WrongCluster or Diverged."""
+    if cluster_id and meta.cluster_id and meta.cluster_id != cluster_id:
+        raise WrongCluster(f"it is of the cluster {meta.cluster_id}, this node of {cluster_id}")
+    require_agreement(held, meta)
 
 
 class _TakesChunks(Protocol):

@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from raftkv.errors import DamagedSnapshot, Diverged
+from raftkv.errors import DamagedSnapshot, NodeFault
 from raftkv.raft.snapshot_file import Footer, Snapshot, SnapshotMeta, chunk_head, header
 from raftkv.runtime import Files, Space
 
@@ -276,7 +276,7 @@ class SnapshotReceiver:
         try:
             received = Snapshot.load(self._files, self._path)
             accept(received.meta)
-        except (DamagedSnapshot, Diverged):
+        except NodeFault:
             self._files.remove(self._path)
             raise
         return self._store.adopt(self._path, received.meta, self.size_bytes, received.footer)

@@ -146,6 +146,16 @@ def test_an_uncommitted_configuration_that_differs_is_replaced_without_complaint
     assert bench.engine.configuration == THREE
 
 
+def test_a_snapshot_of_another_cluster_is_dropped_with_its_link() -> None:
+    bench = follower(*LOG, commit=8)
+    other = msgspec.structs.replace(meta(50, THREE, 2, 3), cluster_id="another")
+    arrives(bench, other)
+    assert bench.application.faults == []
+    assert bench.application.restored == []
+    assert bench.links[A].closed
+    assert not [path for path in bench.disk.paths() if "/snapshots/" in path]
+
+
 def test_what_is_committed_meanwhile_is_compared_at_the_swap() -> None:
     bench = follower(*LOG, (1, configuration_entry(TWO)), commit=8)
     bench.receive(A, sent(meta(50, THREE, 10, 3), in_term=1))
