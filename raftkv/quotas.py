@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from .errors import FormatRefused, UnknownCommand
-from .state.core import DisarmAlarm
-from .state.quota import NOSPACE, QUOTA_FORMAT
+from .state.core import DisarmAlarm, SetSetting
+from .state.quota import NOSPACE, QUOTA_FORMAT, QUOTA_KEY
 
 if TYPE_CHECKING:
     from .state import StateMachine
@@ -71,6 +71,17 @@ class Quotas:
     def alarms(self) -> list[str]:
         """NOSPACE if it is on for a plugin: the alarms of the replicated state by their kinds."""
         return sorted({kind for kind, _ in self._node.machine.alarms})
+
+    async def set_quota(
+        self, plugin: str, quota_bytes: int | None, *, timeout_s: float | None = None
+    ) -> None:
+        """Set how many logical bytes a plugin may keep, on all nodes; None: its default.
+
+        It does not end NOSPACE. Raises InvalidSetting for a plugin without a quota, for a number
+        out of bounds, and at core format 1; and what `propose` raises.
+        """
+        packed = None if quota_bytes is None else msgspec.msgpack.encode(quota_bytes)
+        await self._node.propose("core", SetSetting(plugin, QUOTA_KEY, packed), timeout_s=timeout_s)
 
     async def disarm(self, plugin: str = "", *, timeout_s: float | None = None) -> tuple[str, ...]:
         """End NOSPACE of one plugin, or of all; the plugins whose alarm was on.

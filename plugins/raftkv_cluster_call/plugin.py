@@ -13,6 +13,7 @@ from raftkv.plugin import (
     Host,
     MemberChange,
     Plugin,
+    Quota,
     Service,
     Setting,
     SettingChange,
@@ -44,6 +45,7 @@ from .commands import (
 )
 from .invariants import violations
 from .options import CallsOptions
+from .quota import QUOTA
 from .service import CallsService
 from .settings import SETTINGS
 
@@ -83,6 +85,7 @@ class Calls(Plugin[CallsApi]):
     refusals: ClassVar[tuple[type[Refused], ...]] = REFUSALS
     uses: ClassVar[tuple[str, ...]] = ("kv",)
     options: ClassVar[type[msgspec.Struct] | None] = CallsOptions
+    quota: ClassVar[Quota | None] = QUOTA
 
     def apply(self, command: Any, ctx: Context) -> Any:
         return _APPLY[type(command)](command, ctx)

@@ -13,6 +13,7 @@ from raftkv.plugin import (
     Host,
     MemberChange,
     Plugin,
+    Quota,
     Service,
     Setting,
     TableSpec,
@@ -38,6 +39,7 @@ from .commands import (
 )
 from .invariants import violations
 from .options import LcrOptions
+from .quota import QUOTA
 from .service import LcrService
 from .settings import SETTINGS
 
@@ -67,6 +69,7 @@ class LCR(Plugin[LcrApi]):
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
     refusals: ClassVar[tuple[type[Refused], ...]] = REFUSALS
     options: ClassVar[type[msgspec.Struct] | None] = LcrOptions
+    quota: ClassVar[Quota | None] = QUOTA
 
     def apply(self, command: Any, ctx: Context) -> Any:
         if ctx.version < FORMAT_SESSIONS and not isinstance(command, FORMAT_1):

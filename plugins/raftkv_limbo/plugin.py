@@ -13,6 +13,7 @@ from raftkv.plugin import (
     Host,
     MemberChange,
     Plugin,
+    Quota,
     Service,
     Setting,
     SettingChange,
@@ -38,6 +39,7 @@ from .commands import (
 )
 from .invariants import violations
 from .options import LimboOptions
+from .quota import QUOTA
 from .refusals import REFUSALS
 from .service import LimboService
 from .settings import SETTINGS
@@ -72,6 +74,7 @@ class Limbo(Plugin[LimboApi]):
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
     refusals: ClassVar[tuple[type[Refused], ...]] = REFUSALS
     options: ClassVar[type[msgspec.Struct] | None] = LimboOptions
+    quota: ClassVar[Quota | None] = QUOTA
 
     def apply(self, command: Any, ctx: Context) -> Any:
         return _APPLY[type(command)](command, ctx)

@@ -13,6 +13,7 @@ from raftkv.plugin import (
     Host,
     MemberChange,
     Plugin,
+    Quota,
     Service,
     Setting,
     SettingChange,
@@ -62,6 +63,7 @@ from .commands import (
 )
 from .invariants import violations
 from .options import SubscriptionsOptions
+from .quota import QUOTA
 from .refusals import REFUSALS
 from .rows import TABLES
 from .service import SubscriptionsService
@@ -116,6 +118,7 @@ class Subscriptions(Plugin[SubscriptionsApi]):
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
     refusals: ClassVar[tuple[type[Refused], ...]] = REFUSALS
     options: ClassVar[type[msgspec.Struct] | None] = SubscriptionsOptions
+    quota: ClassVar[Quota | None] = QUOTA
 
     def __init__(self, transports: TransportFactory | None = None) -> None:
         self._transports = transports

@@ -13,6 +13,7 @@ from raftkv.plugin import (
     Host,
     MemberChange,
     Plugin,
+    Quota,
     Service,
     Setting,
     TableSpec,
@@ -59,6 +60,7 @@ from .commands import (
 )
 from .invariants import violations
 from .options import TxQueueOptions
+from .quota import QUOTA
 from .refusals import REFUSALS
 from .service import TxQueueService
 from .settings import SETTINGS
@@ -105,6 +107,7 @@ class TxQueue(Plugin[TxQueueApi]):
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
     refusals: ClassVar[tuple[type[Refused], ...]] = REFUSALS
     options: ClassVar[type[msgspec.Struct] | None] = TxQueueOptions
+    quota: ClassVar[Quota | None] = QUOTA
 
     def apply(self, command: Any, ctx: Context) -> Any:
         return _APPLY[type(command)](command, ctx)

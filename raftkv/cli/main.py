@@ -30,6 +30,7 @@ from . import (
     lease,
     lock,
     member,
+    quota,
     recover,
     txn,
     watch,
@@ -89,6 +90,7 @@ app.add_typer(member.app, name="member")
 app.add_typer(core_format.app, name="format")
 app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(alarm.app, name="alarm")
+app.add_typer(quota.app, name="quota")
 endpoint.register_health(app)
 app.add_typer(check.app, name="check")
 app.add_typer(clusters.app, name="cluster")

@@ -11,6 +11,7 @@ from .app import App
 from .door import Door
 from .format_routes import format_routes
 from .members import member_routes
+from .quota_routes import quota_routes
 from .routes import with_own
 from .sessions import Sessions
 from .tls import DoorTls, names_in
@@ -32,7 +33,12 @@ def door_of(node: Node, *, version: str = "") -> Door:
     tls = None if config.http_tls is None else DoorTls(config.http_tls)
     sessions = Sessions(node, timeout_s=config.timeout_s)
     routes = with_own(
-        {"members": member_routes(node), "format": format_routes(node), **sessions.routes()},
+        {
+            "members": member_routes(node),
+            "format": format_routes(node),
+            "quotas": quota_routes(node),
+            **sessions.routes(),
+        },
         {name: each.routes() for name, each in node.hosting.services.items()},
     )
     command_bytes_max = config.limits.command_bytes_max

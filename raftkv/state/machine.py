@@ -549,7 +549,11 @@ class StateMachine:
 
     def invariants(self) -> list[str]:
         """What the active plugins find wrong with the state, in words; empty if all is well."""
-        found = []
+        found = [
+            f"{name}: {usage.bytes} logical bytes are counted, the rows have {usage.recount()}"
+            for name, usage in self.usages.items()
+            if usage.bytes != usage.recount()
+        ]
         for name in sorted(self._active):
             view: View = self._views[name]
             found += [f"{name}: {text}" for text in self._active[name].plugin.invariants(view)]
