@@ -17,9 +17,9 @@ loop. So 10^6 small rows take about 8 minutes. The counters of rows and bytes sh
 Until the walk has passed a row, a write to it keeps its former value, as during a snapshot.
 
 How soon a difference is noticed: a check that is under way ends, the next begins
-`corruption_check_s` after the former one, or RESULT_S after its end if that is later, and takes as
-long as its walk. Each core counts that time from the last entry that it has applied, or from its
-start, so a change of leader delays nothing.
+`corruption_check_s` after the former one, or a tenth of its walk after its end if that is later,
+and takes as long as its walk. Each core counts that time from the last entry that it has applied,
+or from its start, so a change of leader delays nothing.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ SLICE_S: Final = 50e-6
 LOOK_S: Final = 1.0
 # Between two sendings of the newest report.
 REPORT_S: Final = 5.0
-# What the other nodes' walks may take longer than the leader's, before the next check begins.
-RESULT_S: Final = 30.0
+# The next check begins when the other nodes' walks have ended, too: these may take longer than the
+# leader's by such a part, and at least so many seconds.
+RESULT_PART: Final = 0.1
+RESULT_MIN_S: Final = 2.0
 # Indexes of which a node keeps the reports: the last one, and the one that may begin elsewhere.
 ROUNDS_KEPT: Final = 2
 # Tables in one report. Every plugin has a handful.
@@ -155,6 +157,7 @@ class CorruptionCheck:
         self, engine: Engine, walk: DigestWalk, configuration: Configuration, core_format: int
     ) -> None:
         runtime = self._node.runtime
+        began = runtime.monotonic()
         slices = walk.slices()
         try:
             for rows, size in slices:
@@ -165,7 +168,9 @@ class CorruptionCheck:
         finally:
             slices.close()
         self.taken += 1
-        self._due_at = max(self._due_at, runtime.monotonic() + RESULT_S)
+        ended = runtime.monotonic()
+        later_s = max(RESULT_MIN_S, (ended - began) * RESULT_PART)
+        self._due_at = max(self._due_at, ended + later_s)
         mine = Report(core_format, self._code, walk.tables)
         known = {each: by[walk.index] for each, by in self._received.items() if walk.index in by}
         self._round = _Round(walk.index, configuration, {**known, engine.me: mine})
@@ -213,14 +218,18 @@ class CorruptionCheck:
         assert current is not None
         verdict = judge(engine.me, current.configuration, current.reports)
         if verdict.agreed:
-            self.agreed_index = current.index
-            if self.alarm:
-                log.warning("the alarm %s has ended: index %d agrees", CORRUPT, current.index)
-            self.alarm = ""
+            self.agreed(current.index)
         elif verdict.own:
             self._leave(verdict, current.index)
         elif verdict.differs:
             self._raise_alarm(verdict, current.index)
+
+    def agreed(self, index: int) -> None:
+        """A majority of the voters holds one state at this index, and so does every other node."""
+        self.agreed_index = index
+        if self.alarm:
+            log.warning("the alarm %s has ended: index %d agrees", CORRUPT, index)
+        self.alarm = ""
 
     def _raise_alarm(self, verdict: Verdict, index: int) -> None:
         names = ", ".join(name_of(each) for each in verdict.nodes)

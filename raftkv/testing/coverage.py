@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from raftkv.corruption_check import CorruptionCheck
 from raftkv.node import Node
 from raftkv.raft.following import Following
 from raftkv.raft.free_space import FreeSpace
@@ -41,6 +42,7 @@ class Coverage:
         enter(around(FreeSpace, "_raised", self._counted("disk alarm raised")))
         enter(around(FreeSpace, "_ended", self._counted("disk alarm ended")))
         enter(around(FreeSpace, "_leave", self._counted("disk at its end")))
+        enter(around(CorruptionCheck, "agreed", self._counted("states compared")))
         enter(around(Snapshotting, "no_room", self._counted("snapshot found no room")))
         enter(around(Following, "_decline", self._counted("entries declined")))
         enter(around(Wal, "compact", self._counted("log compacted")))

@@ -52,6 +52,8 @@ EXPECTED = (
     "snapshot found no room",
     "entries declined",
     "damage noticed",
+    "states compared",
+    "corrupt core stopped",
     "uncommitted entry survived an election",
     "members changed",
     "core add",

@@ -31,6 +31,7 @@ from raftkv.raft.snapshot import SnapshotWriter
 from raftkv.raft.wal import Wal
 from raftkv.state.machine import StateMachine
 from raftkv.testing import (
+    injected_corruption,
     injected_distrust,
     injected_hostile,
     injected_inbox,
@@ -46,6 +47,7 @@ from raftkv.testing.planting import BUGS, Bug, Wrap, planted, pretending, wrappi
 __all__ = ["BUGS", "Bug", "planted"]
 
 # They register themselves.
+assert injected_corruption.__name__
 assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_inbox.__name__

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from raftkv.config import Limits, RaftTimes
+from raftkv.testing.corrupting import corrupt_one
 from raftkv.testing.disaster import recover_by_force
 from raftkv.testing.nemesis import (
     DAMAGE_FAULTS,
@@ -48,6 +49,8 @@ DISASTER_SHARE = 0.1
 HOSTILE_SHARE = 0.2
 # In so many disks are full for snapshots only, now and then.
 SPACE_SHARE = 0.3
+# In so many of those with members that come and go the state of one core is damaged.
+CORRUPT_SHARE = 0.3
 # How long faults then go on.
 AFTERMATH_S = 5.0
 
@@ -74,6 +77,8 @@ class Scenario:
     disaster: bool
     # A stranger troubles the nodes (hostile.py).
     hostile: bool = False
+    # The state of one core is damaged after the storm (corrupting.py).
+    corrupt: bool = False
     heavy: Heavy | None = None
 
     def __str__(self) -> str:
@@ -83,6 +88,7 @@ class Scenario:
         early = ", faults from the start" if self.early else ""
         early += ", then a majority is lost" if self.disaster else ""
         early += ", a hostile stranger" if self.hostile else ""
+        early += ", then a core is damaged" if self.corrupt else ""
         early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
@@ -149,6 +155,9 @@ def draw(
         # From a generator of its own, so that the other seeds stay what they were.
         hostile=random.Random(f"{seed}/is hostile").random() < HOSTILE_SHARE,
     )
+    if drawn_scenario.members and not drawn_scenario.disaster:
+        corrupt = random.Random(f"{seed}/is corrupt").random() < CORRUPT_SHARE
+        drawn_scenario = replace(drawn_scenario, corrupt=corrupt)
     return _with_full_disks(drawn_scenario)
 
 
@@ -316,6 +325,9 @@ def run_seed(
                     "down_max": scenario.down_max,
                 }
                 cluster.storm(seconds, scenario.faults, **storm)
+                if scenario.corrupt:
+                    cluster.settle_members()
+                    corrupt_one(cluster, random.Random(f"{seed}/corrupt"))
                 if scenario.disaster:
                     cluster.settle_members()
                     recover_by_force(cluster, random.Random(f"{seed}/disaster"))

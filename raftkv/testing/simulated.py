@@ -34,6 +34,7 @@ import pysyncobj.syncobj  # type: ignore[import-untyped, unused-ignore]
 
 from raftkv.config import Limits, NodeConfig, RaftTimes
 from raftkv.errors import (
+    CorruptState,
     DamagedLog,
     DamagedSnapshot,
     DiskFailed,
@@ -48,6 +49,7 @@ from raftkv.replica import Replica
 from raftkv.runtime import Runtime
 from raftkv.testing import current
 from raftkv.testing.charges import Charges
+from raftkv.testing.corrupting import CHECK_S, watch_alarms
 from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
 from raftkv.testing.hostile import HOST, Hostile
@@ -136,6 +138,7 @@ class SimulatedCluster:
             insecure=True,
             fsync=fsync,
             plugins=(),
+            corruption_check_s=CHECK_S,
             raft=raft or RaftTimes(),
             limits=limits or Limits(),
         )
@@ -172,6 +175,11 @@ class SimulatedCluster:
         self._patches = contextlib.ExitStack()
 
     @property
+    def damaged(self) -> set[str]:
+        """Nodes whose state was damaged on purpose (corrupting.py), some time in this run."""
+        return self.watchers.damaged
+
+    @property
     def acknowledged(self) -> set[bytes]:
         """Keys of the single writes that succeeded."""
         return self.load.acknowledged
@@ -186,6 +194,7 @@ class SimulatedCluster:
         enter(around(Replica, "apply", self._wrap_apply))
         if self._heavy is not None:
             enter(Charges(self.marks))
+        enter(watch_alarms(self))
         enter(self.world)
         try:
             with self.judging():
@@ -267,6 +276,8 @@ class SimulatedCluster:
             return
         if self.operator is not None and self.operator.excuses(name, fault):
             return
+        if isinstance(fault, CorruptState) and name in self.damaged:
+            return
         if isinstance(fault, OutdatedData) and name not in self.names:
             return  # disaster.py looks for it
         if isinstance(fault, InternalFault) and self.violation is not None:
@@ -287,7 +298,7 @@ class SimulatedCluster:
             owed_s = 0.0 if process is None else process.owed_s
             self.watchers.applied(replica.machine)
             self.holders.applied(replica.machine)
-            if index % DIGEST_EVERY == 0:
+            if index % DIGEST_EVERY == 0 and current.running_host() not in self.damaged:
                 digest = replica.machine.digest()
                 if self._digests.setdefault(index, digest) != digest:
                     self.violated(

@@ -89,6 +89,9 @@ class Watchers:
         self._marks = marks
         self._rng = random.Random(f"{world.seed}/watchers")
         self.running = False
+        # Nodes whose state was damaged. Replicants that have copied from one copy the state again,
+        # and end their watches, for these may have given what was not written.
+        self.damaged: set[str] = set()
         # The load is over: everybody is to get to the end.
         self.finishing = False
         # A part of the history is being given up (disaster.py): nobody looks. How often it was.
@@ -215,7 +218,7 @@ class Watchers:
                     f"those from {cancelled.compact_revision} on are left",
                 )
             watcher.begin_at(cancelled.compact_revision)
-        elif cancelled.reason == "given_up":
+        elif cancelled.reason == "given_up" and not self.damaged:
             self._violated("watch promises", f"{name} has given up a history that nobody lost")
         else:
             if cancelled.reason == "slow":

@@ -1,0 +1,140 @@
+"""One core of a simulated cluster holds another state than the others: it must find that out.
+
+    cluster.storm(10)
+    cluster.settle_members()
+    corrupt_one(cluster, random.Random(7))
+    cluster.settle()
+
+The damage is one that no client can see: a row of the settings of a plugin that does not exist, or
+an outcome under a number that no command has, as memory that fails or a wrong decision leaves them.
+Checked: the core stops with `CorruptState` within a bound, and no other one does; it does not start
+again from its directory; once it has been replaced, every alarm ends. That no core is marked and no
+alarm raised without damage is checked in every run (`watch_alarms`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv import corruption_check
+from raftkv.corruption_check import BYTE_S, LOOP_PART, ROW_S, SLICE_S, CorruptionCheck
+from raftkv.errors import CorruptState
+from raftkv.raft.membership import name_of
+from raftkv.state.sessions import ABANDONED
+from raftkv.testing import current
+from raftkv.testing.damage import damage
+from raftkv.testing.patching import around
+
+if TYPE_CHECKING:
+    from raftkv.state.machine import StateMachine
+    from raftkv.testing.simulated import SimulatedCluster
+
+__all__ = ["CHECK_S", "corrupt_one", "watch_alarms"]
+
+#: How often the cores of a simulated cluster compare their states.
+CHECK_S: Final = 4.0
+# Beyond the walks: looks of a second, the reports and a leader that changes.
+SLACK_S: Final = 10.0
+# Bytes of a row or an outcome on the average, at most.
+ROW_BYTES: Final = 2_000
+# For stopping, replacing and the end of the alarms.
+WAIT_S: Final = 60.0
+
+
+@contextlib.contextmanager
+def watch_alarms(cluster: SimulatedCluster) -> Iterator[None]:
+    """Without damage there is no alarm."""
+
+    def watched(original: Callable[..., None]) -> Callable[..., None]:
+        def raise_alarm(check: CorruptionCheck, verdict: Any, index: int) -> None:
+            original(check, verdict, index)
+            if not cluster.damaged:
+                cluster.violated(
+                    "equal states agree", f"{current.running_host()} finds that {check.alarm}"
+                )
+
+        return raise_alarm
+
+    with around(CorruptionCheck, "_raise_alarm", watched):
+        yield
+
+
+def corrupt_one(cluster: SimulatedCluster, rng: random.Random) -> None:
+    """See the module's text. Does nothing unless three voters run that trust each other."""
+    with cluster.judging():
+        _corrupt(cluster, rng)
+
+
+def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
+    world, operator = cluster.world, cluster.operator
+    assert operator is not None
+    configuration = cluster.observer.possible_configurations()[-1]
+    voters = [name_of(voter) for voter in configuration.voters]
+    if len(voters) < 3 or configuration.distrusted or not all(map(cluster.is_up, voters)):
+        return
+    name = rng.choice(voters)
+    machine = cluster.nodes[name].machine
+    if machine.core_format < 2:
+        return
+    cluster.damaged.add(name)
+    kind = rng.choice((_stray_row, _undecided_outcome))
+    world.host(name).inside(kind, machine, rng)
+    world.note(name, f"damage: {kind.__name__.strip('_')}")
+    host = world.host(name)
+    with _violation(cluster, f"{name} does not stop although its state is damaged"):
+        world.wait(lambda: not host.is_up, _bound_s(machine), "the end of the corrupt core")
+    _expect_corrupt(cluster, name)
+    cluster.start(name)
+    with _violation(cluster, f"{name} starts from the directory of a corrupt core"):
+        world.wait(lambda: not host.is_up, SLACK_S, "the refusal of the marked directory")
+    _expect_corrupt(cluster, name)
+    cluster.marks.hit("corrupt core stopped")
+    operator._start_empty(name)
+    world.complete(operator._rejoin(name), WAIT_S)
+    cluster.settle_members()
+    with _violation(cluster, "an alarm goes on although the corrupt core is gone"):
+        world.wait(lambda: not _alarms(cluster), WAIT_S, "the end of the alarms")
+
+
+def _alarms(cluster: SimulatedCluster) -> list[str]:
+    nodes = [cluster.nodes[name] for name in cluster.names if cluster.is_up(name)]
+    return [node.name for node in nodes if node.corruption.alarm]
+
+
+@contextlib.contextmanager
+def _violation(cluster: SimulatedCluster, what: str) -> Iterator[None]:
+    """What does not come within its time is a broken promise."""
+    try:
+        yield
+    except AssertionError:
+        if cluster.violation is None:
+            cluster.violated("corruption noticed", what)
+        raise
+
+
+def _expect_corrupt(cluster: SimulatedCluster, name: str) -> None:
+    failure = cluster.world.host(name).failure
+    if not isinstance(failure, CorruptState):
+        cluster.violated("corruption noticed", f"{name} ended with {failure!r}")
+
+
+def _bound_s(machine: StateMachine) -> float:
+    """A check that has just begun, the next one, and two walks."""
+    rows = sum(machine.row_counts().values()) + machine.outcome_count
+    slices = 2 * (len(machine.row_counts()) + machine.session_count)
+    walk_s = (rows * (ROW_S + ROW_BYTES * BYTE_S) + slices * SLICE_S) / LOOP_PART
+    return 2 * CHECK_S + corruption_check.RESULT_MIN_S + 3 * walk_s + SLACK_S
+
+
+def _stray_row(machine: StateMachine, rng: random.Random) -> None:
+    damage(machine, "core", "settings", ("no-such-plugin", "key"), rng.randbytes(4))
+
+
+def _undecided_outcome(machine: StateMachine, rng: random.Random) -> None:
+    """At the far end of the window of a session: no command comes so far."""
+    sessions = machine._sessions
+    session = sessions.by_id[rng.choice(sorted(sessions.by_id))]
+    session.done[session.floor + sessions.window - 1] = ABANDONED
