@@ -312,6 +312,9 @@ class Service:
     def on_applied(self, index: int, changes: Sequence[Change]) -> None:
         """Rows of own tables, or of those of `uses`, were changed by the entry `index`.
 
+        Called once for an entry, or several times for one that takes long: for some of its commands
+        each time, which are applied whole by then, and no others.
+
         A service that defines this makes every write to these tables dearer.
         """
 

@@ -188,6 +188,7 @@ class Promotion:
         recovered: Recovered | None = None
         try:
             recovered = await self._write_log(part, since)
+            await part.follower.applying.idle()
             await self._catch_up(part, recovered, since)
             self._check(part, since)
         except OSError as error:
@@ -214,6 +215,9 @@ class Promotion:
         node, follower, directory = self._node, part.follower, self._node._directory
         assert directory is not None
         runtime, config = node.runtime, node.config
+        await follower.applying.idle()
+        if follower.stopped:
+            raise MembershipRefused("it was stopped meanwhile: promote it again")
         configuration = self._check(part, since)
         frozen = node._replica.freeze()
         # In the same turn: what is applied from here on is kept for the log.
@@ -263,6 +267,7 @@ class Promotion:
             assert pending is not None
             await runtime.offload(wal.write, pending)
             wal.written(pending)
+            await part.follower.applying.idle()
             self._check(part, since)
         _append(recovered, kept)
 

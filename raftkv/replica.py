@@ -1,12 +1,13 @@
 """The state machine on one node: what the engine (or a replicant's follower) drives.
 
-Order for one entry: tables change, plugins' services hear of it, then this node's waiting callers
-get their outcomes. So a caller that is answered finds its write in this node's own view.
+Order for one slice of an entry (most entries have one): tables change, plugins' services hear of
+it, then this node's waiting callers get their outcomes. So a caller that is answered finds its
+write in this node's own view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +19,7 @@ from .logclock import LogClock
 from .outbox import Outbox
 from .raft.engine import Frozen
 from .reading import Reader
-from .state.machine import StateMachine
+from .state.machine import Outcomes, StateMachine
 from .state.tables import ABSENT
 
 if TYPE_CHECKING:
@@ -85,10 +86,19 @@ class Replica:
     def frees_room(self, command: bytes) -> bool:
         return frees_room(command)
 
-    def apply(self, index: int, body: bytes, term: int) -> None:
-        outbox, foreign = self._outbox, self.foreign
+    def apply(self, index: int, body: bytes, term: int) -> Iterator[None] | None:
+        """Apply a first slice of an entry; the iterator applies the rest of it, if there is any."""
+        slices = self.machine.slices(index, body, term)
+        return None if self._apply_slice(index, slices) else self._rest(index, slices)
+
+    def _rest(self, index: int, slices: Iterator[Outcomes]) -> Iterator[None]:
+        while not self._apply_slice(index, slices):
+            yield
+
+    def _apply_slice(self, index: int, slices: Iterator[Outcomes]) -> bool:
+        """Answer those whose commands have ended in this slice. True after the last one."""
         try:
-            outcomes = self.machine.apply(index, body, term)
+            outcomes = next(slices)
         except NodeFault:
             raise
         except (OSError, MemoryError) as error:
@@ -100,6 +110,7 @@ class Replica:
                 f"entry {index} could not be applied ({type(error).__name__}: {error}). The node "
                 f"stops, because other nodes may have applied it"
             ) from error
+        outbox, foreign = self._outbox, self.foreign
         self.commands_applied += len(outcomes)
         for session, seq, outcome in outcomes:
             # Looked up each time: this very entry may open another, whose numbers begin anew.
@@ -110,6 +121,7 @@ class Replica:
             elif foreign is not None and foreign.waiting:
                 foreign.settle(session, seq, outcome)
         outbox.landed()
+        return self.machine.index == index
 
     def skip(self, index: int) -> None:
         self.machine.skip(index)

@@ -46,8 +46,13 @@ class Application(Protocol):
     def frees_room(self, command: bytes) -> bool:
         """Whether a leader with a full disk still takes this command."""
 
-    def apply(self, index: int, body: bytes, term: int) -> None:
-        """The commands of the entry at `index`, which was appended in `term`."""
+    def apply(self, index: int, body: bytes, term: int) -> Iterator[None] | None:
+        """Apply the commands of the entry at `index`, which was appended in `term`.
+
+        None once it is applied. Otherwise a first slice of it is: each step of the iterator applies
+        a further one, and its end is that of the entry (applying.py). Until then nothing else is
+        applied and `freeze` is not called; a `Loading` may be adopted, which ends it.
+        """
 
     def skip(self, index: int) -> None:
         """The entry at `index` holds no batch."""

@@ -9,7 +9,7 @@ index, appends the leader's no-op and gives the status. What decides is replaced
     __onMessageReceived             Engine._handle, following,           1, 2, 7, 9, 16, 21, 22
                                     campaigning, leading
     __sendAppendEntries             leading + progress                   24, 25, 31
-    __applyLogEntries               Engine (bounded per tick)            15, 20, 28
+    __applyLogEntries               Engine + applying (bounded per tick) 15, 20, 28
     __doApplyCommand                Engine (three kinds, no pickle)      20, 28
     _checkCommandsToApply           leading (one batch per tick)         12, 31
     __changeCluster                 changing, membership (from the log)  3, 4, 5
@@ -28,7 +28,8 @@ the read-only properties; none of them pickles, waits or decides. PySyncObj's cl
 One tick. (1) Handle what has arrived. (2) Judge deadlines: only now, so that a message that was
 waiting can still move them. (3) A leader advances its commit index over what is durable, turns all
 waiting commands into one entry and sends it. (4) What the tick wrote goes to the disk in one write
-and one fdatasync, in a thread. (5) Committed entries are applied while the disk works.
+and one fdatasync, in a thread. (5) Committed entries are applied while the disk works, a long one
+in slices over several ticks.
 
 The order that keeps the data (rule 12): append messages leave at once, beside the leader's own
 write; votes, vote requests and acknowledgements are *held* until the write is durable. While it
@@ -63,6 +64,7 @@ from raftkv.waste import Sweeper
 
 from . import wire
 from .application import Application, Frozen, Loading
+from .applying import Applying
 from .campaigning import Campaigning
 from .changing import check_change
 from .counts import Counts
@@ -145,6 +147,9 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.limits = limits
         self.application = application
         self.counts = Counts()
+        #: The entry that is being applied; what takes the whole state waits for its end.
+        self.applying = Applying(runtime)
+        self._entry_s = 0.0
         self.wal = wal
         self.configurations = configurations
         self.fault: NodeFault | None = None
@@ -582,29 +587,37 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     # -- applying
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """Apply committed entries, a bounded number per tick. True if there were any."""
+        """Apply committed entries, a bounded number per tick. True if any has ended."""
         first = self.applied + 1
         last = min(self.commit, self.applied + APPLY_ENTRIES_PER_TICK)
         if last < first:
             return False
+        applying = self.applying
         now = self.runtime.monotonic()
         until = now + APPLY_S_PER_TICK
         for entry in self.wal.entries(first, last):
             assert entry.index == self.applied + 1, (entry.index, self.applied)
-            self._SyncObj__doApplyCommand(entry)
-            self._SyncObj__raftLastApplied = entry.index
+            if not applying.busy:
+                self._SyncObj__doApplyCommand(entry)
+            ended = applying.run(until)
             began, now = now, self.runtime.monotonic()
-            self.counts.apply_s.observe(now - began)
-            if now >= until:
+            self._entry_s += now - began
+            if not ended:
+                break
+            self._SyncObj__raftLastApplied = entry.index
+            self.counts.apply_s.observe(self._entry_s)
+            self._entry_s = 0.0
+            if applying.ended() or now >= until or self.stopped:
                 break
         if self.applied < self.commit:
             self.kick()
-        return True
+        return self.applied >= first
 
     def _SyncObj__doApplyCommand(self, entry: Any) -> None:
         kind = entry.payload[0]
         if kind == BATCH:
-            self.application.apply(entry.index, entry.payload[1:], entry.term)
+            rest = self.application.apply(entry.index, entry.payload[1:], entry.term)
+            self.applying.begin(rest)
         elif kind in (NO_OP, CONFIGURATION):
             self.application.skip(entry.index)
         elif kind == FORMAT:
@@ -769,6 +782,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._sweeper.stop()
         if self._timer is not None:
             self._timer.cancel()
+        self.applying.drop()
         self._held.clear()
         self._inbox.clear()
         leading, self.leading = self.leading, None

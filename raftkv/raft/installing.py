@@ -221,7 +221,8 @@ class Installing:
     def tick(self) -> None:
         """Swap, if a snapshot has been read and is still news; answer whoever waits for it."""
         engine, snapshot, loading = self._engine, self._current, self._loaded
-        if snapshot is not None and loading is not None:
+        # In the middle of an entry the state is replaced after its end, a few ticks later.
+        if snapshot is not None and loading is not None and not engine.applying.busy:
             news = self._is_news(snapshot)
             if news and engine.leading is not None:
                 # Elected meanwhile: its log holds all that is committed, and will say so soon.

@@ -187,8 +187,14 @@ class Snapshotting:
         return max(self._engine.limits.log_kept_bytes_max, 2 * self.log_bytes_max)
 
     def begin(self) -> None:
-        """Write a snapshot of the applied state now, if there is room and none is being written."""
-        if self._running or self.space.none_left:
+        """Write a snapshot of the applied state, if there is room and none is being written.
+
+        It begins now, or at the end of the entry that is being applied.
+        """
+        self._engine.applying.between(self._begin)
+
+    def _begin(self) -> None:
+        if self._running or self.space.none_left or self._engine.stopped:
             return
         engine = self._engine
         self._running = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from raftkv import collector
@@ -24,6 +24,7 @@ from raftkv.config import NodeConfig
 from raftkv.errors import CorruptState, DamagedSnapshot, Diverged, InternalFault, NodeFault
 from raftkv.histogram import Histogram
 from raftkv.raft import wire
+from raftkv.raft.applying import Applying
 from raftkv.raft.engine import (
     APPLY_S_PER_TICK,
     BATCH,
@@ -62,7 +63,7 @@ SETTLE_CHUNKS = 32
 class ReplicantApplication(Protocol):
     """What a follower drives: the part of the engine's application that concerns it."""
 
-    def apply(self, index: int, body: bytes, term: int) -> None: ...
+    def apply(self, index: int, body: bytes, term: int) -> Iterator[None] | None: ...
 
     def skip(self, index: int) -> None: ...
 
@@ -110,6 +111,9 @@ class Follower:
         # unbroken row of entries any more.
         self.kept: Entries | None = None
         self.in_force = InForce()
+        #: The entry that is being applied: the first in the queue.
+        self.applying = Applying(runtime)
+        self._entry_s = 0.0
         self._queue: deque[tuple[float, int, int, bytes]] = deque()
         self._queued = 1
         self._queued_term = 0
@@ -133,6 +137,7 @@ class Follower:
 
     def stop(self) -> None:
         self.stopped = True
+        self.applying.drop()
         if self._task is not None:
             self._task.cancel()
 
@@ -217,6 +222,7 @@ class Follower:
         link, self.link = self.link, None
         self.upstream = self.leader = None
         self._queue.clear()
+        self.applying.drop()
         self._drop_snapshot()
         self.kept = None
         self.in_force = InForce()
@@ -286,8 +292,7 @@ class Follower:
             # Nothing on this node is damaged: another core may do better.
             log.warning("%s sends a snapshot that is none: %s", link.peer_name, damage.reason)
             self._drop_snapshot()
-            self._queue.clear()
-            self._queued, self._queued_term = self.applied, self.applied_term
+            self._forget_queue()
             link.close()
             return
         if not message.last or self.stopped:
@@ -312,7 +317,17 @@ class Follower:
         collector.settle()
         # Everything queued lies below the snapshot: it is part of it.
         self._queue.clear()
+        self.applying.drop()
         self._loading.adopt(message.index)
+
+    def _forget_queue(self) -> None:
+        """Ask again for what is not applied. An entry that is under way is applied to its end."""
+        self._queued, self._queued_term = self.applied, self.applied_term
+        under_way = self._queue[0] if self.applying.busy else None
+        self._queue.clear()
+        if under_way is not None:
+            self._queue.append(under_way)
+            _, self._queued, self._queued_term, _ = under_way
 
     def _drop_snapshot(self) -> None:
         """What has arrived of a snapshot cannot be continued by anybody else."""
@@ -353,31 +368,43 @@ class Follower:
 
     def _apply_due(self) -> None:
         began = now = self._runtime.monotonic()
+        until = began + APPLY_S_PER_TICK
         for _ in range(APPLY_ENTRIES_PER_TURN):
-            if self.stopped or not self._queue or self._queue[0][0] > began:
+            if self.stopped or not self._queue or self._queue[0][0] > began or now >= until:
                 return
-            if now - began >= APPLY_S_PER_TICK:
-                return
-            _, index, term, payload = self._queue.popleft()
+            _, index, term, payload = self._queue[0]
             assert index == self.applied + 1, (index, self.applied)
-            kind = payload[0]
-            if kind == BATCH:
-                self._application.apply(index, payload[1:], term)
-            elif kind in (NO_OP, CONFIGURATION):
-                self._application.skip(index)
-            elif kind == FORMAT:
-                self._application.raise_format(index, payload[1:])
-            elif kind == DIGEST:
-                self._application.take_digests(index)
-            else:
-                raise newer_kind(index, kind)
+            if not self.applying.busy:
+                self._begin(index, term, payload)
+            ended = self.applying.run(until)
+            before, now = now, self._runtime.monotonic()
+            self._entry_s += now - before
+            if not ended:
+                return
+            self._queue.popleft()
             self.applied, self.applied_term = index, term
-            configures = kind == CONFIGURATION
+            configures = payload[0] == CONFIGURATION
             self.in_force.passed(index, decode(payload[1:]) if configures else None)
             if self.kept is not None:
                 self.kept.append((index, term, payload))
-            before, now = now, self._runtime.monotonic()
-            self.apply_s.observe(now - before)
+            self.apply_s.observe(self._entry_s)
+            self._entry_s = 0.0
+            if self.applying.ended():
+                return
+
+    def _begin(self, index: int, term: int, payload: bytes) -> None:
+        """Apply an entry, or its first slice."""
+        kind = payload[0]
+        if kind == BATCH:
+            self.applying.begin(self._application.apply(index, payload[1:], term))
+        elif kind in (NO_OP, CONFIGURATION):
+            self._application.skip(index)
+        elif kind == FORMAT:
+            self._application.raise_format(index, payload[1:])
+        elif kind == DIGEST:
+            self._application.take_digests(index)
+        else:
+            raise newer_kind(index, kind)
 
     def _guard(self, action: Callable[[], None]) -> None:
         if self.stopped:

@@ -263,7 +263,8 @@ class Feeds:
 
     async def _take_turn(self, feed: Feed) -> None:
         try:
-            # It may have gone, or this core ended, between the turn and this first step of it.
+            await self._engine.applying.idle()
+            # It may have gone, or this core ended, meanwhile.
             if self._is_current(feed) and not self._engine.stopped:
                 await self._send_snapshot(feed)
         finally:

@@ -66,8 +66,12 @@ class Capture:
             if new is not old:
                 self.changes.append(Change(table.plugin, table.name, key, old, new))
 
+    def drop(self) -> None:
+        """Forget what was taken up of an entry that is given up."""
+        self.touched, self.changes = False, []
+
     def publish(self, index: int) -> None:
-        """Tell the listeners about the entry."""
+        """Give the listeners what was taken up since the last call: all, or a part, of an entry."""
         changes, self.changes = self.changes, []
         for callback, wanted in list(self._listeners):
             if wanted is None:

@@ -26,12 +26,16 @@ def of_size(size: int) -> int:
 
 
 class Work:
-    """The rows that the command being applied was charged with, beyond `of_size`."""
+    """The rows that the command being applied was charged with, beyond `of_size`.
 
-    __slots__ = ("rows",)
+    `slice_rows`: what the commands before it in this slice of the entry were charged with, and the
+    rows that commands have written (slicing.py).
+    """
+
+    __slots__ = ("rows", "slice_rows")
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = self.slice_rows = 0
 
     def charge(self, rows: int) -> None:
         """Add `rows`; what is undone later stays counted, for it was done."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -57,6 +57,7 @@ from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
 from .sessions import OUTCOME_BYTES_MAX, RestoredResult, Session, Sessions, unknown_session
+from .slicing import FEW_ROWS, SLICE_COMMANDS, SLICE_ROWS
 from .snapshot import (
     FORMAT,
     KIND_REFUSAL,
@@ -71,7 +72,7 @@ from .snapshot import (
 from .tables import UndoLog, undo_to
 from .views import StateView
 
-__all__ = ["Fault", "StateMachine"]
+__all__ = ["Fault", "Outcomes", "StateMachine"]
 
 # Faults kept for the node to log; more than that within one batch are counted only.
 FAULTS_KEPT: Final = 100
@@ -107,7 +108,8 @@ class StateMachine:
         sessions: Sessions | None = None,
         core_format_max: int = Core.version,
     ) -> None:
-        self.index = 0
+        # `_entry` is the entry begun last: `index`, or the next one while that is under way.
+        self.index = self._entry = 0
         self.now = 0
         self.serial = 0
         #: How often this state was given up for that of another history (`reset`).
@@ -189,7 +191,20 @@ class StateMachine:
         plugin that this node lacks; resource errors propagate. After any exception the machine
         must not be used any more.
         """
-        self._advance(index)
+        outcomes: Outcomes = []
+        for some in self.slices(index, body, term):
+            outcomes += some
+        return outcomes
+
+    def slices(self, index: int, body: bytes, term: int = 0) -> Iterator[Outcomes]:
+        """Apply a batch entry as `apply` does, with a bounded amount of work in each step.
+
+        A step gives the outcomes of the commands that have ended in it; the listeners know their
+        changes by then. Between two steps readers see whole commands, but `index` is still that of
+        the entry before: it moves in the last step. Until then the state cannot be frozen and no
+        other entry applied; `adopt` and `reset` discard what the entry has done.
+        """
+        self._enter(index)
         try:
             batch = decode_batch(body)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -202,9 +217,15 @@ class StateMachine:
         open_session = sessions.by_id.get
         window = sessions.window
         walks = sessions.walks
-        run = self._run
+        run, work = self._run, self._work
+        work.slice_rows, slice_ends = -work.rows, SLICE_COMMANDS
         outcomes: Outcomes = []
-        for envelope in batch.commands:
+        for number, envelope in enumerate(batch.commands):
+            if number == slice_ends or work.slice_rows + work.rows > SLICE_ROWS:
+                self._publish(index)
+                yield outcomes
+                outcomes = []
+                work.slice_rows, slice_ends = -work.rows, number + SLICE_COMMANDS
             id = envelope.session
             seq = envelope.seq
             session = open_session(id)
@@ -231,9 +252,25 @@ class StateMachine:
         for table in self._tables:
             if len(table._rows) > SMALL_ROWS_MAX and table.crowded:
                 table.grow()
+        self.index = index
+        self._publish(index)
+        yield outcomes
+
+    @property
+    def between_entries(self) -> bool:
+        """Whether no entry is under way: only then does the state belong to `index`."""
+        return self.index == self._entry
+
+    def _publish(self, index: int) -> None:
         if self._capture.changes:
             self._capture.publish(index)
-        return outcomes
+
+    def _give_up_entry(self) -> None:
+        """Discard what an entry under way has left beside the tables, which are replaced next."""
+        self._undo.clear()
+        self._after.clear()
+        self._overrun.clear()
+        self._capture.drop()
 
     def skip(self, index: int) -> None:
         """Pass an entry that holds no commands (no-op, configuration)."""
@@ -262,14 +299,21 @@ class StateMachine:
                 self._capture.publish(index)
 
     def _advance(self, index: int) -> None:
-        if index != self.index + 1:
-            raise Diverged(f"entry {index} was to be applied after entry {self.index}")
+        self._enter(index)
         self.index = index
+
+    def _enter(self, index: int) -> None:
+        """Begin with an entry. Commands and hooks see its index as theirs from here on."""
+        if index != self._entry + 1 or not self.between_entries:
+            raise Diverged(f"entry {index} was to be applied after entry {self._entry}")
+        self._entry = index
 
     def _run(self, envelope: Envelope) -> Any:
         """Apply one command that was not seen before; returns its outcome as it is to be kept."""
         self.serial = serial = self.serial + 1
-        self._work.rows = 0
+        work = self._work
+        work.slice_rows += work.rows
+        work.rows = 0
         self._last_bytes = len(envelope.command)
         routed = self._active.get(envelope.plugin)
         if routed is None:
@@ -282,7 +326,7 @@ class StateMachine:
             return UnknownCommand(f"the plugin {envelope.plugin!r} cannot decode the command")
         ctx = routed.ctx
         ctx.now = self.now
-        ctx.index = self.index
+        ctx.index = self._entry
         ctx.serial = serial
         ctx.session = envelope.session
         undo = self._undo
@@ -306,6 +350,8 @@ class StateMachine:
         if undo:
             if self._capture.touched:
                 self._capture.collect()
+            if len(undo) > FEW_ROWS:
+                work.slice_rows += len(undo)
             undo.clear()
         return result
 
@@ -325,7 +371,7 @@ class StateMachine:
     def _note_fault(self, plugin: str, where: str, error: Exception) -> None:
         self.fault_count += 1
         detail = "".join(traceback.format_exception(error))
-        self.faults.append(Fault(self.index, plugin, where, detail))
+        self.faults.append(Fault(self._entry, plugin, where, detail))
 
     def _without_session(self, envelope: Envelope) -> Any:
         """Only what opens a session may come without one."""
@@ -418,7 +464,7 @@ class StateMachine:
         """Run a hook. If it raises, only its own writes are undone: the change it heard of stands,
         or a plugin's mistake could keep a dead node alive."""
         ctx = routed.ctx
-        ctx.now, ctx.index, ctx.serial, ctx.session = self.now, self.index, self.serial, 0
+        ctx.now, ctx.index, ctx.serial, ctx.session = self.now, self._entry, self.serial, 0
         mark = len(self._undo)
         try:
             hook(change, ctx)
@@ -564,7 +610,7 @@ class StateMachine:
     def subscribe(
         self, callback: Listener, plugins: Collection[str] | None = None
     ) -> Callable[[], None]:
-        """Hear of changed rows: `callback(index, changes)`, once per entry that changed any.
+        """Hear of changed rows: `callback(index, changes)`, once per slice of an entry with any.
 
         Changes stand in the order of the commands; a row that one command wrote several times
         appears once. Only tables of `plugins`, or of all. Returns the way to end it. A restore is
@@ -575,7 +621,11 @@ class StateMachine:
     # Snapshots
 
     def freeze(self) -> Frozen:
-        """The state as it is now, to be read in slices while further entries are applied."""
+        """The state as it is now, to be read in slices while further entries are applied.
+
+        Only between entries: a state in the middle of one belongs to no index.
+        """
+        assert self.between_entries, (self.index, self._entry)
         # A node that does not know the core format refuses the snapshot at its header. Format 1
         # is left out, as raftkv 0.1.0 does.
         core = () if self.core_format == 1 else ((CORE, self.core_format),)
@@ -625,13 +675,15 @@ class StateMachine:
                 f"a snapshot of index {header.index} was to be installed as {index} on a state of "
                 f"index {self.index}"
             )
+        self._give_up_entry()
         for name, routed in self._all.items():
             for table_name, table in routed.tables.items():
                 table.replace_all(image.tables.get((name, table_name)))
                 if isinstance(table, CountedTable):
                     table.bytes = image.counts.get((name, table_name), 0)
             routed.ctx.version = 0
-        self.index, self.now, self.serial = header.index, header.now, header.serial
+        self.index = self._entry = header.index
+        self.now, self.serial = header.now, header.serial
         self._sessions.replace_all(image.sessions)
         self._refresh_active()
 
@@ -641,11 +693,12 @@ class StateMachine:
         For a replicant whose state belongs to a history of the cluster that was given up. The
         subscribers are not told: read everything anew after it.
         """
+        self._give_up_entry()
         for routed in self._all.values():
             for table in routed.tables.values():
                 table.replace_all(None)
             routed.ctx.version = 0
-        self.index = self.now = self.serial = 0
+        self.index = self._entry = self.now = self.serial = 0
         self.discards += 1
         self._sessions.replace_all(())
         self._refresh_active()

@@ -17,9 +17,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
+from weakref import WeakKeyDictionary
 
 from raftkv.raft import wire
 from raftkv.replica import Replica
+from raftkv.state.machine import Outcomes
 from raftkv.state.tables import TableView
 from raftkv.testing.current import CURRENT
 from raftkv.testing.marks import Marks
@@ -42,12 +44,14 @@ class Charges:
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
+        # What an entry that is under way has cost so far.
+        self._entry_s: WeakKeyDictionary[Replica, float] = WeakKeyDictionary()
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         enter = self._patches.enter_context
         enter(around(TableView, "scan", self._wrap_scan))
-        enter(around(Replica, "apply", self._wrap_apply))
+        enter(around(Replica, "_apply_slice", self._wrap_slice))
         enter(around(wire, "encode", self._wrap_encode))
         return self
 
@@ -72,19 +76,23 @@ class Charges:
 
         return scan
 
-    def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
-        def apply(replica: Replica, index: int, body: bytes, term: int) -> None:
+    def _wrap_slice(self, original: Callable[..., bool]) -> Callable[..., bool]:
+        def apply_slice(replica: Replica, index: int, slices: Iterator[Outcomes]) -> bool:
             process = _working()
             if process is None:
-                original(replica, index, body, term)
-                return
+                return original(replica, index, slices)
             owed_s, commands = process.owed_s, replica.commands_applied
-            original(replica, index, body, term)
+            ended = original(replica, index, slices)
             process.charge(COMMAND_S * (replica.commands_applied - commands))
-            if process.owed_s - owed_s >= LONG_S:
+            entry_s = self._entry_s.pop(replica, 0.0) + process.owed_s - owed_s
+            if entry_s >= LONG_S:
                 self._marks.hit("entry that takes long")
+            if not ended:
+                self._marks.hit("entry applied in several turns")
+                self._entry_s[replica] = entry_s
+            return ended
 
-        return apply
+        return apply_slice
 
     def _wrap_encode(self, original: Callable[..., bytes]) -> Callable[..., bytes]:
         def encode(message: Any) -> bytes:

@@ -83,6 +83,7 @@ EXPECTED = (
     "hostile replicant let in",
     "entry that takes long",
     "range of many keys compared",
+    "entry applied in several turns",
 )
 
 

@@ -510,12 +510,12 @@ def _read_before_no_op(tick: Callable[..., None]) -> Callable[..., None]:
     return broken
 
 
-@wrapping("no-exactly-once", "a command that comes again is applied again", StateMachine, "apply")
-def _no_exactly_once(apply: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping("no-exactly-once", "a command that comes again is applied again", StateMachine, "slices")
+def _no_exactly_once(slices: Callable[..., Any]) -> Callable[..., Any]:
     def broken(machine: StateMachine, index: int, body: bytes, term: int = 0) -> Any:
-        outcomes = apply(machine, index, body, term)
-        for session in machine._sessions.by_id.values():
-            session.done.clear()
-        return outcomes
+        for outcomes in slices(machine, index, body, term):
+            for session in machine._sessions.by_id.values():
+                session.done.clear()
+            yield outcomes
 
     return broken

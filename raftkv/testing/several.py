@@ -102,6 +102,7 @@ class SeveralClusters:
         enter = self._patches.enter_context
         enter(current.installed(pysyncobj.syncobj))
         enter(around(Replica, "apply", self._wrap_apply))
+        enter(around(Replica, "_apply_slice", self._wrap_slice))
         enter(self.world)
         try:
             for name in self._cluster_of:
@@ -183,22 +184,30 @@ class SeveralClusters:
         text = f"{name}: {type(fault).__name__}: {fault}"
         self._violated("nodes stop for a reason", [text])
 
-    def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
-        def apply(replica: Replica, index: int, body: bytes, term: int) -> None:
+    def _wrap_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(replica: Replica, index: int, body: bytes, term: int) -> Any:
             name = current.running_host()
             cluster = self._cluster_of[name]
             checksum = zlib.crc32(body, term)
             if self._applied[cluster].setdefault(index, checksum) != checksum:
                 text = f"{name} applies something else at index {index}"
                 self._violated("state-machine safety", [text])
-            original(replica, index, body, term)
-            if index % DIGEST_EVERY == 0:
-                digest = replica.machine.digest()
+            return original(replica, index, body, term)
+
+        return apply
+
+    def _wrap_slice(self, original: Callable[..., bool]) -> Callable[..., bool]:
+        def apply_slice(replica: Replica, index: int, slices: Any) -> bool:
+            ended = original(replica, index, slices)
+            if ended and index % DIGEST_EVERY == 0:
+                name = current.running_host()
+                cluster, digest = self._cluster_of[name], replica.machine.digest()
                 if self._digests[cluster].setdefault(index, digest) != digest:
                     text = f"{name} has another state at index {index}"
                     self._violated("equal digests", [text])
+            return ended
 
-        return apply
+        return apply_slice
 
     def _all_ready(self) -> bool:
         return all(self.is_up(name) and self.nodes[name].session for name in self._cluster_of)

@@ -192,6 +192,7 @@ class SimulatedCluster:
         if self.harsh is not None:
             enter(self.harsh)
         enter(around(Replica, "apply", self._wrap_apply))
+        enter(around(Replica, "_apply_slice", self._wrap_slice))
         if self._heavy is not None:
             enter(Charges(self.marks))
         enter(watch_alarms(self))
@@ -284,8 +285,8 @@ class SimulatedCluster:
             return  # the engine has met our own exception
         self.violated("nodes stop for a reason", f"{name}: {type(fault).__name__}: {fault}")
 
-    def _wrap_apply(self, original: Callable[..., None]) -> Callable[..., None]:
-        def apply(replica: Replica, index: int, body: bytes, term: int) -> None:
+    def _wrap_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(replica: Replica, index: int, body: bytes, term: int) -> Any:
             checksum = zlib.crc32(body, term)
             if self._applied.setdefault(index, checksum) != checksum:
                 self.violated(
@@ -293,12 +294,19 @@ class SimulatedCluster:
                     f"{current.running_host()} applies something else at index {index}",
                 )
             self.observer.applying(current.running_host(), index, replica.machine.voters[1])
-            original(replica, index, body, term)
+            return original(replica, index, body, term)
+
+        return apply
+
+    def _wrap_slice(self, original: Callable[..., bool]) -> Callable[..., bool]:
+        def apply_slice(replica: Replica, index: int, slices: Any) -> bool:
+            ended = original(replica, index, slices)
             process = PROCESS.get()
             owed_s = 0.0 if process is None else process.owed_s
             self.watchers.applied(replica.machine)
             self.holders.applied(replica.machine)
-            if index % DIGEST_EVERY == 0 and current.running_host() not in self.damaged:
+            healthy = current.running_host() not in self.damaged
+            if ended and healthy and index % DIGEST_EVERY == 0:
                 digest = replica.machine.digest()
                 if self._digests.setdefault(index, digest) != digest:
                     self.violated(
@@ -307,8 +315,9 @@ class SimulatedCluster:
                     )
             if process is not None:
                 process.owed_s = owed_s  # what the checks have read costs the node nothing
+            return ended
 
-        return apply
+        return apply_slice
 
     def is_up(self, name: str) -> bool:
         """Whether the node runs now."""

@@ -124,7 +124,7 @@ class ReplicantApplication:
 
 
 @pytest.mark.parametrize(
-    ("payload", "fault"), [(b"\0bad", InternalFault), (b"\x05from a newer version", Diverged)]
+    ("payload", "fault"), [(b"\0bad", InternalFault), (b"\x7ffrom a newer version", Diverged)]
 )
 def test_a_replicant_applies_nothing_behind_what_it_could_not_apply(
     payload: bytes, fault: type[NodeFault]
