@@ -49,7 +49,7 @@ from .errors import (
 )
 from .outbox import ENVELOPE_BYTES, SWEEP_S, Fates
 from .plugin import Host
-from .resending import NOT_SENT, Resending, pieces
+from .resending import NOT_SENT, Resending
 from .runtime import Runtime, Timer
 from .state.core import OpenSession
 from .state.machine import StateMachine
@@ -154,10 +154,11 @@ class Foreign:
         self._timeout_s = timeout_s
         self._runtime = runtime
         self._limits = limits
-        self._resending = Resending(times.resend_ms / 1000, self._is_wanted)
+        self._resending = Resending(
+            runtime, times.resend_ms / 1000, limits.batch_bytes_max, send, self._is_wanted
+        )
         self._deadlines: Deadlines[_Caller] = Deadlines(runtime, _is_over, self._expire)
         self._machine = machine
-        self._send = send
         self.waiting: dict[tuple[int, int], _Waiter] = {}
         self._unsent: list[_Waiter] = []
         self._bytes = 0
@@ -165,7 +166,6 @@ class Foreign:
         self._timer: Timer | None = None
         self._stopped = False
         self.submitted = 0
-        self.resends = 0
         self.sessions_opened = 0
         self.applied = 0
         self.fates = Fates()
@@ -176,6 +176,10 @@ class Foreign:
     @property
     def size_bytes(self) -> int:
         return self._bytes
+
+    @property
+    def resends(self) -> int:
+        return self._resending.resends
 
     # -- sessions
 
@@ -259,7 +263,7 @@ class Foreign:
         self._flushing = False
         unsent, self._unsent = self._unsent, []
         if not self._stopped:
-            self._transmit(self._still_wanted(unsent))
+            self._resending.transmit(self._still_wanted(unsent))
 
     def _still_wanted(self, waiters: Sequence[_Waiter]) -> list[_Waiter]:
         """Those that a caller waits for; the others are forgotten."""
@@ -278,28 +282,10 @@ class Foreign:
         self.fates.cancelled += len(waiter.callers)
         waiter.end()
 
-    def _transmit(self, waiters: Sequence[_Waiter]) -> None:
-        """Send in pieces that fit into one message between nodes, until one cannot leave."""
-        way_open = True
-        for piece in pieces(waiters, _encoded_size, self._limits.batch_bytes_max):
-            way_open = way_open and self._transmit_piece(piece)
-            if not way_open:
-                self._resending.stalled(piece, self._runtime.monotonic())
-
-    def _transmit_piece(self, piece: list[_Waiter]) -> bool:
-        if not self._send([waiter.encoded for waiter in piece]):
-            return False
-        for waiter in piece:
-            self.resends += waiter.sends > 0
-            waiter.sends += 1
-        self._resending.left(piece, self._runtime.monotonic())
-        return True
-
     def office_changed(self) -> None:
         """Another leader, or the way to it has changed: what was sent may be lost."""
         self._unsent = []
-        self._resending.clear()
-        self._transmit(self._still_wanted(list(self.waiting.values())))
+        self._resending.restart(self._still_wanted(list(self.waiting.values())))
 
     def _is_wanted(self, waiter: _Waiter) -> bool:
         return self.waiting.get(waiter.key) is waiter
@@ -364,9 +350,8 @@ class Foreign:
         self._timer = None
         if self._stopped:
             return
-        self._resending.retry_stalled(self._transmit_piece)
-        due = self._resending.due(self._runtime.monotonic())
-        self._transmit(self._still_wanted(due))
+        self._resending.retry_stalled()
+        self._resending.transmit(self._still_wanted(self._resending.due()))
         if self.waiting:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
 
@@ -408,10 +393,6 @@ class Foreign:
 def _is_over(caller: _Caller) -> bool:
     """Whether its deadline means nothing any more: the command has an answer."""
     return not caller.waiter.callers
-
-
-def _encoded_size(waiter: _Waiter) -> int:
-    return len(waiter.encoded)
 
 
 def _fits(kind: type[msgspec.Struct], outcome: Any) -> bool:

@@ -14,6 +14,9 @@ it only once it is decided: applied here, or settled through the log as never to
 
 A session judges numbers within a window above the floor. Once half of it is used, a number that is
 given up holds the floor only until it is decided; its outcome then is `expired` to whom asks later.
+A number whose caller still waits, and that later ones have overtaken, was lost on its way: the log
+is asked about it too, and on "not applied" the command goes on under a new number. So one
+number that is never decided does not fill the window, and no further session is needed for it.
 Commands that do not fit into the window are refused as `Overloaded` before they have a number.
 
 Sending is batched: what was submitted during one turn of the loop leaves as one message.
@@ -38,6 +41,7 @@ import msgspec
 from .config import Limits, RaftTimes
 from .deadlines import ALARM_GRAIN_S, Deadlines
 from .errors import (
+    OutcomeExpired,
     Overloaded,
     Refused,
     SequenceTooFar,
@@ -48,7 +52,7 @@ from .errors import (
 )
 from .fates import Fates
 from .histogram import Histogram
-from .resending import NOT_SENT, Resending, pieces
+from .resending import NOT_SENT, Resending
 from .runtime import Runtime, Timer
 from .state import sessions
 from .state.core import CORE, SettleOutcome
@@ -86,10 +90,14 @@ class Outbox:
         # Numbers that the log is being asked about.
         self._settling = 0
         self._floor = 1
+        # The highest number that was answered: the streams keep the order, so it has overtaken
+        # those below it that were not.
+        self._highest = 0
         self._runtime = runtime
         self._limits = limits
-        self._resending = Resending(times.resend_ms / 1000, is_wanted)
-        self._send = send
+        self._resending = Resending(
+            runtime, times.resend_ms / 1000, limits.batch_bytes_max, send, is_wanted
+        )
         self.session = 0
         self._next_seq = 1
         self._sent: dict[int, Waiter] = {}
@@ -100,7 +108,6 @@ class Outbox:
         self._flushing = False
         self._timer: Timer | None = None
         self._stopped = False
-        self.resends = 0
         self.submitted = 0
         # Commands whose callers were told that time is up, and that still hold the floor.
         self._abandoned = 0
@@ -116,6 +123,10 @@ class Outbox:
     @property
     def size_bytes(self) -> int:
         return self._bytes
+
+    @property
+    def resends(self) -> int:
+        return self._resending.resends
 
     @property
     def applied(self) -> int:
@@ -165,6 +176,9 @@ class Outbox:
         """It leaves at the end of this turn."""
         self.submitted += 1
         self._unsent[waiter] = None
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._runtime.call_soon(self._flush)
@@ -193,6 +207,7 @@ class Outbox:
             ended, orphans, self._sent = self.session, self._sent, {}
             self.session = session
             self._next_seq = self._floor = 1
+            self._highest = 0
             self._resending.clear()
             self._flights.clear()
             for seq, waiter in orphans.items():
@@ -243,30 +258,11 @@ class Outbox:
         self._next_seq = seq
         if waiters:
             self._flights.append((seq - 1, self._runtime.monotonic(), len(waiters)))
-        self._transmit(waiters)
-
-    def _transmit(self, waiters: list[Waiter]) -> None:
-        """Send in pieces that fit into one message between nodes, until one cannot leave."""
-        way_open = True
-        for piece in pieces(waiters, _encoded_size, self._limits.batch_bytes_max):
-            way_open = way_open and self._transmit_piece(piece)
-            if not way_open:
-                self._resending.stalled(piece, self._runtime.monotonic())
-
-    def _transmit_piece(self, waiters: list[Waiter]) -> bool:
-        """Note which commands have left: only the others may be called not applied."""
-        if not self._send([waiter.encoded for waiter in waiters]):
-            return False
-        for waiter in waiters:
-            self.resends += waiter.sends > 0
-            waiter.sends += 1
-        self._resending.left(waiters, self._runtime.monotonic())
-        return True
+        self._resending.transmit(waiters)
 
     def office_changed(self) -> None:
         """Another leader, or the way to it has changed: what was sent may be lost."""
-        self._resending.clear()
-        self._transmit([waiter for waiter in self._sent.values() if is_wanted(waiter)])
+        self._resending.restart(waiter for waiter in self._sent.values() if is_wanted(waiter))
         self._flush()
 
     # -- answers
@@ -282,9 +278,13 @@ class Outbox:
             return
         if type(outcome) is SequenceTooFar and waiter.kind is not SettleOutcome:
             return  # that is no verdict: the number was not judged, and is sent again
+        if seq > self._highest:
+            self._highest = seq
         if waiter.abandoned:
             waiter.decided = True
             return  # it goes on holding the floor, so that its outcome can be asked for
+        if waiter.asked and type(outcome) is OutcomeExpired:
+            return  # a copy that came behind the question: the answer to that counts
         del self._sent[seq]
         if type(outcome) is SessionExpired and not waiter.future.done():
             if waiter.sends <= (0 if jumped else 1):
@@ -350,8 +350,8 @@ class Outbox:
         self._timer = None
         if self._stopped:
             return
-        self._resending.retry_stalled(self._transmit_piece)
-        self._transmit(self._resending.due(self._runtime.monotonic()))
+        self._resending.retry_stalled()
+        self._resending.transmit(self._resending.due())
         self._flush()
         if self._sent or self._unsent:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
@@ -391,15 +391,35 @@ class Outbox:
     # -- numbers that are given up
 
     def _make_room(self) -> None:
-        """Half of the window is used: what is given up holds the floor until it is decided."""
+        """Half of the window is used: what is given up holds the floor until it is decided.
+
+        So does what was overtaken, of which a copy may be on its way.
+        """
         sent = self._sent
         while (lowest := sent.get(self._floor)) is not None and lowest.decided:
             self._let_go(lowest)
             self._raise_floor()
         for seq in range(self._floor, self._floor + self._settling_max):
             waiter = sent.get(seq)
-            if waiter is not None and not (waiter.future.done() and self._ask_log(waiter)):
+            if waiter is None:
+                continue
+            if not waiter.future.done() and seq > self._highest:
+                return  # it is on its way, as those behind it are
+            if not self._resolve(waiter):
                 return
+
+    def _resolve(self, waiter: Waiter) -> bool:
+        """Let the floor pass the number soon. False if too many are being settled already."""
+        if waiter.sends or waiter.future.done():
+            return self._ask_log(waiter)
+        self._renumber(waiter)  # no copy of it has left
+        return True
+
+    def _renumber(self, waiter: Waiter) -> None:
+        """The number was not applied and never will be: the command goes on under a new one."""
+        del self._sent[waiter.seq]
+        self._wait_again(waiter)
+        self._schedule()
 
     def _let_go(self, waiter: Waiter) -> None:
         """The floor may pass this number."""
@@ -424,20 +444,29 @@ class Outbox:
             return False  # the last numbers of the window are for what holds the floor
         self._settling += 1
         waiter.asked = True
-        command = SettleOutcome(self.session, waiter.seq)
+        asked = (self.session, waiter.seq)
+        command = SettleOutcome(*asked)
         future = self._runtime.future()
-        future.add_done_callback(lambda future: self._log_answered(waiter, future))
+        future.add_done_callback(lambda future: self._log_answered(waiter, asked, future))
         body = _encode(command)
         self._bytes += len(body)
         self._take(Waiter(CORE, SettleOutcome, body, future, math.inf))
         return True
 
-    def _log_answered(self, waiter: Waiter, future: asyncio.Future[Any]) -> None:
+    def _log_answered(
+        self, waiter: Waiter, asked: tuple[int, int], future: asyncio.Future[Any]
+    ) -> None:
         self._settling -= 1
         answered = not future.cancelled() and future.exception() is None
         if waiter.over or self._stopped:
             return
         waiter.asked = False
+        if not waiter.future.done():
+            # What was applied has been answered before: its entry comes first.
+            known = answered and asked == (self.session, waiter.seq)
+            if known and future.result().verdict == "not_applied":
+                self._renumber(waiter)
+            return
         waiter.decided = waiter.decided or answered
         now = self._runtime.monotonic()
         if now < waiter.deadline + ABANDONED_KEPT_S:
@@ -460,7 +489,3 @@ class Outbox:
             self._finish(waiter, Stopped("this node stops"))
         self._sent.clear()
         self._unsent.clear()
-
-
-def _encoded_size(waiter: Waiter) -> int:
-    return len(waiter.encoded)

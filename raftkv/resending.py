@@ -5,8 +5,8 @@ attempts wait equally long, so they are due in the order in which they left, and
 attempts has one queue. A command costs a step when it leaves and a step when its flight is dropped
 or is due; a look costs a step for each attempt, however many commands are under way.
 
-A flight that could not leave is *stalled*: the owner tries the oldest one again and stops at the
-first that fails, so the way being shut costs one attempt at a time.
+A flight that could not leave is *stalled*: the oldest one is tried again, and the others once that
+leaves, so the way being shut costs one attempt at a time.
 
 A command may leave again for another reason, or be answered. Then it stays in its former flights
 and counts for nothing there: a flight holds what left at its own time only.
@@ -15,8 +15,10 @@ and counts for nothing there: a flight holds what left at its own time only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
+
+from .runtime import Runtime
 
 __all__ = ["ATTEMPTS_TOLD", "NOT_SENT", "Resending", "pieces"]
 
@@ -29,6 +31,9 @@ NOT_SENT: Final = -1.0
 class Sendable(Protocol):
     """A command on its way."""
 
+    encoded: bytes
+    #: Copies that have left, and may be applied.
+    sends: int
     #: Attempts to send it.
     tries: int
     #: When the last one was made.
@@ -51,10 +56,25 @@ class _Flight(Generic[T]):
 
 
 class Resending(Generic[T]):
-    """The flights of one sender. `wants(item)`: it has no answer and a caller waits for one."""
+    """The flights of one sender.
 
-    def __init__(self, resend_s: float, wants: Callable[[T], bool]) -> None:
-        """The first pause is twice `resend_s`."""
+    `send` hands encoded commands, `bytes_max` at a time, towards the leader, or gives False.
+    `wants(item)`: it has no answer and a caller waits for one. The first pause is twice `resend_s`.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        resend_s: float,
+        bytes_max: int,
+        send: Callable[[Sequence[bytes]], bool],
+        wants: Callable[[T], bool],
+    ) -> None:
+        self._monotonic = runtime.monotonic
+        self._bytes_max = bytes_max
+        self._send = send
+        #: Commands that were sent again.
+        self.resends = 0
         self._pauses_s = [resend_s * 2**attempt for attempt in range(1, ATTEMPTS_TOLD + 1)]
         self._wants = wants
         self._queues: list[deque[_Flight[T]]] = [deque() for _ in self._pauses_s]
@@ -64,8 +84,31 @@ class Resending(Generic[T]):
         """Flights that are held."""
         return len(self._stalled) + sum(map(len, self._queues))
 
-    def left(self, items: list[T], now: float) -> None:
-        """These have left now."""
+    def transmit(self, items: Iterable[T]) -> None:
+        """Send in pieces that fit into one message between nodes, until one cannot leave."""
+        way_open = True
+        for piece in pieces(items, _encoded_size, self._bytes_max):
+            way_open = way_open and self._transmit(piece)
+            if not way_open:
+                self._stall(piece)
+
+    def restart(self, items: Iterable[T]) -> None:
+        """Send these now, and forget what is due later: what has left before may be lost."""
+        self.clear()
+        self.transmit(items)
+
+    def _transmit(self, piece: list[T]) -> bool:
+        """Note which commands have left: only the others may be called not applied."""
+        if not self._send([item.encoded for item in piece]):
+            return False
+        for item in piece:
+            self.resends += item.sends > 0
+            item.sends += 1
+        self._left(piece)
+        return True
+
+    def _left(self, items: list[T]) -> None:
+        now = self._monotonic()
         before, mixed = items[0].tries, False
         for item in items:
             mixed = mixed or item.tries != before
@@ -86,32 +129,33 @@ class Resending(Generic[T]):
             queue.popleft()
         queue.append(_Flight(items, now))
 
-    def stalled(self, items: list[T], now: float) -> None:
+    def _stall(self, items: list[T]) -> None:
         """These could not leave."""
+        now = self._monotonic()
         for item in items:
             item.sent_at = now
         self._stalled.append(_Flight(items, now))
 
-    def due(self, now: float) -> list[T]:
-        """What has waited its time: it is the caller's to send again. The oldest first."""
+    def due(self) -> list[T]:
+        """What has waited its time: it is the caller's to `transmit`. The oldest first."""
+        now = self._monotonic()
         found: list[T] = []
         for pause_s, queue in zip(reversed(self._pauses_s), reversed(self._queues), strict=True):
             while queue and (now - queue[0].left_at >= pause_s or self._is_spent(queue[0])):
                 found += self._held(queue.popleft())
         return found
 
-    def retry_stalled(self, send: Callable[[list[T]], bool]) -> None:
-        """Try what could not leave, until something fails again. `send` calls `left`."""
+    def retry_stalled(self) -> None:
+        """Try what could not leave, until something fails again."""
         while self._stalled:
             flight = self._stalled[0]
             items = self._held(flight)
-            if items and not send(items):
+            if items and not self._transmit(items):
                 return
-            # `send` may have stalled others, which stand behind it.
             self._stalled.popleft()
 
     def clear(self) -> None:
-        """Forget all flights: everything is sent again now, or never."""
+        """Forget all flights: what is under way is never sent again by itself."""
         for queue in (*self._queues, self._stalled):
             queue.clear()
 
@@ -127,6 +171,10 @@ class Resending(Generic[T]):
             position += 1
         flight.position = position
         return position == len(items)
+
+
+def _encoded_size(item: Sendable) -> int:
+    return len(item.encoded)
 
 
 def pieces(items: Iterable[T], size_of: Callable[[T], int], limit_bytes: int) -> list[list[T]]:

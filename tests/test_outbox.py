@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from raftkv.config import Limits, RaftTimes
 from raftkv.errors import (
     NoLeader,
+    OutcomeExpired,
     Overloaded,
     Refused,
     SequenceTooFar,
@@ -360,7 +361,7 @@ def test_a_number_that_was_given_up_and_lost_is_settled_before_the_window_is_ful
 
 
 def test_a_full_window_is_overload_and_no_verdict() -> None:
-    """Number 1 is on its way, with a long time-out, and everything after it was answered."""
+    """The log answers everything but number 1 and what it is asked about that."""
     bench = Bench(window=WINDOW)
     slow = bench.submit("slow", timeout_s=60.0)
     bench.take()
@@ -371,7 +372,41 @@ def test_a_full_window_is_overload_and_no_verdict() -> None:
     assert bench.outbox.fates.over_window == len(errors)
     bench.outbox.settle(1, None)
     assert slow.done()
+    ((question, about),) = bench.settling().items()
+    assert about == (7, 1)
+    bench.outbox.settle(question, OutcomeReport("applied"))
+    bench.runtime.run()
     assert flood(bench, WINDOW) == []
+
+
+def test_what_is_on_its_way_with_all_others_is_not_asked_about() -> None:
+    bench = Bench(window=WINDOW)
+    for _ in range(WINDOW - WINDOW // 8):
+        bench.submit("x")
+    bench.take()
+    assert bench.settling() == {}
+    with pytest.raises(Overloaded):
+        bench.submit("x")
+
+
+def test_a_number_that_later_ones_have_overtaken_is_settled_and_goes_on_under_another() -> None:
+    bench = Bench(window=WINDOW)
+    slow = bench.submit("slow", timeout_s=60.0)
+    bench.take()
+    assert flood(bench, WINDOW // 2) == []
+    ((question, about),) = bench.settling().items()
+    assert about == (7, 1)
+    late_copy = OutcomeExpired("settled as not applied before the command arrived")
+    bench.outbox.settle(question, NOT_APPLIED)
+    bench.outbox.settle(1, late_copy)
+    assert not slow.done()
+    (again,) = [sent for sent in bench.take() if sent.text == "slow"]
+    assert again.seq > WINDOW // 2
+    bench.outbox.settle(1, late_copy)
+    bench.outbox.settle(again.seq, "applied")
+    assert slow.result() == "applied"
+    assert flood(bench, 5 * WINDOW) == []
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
 
 
 def test_numbers_that_were_lost_together_are_settled_together() -> None:
@@ -446,7 +481,7 @@ def test_a_sweep_costs_no_step_for_each_command_under_way(way_open: bool) -> Non
         messages += 1
         return way_open
 
-    bench.outbox._send = send
+    bench.outbox._resending._send = send
     bench.outbox._sent = Untouched(bench.outbox._sent)
     bench.runtime.advance(0.9 * RESEND_S)
     assert messages <= (0 if way_open else 1.0 * RESEND_S / SWEEP_S), "one attempt in a sweep"

@@ -2,126 +2,138 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from raftkv.resending import NOT_SENT, Resending, pieces
+from tests.fakes import FakeRuntime
 
 RESEND_S = 1.0
 
 
 class Item:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tries = 0
+    def __init__(self, number: int) -> None:
+        self.encoded = b"%03d" % number
+        self.sends = self.tries = 0
         self.sent_at = NOT_SENT
         self.looks = 0
-        self._answered = False
+        self.is_answered = False
 
     @property
     def answered(self) -> bool:
         self.looks += 1
-        return self._answered
-
-    @answered.setter
-    def answered(self, value: bool) -> None:
-        self._answered = value
-
-    def __repr__(self) -> str:
-        return self.name
+        return self.is_answered
 
 
-def resending() -> Resending[Item]:
-    return Resending(RESEND_S, lambda item: not item.answered)
+class Sender:
+    """Messages of at most two commands, over a way that is open or shut."""
+
+    def __init__(self) -> None:
+        self.runtime = FakeRuntime(now=0.0)
+        self.way_open = True
+        self.tried: list[list[bytes]] = []
+        self.resending: Resending[Item] = Resending(
+            self.runtime,  # type: ignore[arg-type]
+            RESEND_S,
+            6,
+            self.send,
+            lambda item: not item.answered,
+        )
+
+    def send(self, commands: Sequence[bytes]) -> bool:
+        self.tried.append(list(commands))
+        return self.way_open
+
+    def due_at(self, now: float) -> list[bytes]:
+        self.runtime.now = now
+        return [item.encoded for item in self.resending.due()]
 
 
 def items(count: int) -> list[Item]:
-    return [Item(f"i{number}") for number in range(count)]
+    return [Item(number) for number in range(count)]
 
 
 def test_the_pause_doubles_up_to_eight_times() -> None:
-    sent, (item,) = resending(), items(1)
+    sender, some = Sender(), items(1)
     now, pauses = 0.0, []
     for _ in range(5):
-        sent.left([item], now)
+        sender.resending.transmit(some)
         left_at = now
-        while not sent.due(now):
+        while not sender.due_at(now):
             now += 0.25
         pauses.append(now - left_at)
     assert pauses == [2.0, 4.0, 8.0, 8.0, 8.0]
+    assert sender.resending.resends == 4
 
 
 def test_what_is_answered_or_has_left_again_is_not_due() -> None:
-    sent, (first, second, third) = resending(), items(3)
-    sent.left([first, second, third], 0.0)
-    first.answered = True
-    sent.left([second], 1.0)
-    assert sent.due(2.0) == [third]
-    assert sent.due(4.9) == []
-    assert sent.due(5.0) == [second]
+    sender, (first, second, third) = Sender(), items(3)
+    sender.resending.transmit([first, second, third])
+    first.is_answered = True
+    sender.runtime.now = 1.0
+    sender.resending.transmit([second])
+    assert sender.due_at(2.0) == [third.encoded]
+    assert sender.due_at(4.9) == []
+    assert sender.due_at(5.0) == [second.encoded]
 
 
 def test_what_leaves_together_after_different_numbers_of_attempts_waits_its_own_time() -> None:
-    sent, (once, twice) = resending(), items(2)
-    sent.left([twice], 0.0)
-    sent.left([once, twice], 1.0)
-    assert sent.due(3.0) == [once]
-    assert sent.due(5.0) == [twice]
+    sender, (once, twice) = Sender(), items(2)
+    sender.resending.transmit([twice])
+    sender.runtime.now = 1.0
+    sender.resending.transmit([once, twice])
+    assert sender.due_at(3.0) == [once.encoded]
+    assert sender.due_at(5.0) == [twice.encoded]
 
 
 def test_a_way_that_is_shut_costs_one_attempt_at_a_time() -> None:
-    sent = resending()
-    flights = [items(2) for _ in range(100)]
-    for flight in flights:
-        sent.stalled(flight, 0.0)
-    tried: list[list[Item]] = []
-
-    def fail(some: list[Item]) -> bool:
-        tried.append(some)
-        return False
-
+    sender, some = Sender(), items(200)
+    sender.way_open = False
+    sender.resending.transmit(some)
     for _ in range(10):
-        sent.retry_stalled(fail)
-    assert tried == [flights[0]] * 10
-
-    def leave(some: list[Item]) -> bool:
-        sent.left(some, 1.0)
-        return True
-
-    sent.retry_stalled(leave)
-    assert sent.due(3.0) == [item for flight in flights for item in flight]
-    sent.retry_stalled(fail)
-    assert len(tried) == 10
+        sender.resending.retry_stalled()
+    assert sender.tried == [[b"000", b"001"]] * 11
+    assert not any(item.sends for item in some)
+    sender.way_open = True
+    sender.runtime.now = 1.0
+    sender.resending.retry_stalled()
+    assert [item.sends for item in some] == [1] * 200
+    assert sender.due_at(3.0) == [item.encoded for item in some]
+    sender.tried.clear()
+    sender.resending.retry_stalled()
+    assert sender.tried == []
 
 
 def test_flights_that_are_answered_are_dropped_before_they_are_due() -> None:
-    sent = resending()
+    sender = Sender()
     for number in range(1000):
-        flight = items(3)
-        sent.left(flight, number / 1000)
-        for item in flight:
-            item.answered = True
-    assert len(sent) <= 2
+        some = items(3)
+        sender.runtime.now = number / 1000
+        sender.resending.transmit(some)
+        for item in some:
+            item.is_answered = True
+    assert len(sender.resending) <= 2
 
 
-def test_each_command_is_looked_at_a_constant_number_of_times() -> None:
-    sent, flights = resending(), [items(50) for _ in range(100)]
-    for number, flight in enumerate(flights):
-        sent.left(flight, number / 1000)
-        sent.due(number / 1000)
+def test_only_the_oldest_command_is_looked_at_again() -> None:
+    sender, some = Sender(), items(500)
+    sender.resending.transmit(some)
     for look in range(1000):
-        assert sent.due(1.0 + look / 1000) == []
-    everything = [item for flight in flights for item in flight]
-    looks = sorted(item.looks for item in everything)
-    assert looks[-2] <= 5, "only the oldest is looked at again"
+        assert sender.due_at(1.0 + look / 1000) == []
+    assert sorted(item.looks for item in some)[-2] <= 5
 
 
 def test_nothing_is_due_after_everything_was_forgotten() -> None:
-    sent, (left, stalled) = resending(), items(2)
-    sent.left([left], 0.0)
-    sent.stalled([stalled], 0.0)
-    sent.clear()
-    assert sent.due(100.0) == []
-    sent.retry_stalled(lambda some: pytest.fail("it was forgotten"))
+    sender, (left, stalled) = Sender(), items(2)
+    sender.resending.transmit([left])
+    sender.way_open = False
+    sender.resending.transmit([stalled])
+    sender.resending.clear()
+    assert sender.due_at(100.0) == []
+    sender.tried.clear()
+    sender.resending.retry_stalled()
+    assert sender.tried == []
 
 
 @pytest.mark.parametrize(
