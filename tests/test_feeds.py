@@ -151,10 +151,13 @@ def test_frames_of_one_that_lags_are_not_kept() -> None:
     assert link.frames[-1] is second.frames[-1]
 
 
-def blocked(core: Core, name: str) -> FollowLink:
-    """A replicant that needs a snapshot and takes only its first chunk."""
+def blocked(core: Core, name: str, unsent_bytes: int = 1) -> FollowLink:
+    """A replicant that needs a snapshot and takes only its first chunk.
+
+    `unsent_bytes`: what it has to take beyond the window until it gets more.
+    """
     link = FollowLink(name)
-    link.unsent_bytes = core.bench.limits.snapshot_inflight_bytes_max + 1
+    link.unsent_bytes = core.bench.limits.snapshot_inflight_bytes_max + unsent_bytes
     core.follow(link, 1, 0)
     core.bench.runtime.advance(0.1)
     return link
@@ -191,6 +194,42 @@ def test_a_replicant_that_is_cut_off_or_goes_makes_room_for_the_next() -> None:
     (index,) = third.snapshots
     assert index == core.commit, "the state as it is when its turn has come"
     assert (core.feeds.snapshots_sending, core.feeds.snapshots_waiting) == (0, 0)
+
+
+def test_a_replicant_that_takes_a_snapshot_too_slowly_loses_its_turn_to_one_that_waits() -> None:
+    limits = Limits(snapshot_log_entries=10, log_tail_entries=2, replicant_snapshots_max=1)
+    core = Core(limits)
+    slow = blocked(core, "slow", 10_000)
+    for _ in range(20):
+        # It takes a little now and then: no reason to cut it off as long as no other waits.
+        core.bench.runtime.advance(upstream.SNAPSHOT_TURN_S / 2)
+        slow.unsent_bytes -= 1
+    assert slow.up
+    second = blocked(core, "second")
+    second.unsent_bytes = 0
+    for _ in range(4):
+        core.bench.runtime.advance(upstream.SNAPSHOT_TURN_S / 2)
+        slow.unsent_bytes -= 1
+    assert not slow.up
+    assert core.feeds.snapshot_turns_lost == 1
+    assert len(second.snapshots) == 1
+    # It dials again, and has its turn when there is one.
+    again = blocked(core, "slow")
+    again.unsent_bytes = 0
+    core.bench.runtime.advance(1)
+    assert len(again.snapshots) == 1
+
+
+def test_one_that_takes_enough_keeps_its_turn() -> None:
+    limits = Limits(snapshot_log_entries=10, log_tail_entries=2, replicant_snapshots_max=1)
+    core = Core(limits)
+    least = int(upstream.SNAPSHOT_BYTES_PER_S_MIN * upstream.SNAPSHOT_TURN_S)
+    steady, waiting = blocked(core, "steady", 20 * least), blocked(core, "waiting")
+    for _ in range(10):
+        steady.unsent_bytes -= least
+        core.bench.runtime.advance(upstream.SNAPSHOT_TURN_S / 2)
+    assert steady.up
+    assert waiting.snapshots == []
 
 
 def told(link: FollowLink) -> list[tuple[int, Configuration]]:

@@ -261,6 +261,11 @@ def _fed(part: CorePart) -> Iterator[Family]:
         part.feeds.snapshots_waiting,
         "Replicants that wait for their turn to get a snapshot.",
     )
+    yield counter(
+        "fed_snapshot_turns_lost_total",
+        part.feeds.snapshot_turns_lost,
+        "Replicants that took a snapshot too slowly while others waited, and were cut off.",
+    )
     yield gauge_by(
         "fed_lag_entries",
         "peer",

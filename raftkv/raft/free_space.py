@@ -8,7 +8,8 @@ have disks of one size and would stop at the same moment. In the order in which 
    large the next snapshot is shows only when it is written: after deletions it may fit. So it is
    tried, with pauses, as far as the reserve allows; none is begun where no more than that is free.
 2. *failed*: a snapshot found no room all the same (a quota of the file system, another program).
-   What was written of it is removed. It is tried again, later each time; the same alarm.
+   What was written of it is removed. It is tried again, later each time; the same alarm. One of
+   another node is received only if it fits beside the reserve; the alarm lasts until it would.
 3. *at its end*: half of the reserve is gone, or the log that no snapshot covers has reached its
    limit. A leader hands leadership over; while it leads it takes only commands that free room.
 4. *full*: a quarter of the reserve is left, or the log is a quarter over its limit. The node takes
@@ -71,6 +72,8 @@ class FreeSpace:
         self.reserve_bytes = engine.limits.disk_reserve_bytes
         #: Bytes that a snapshot may take now; None before the first look, or if unseen.
         self.room_bytes: int | None = None
+        # Index and size of another node's snapshot that found no room here.
+        self._refused = (0, 0)
         self._written_bytes = 0
         self._timer: Timer | None = None
         self._hand_over_from = 0.0
@@ -101,6 +104,34 @@ class FreeSpace:
                 errno.ENOSPC,
                 f"the snapshot takes more than the {self.room_bytes} bytes beside the reserve",
             )
+
+    def require_room(self, size_bytes: int) -> None:
+        """In the bulk thread: raise OSError (ENOSPC) if these do not fit beside the reserve."""
+        try:
+            space = self._snapshotting.store.space()
+        except OSError:
+            return  # it cannot be seen: a failed write tells
+        room_bytes = space.free_bytes - self._reserve_on(space)
+        if room_bytes < size_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"{size_bytes} bytes of a snapshot are to come, and {room_bytes} are free beside "
+                f"the reserve",
+            )
+
+    def refused(self, index: int, size_bytes: int) -> None:
+        """Another node's snapshot found no room: this node still needs it, unless it gets on."""
+        self._refused = (index, size_bytes)
+
+    @property
+    def expected_bytes(self) -> int:
+        """What the next snapshot takes, written here or received."""
+        index, size_bytes = self._refused
+        received = size_bytes if index > self._engine.commit else 0
+        return max(received, self._snapshotting.expected_bytes)
+
+    def _reserve_on(self, space: Space) -> int:
+        return min(self._engine.limits.disk_reserve_bytes, space.total_bytes // RESERVE_PART)
 
     @property
     def at_end(self) -> bool:
@@ -175,17 +206,16 @@ class FreeSpace:
         self._timer = engine.runtime.call_later(LOOK_S, self._look)
 
     def _judge(self, for_snapshots: Space, for_log: Space, written_bytes: int) -> None:
-        engine, snapshotting = self._engine, self._snapshotting
+        snapshotting = self._snapshotting
         self.free_bytes, self._written_bytes = for_log.free_bytes, written_bytes
-        reserve_bytes = min(engine.limits.disk_reserve_bytes, for_log.total_bytes // RESERVE_PART)
-        self.reserve_bytes = reserve_bytes
+        self.reserve_bytes = reserve_bytes = self._reserve_on(for_log)
         # One that is being written takes its room already: then the last look counts.
         if not snapshotting.writing:
             self.room_bytes = for_snapshots.free_bytes - reserve_bytes
         # What a quarter more than suffices is to be above what began it: hysteresis.
         needed = [(for_log.free_bytes, reserve_bytes)]
         if not snapshotting.writing:
-            needed.append((for_snapshots.free_bytes, snapshotting.expected_bytes + reserve_bytes))
+            needed.append((for_snapshots.free_bytes, self.expected_bytes + reserve_bytes))
         quarters = 5 if self.low else 4
         low = any(free * 4 < least * quarters for free, least in needed)
         failed = self.failed and snapshotting.wants_room
@@ -206,7 +236,7 @@ class FreeSpace:
             "log grows until there is: free disk space, or delete keys and compact",
             name_of(self._engine.me),
             DISK,
-            self._snapshotting.expected_bytes,
+            self.expected_bytes,
             self.reserve_bytes,
             why,
         )

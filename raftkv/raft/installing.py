@@ -14,7 +14,9 @@ Rules of this file:
    discarded, and S is acknowledged as what it is: committed.
 4. A file whose configuration contradicts what this node's log holds committed (agreement.py) is
    not taken over: the node stops. One of another cluster is dropped, and its link is closed.
-5. What is being taken over is taken over to its end. If the file of a newer snapshot arrives
+5. A file that does not fit beside the reserve of the disk (free_space.py) is given up before it
+   fills the disk. Its chunks are passed over for a while; then it begins again.
+6. What is being taken over is taken over to its end. If the file of a newer snapshot arrives
    meanwhile (another leader's), it waits; so there is always progress, however often leaders
    change.
 
@@ -125,6 +127,8 @@ class Installing:
         store = self._engine.snapshotting.store
         receiver = store.receiver(message.snapshot_id, message.size_bytes)
         try:
+            space = self._engine.snapshotting.space
+            space.require_room(message.size_bytes - receiver.offset)
             receiver.add(message.offset, message.data, message.crc)
         except OSError:
             with contextlib.suppress(OSError):
@@ -150,6 +154,7 @@ class Installing:
         if isinstance(error, OSError) and is_no_room(error):
             # What is here of it is gone, so what waits to be added is of no use.
             self._chunks.clear()
+            engine.snapshotting.space.refused(asked.message.index, asked.message.size_bytes)
             engine.snapshotting.no_room(error)
             return
         if isinstance(error, WrongCluster):

@@ -12,6 +12,7 @@ Rules of this file:
 
 Streams lose nothing without breaking. Where single messages can be lost all the same, an answer
 that stays out for an election time-out makes the sender go back to what was acknowledged last.
+The pauses grow up to SILENT_MAX_S while none comes: the receiver may have no room for it.
 
 A receiver that refuses a complete file (offset 0 after all of it) gets it again, but later each
 time: either this node's file has been damaged since (it is verified again), or the other one's disk
@@ -42,6 +43,10 @@ log = logging.getLogger("raftkv.raft")
 # shortest is about what a small snapshot takes, the longest what an operator would wait for.
 RETRY_MIN_S: Final = 1.0
 RETRY_MAX_S: Final = 30.0
+# A receiver without room for the snapshot does not answer (installing.py). So what is repeated is
+# repeated later each time, after so many attempts that a lost message needs no longer wait.
+PATIENT_REPEATS: Final = 2
+SILENT_MAX_S: Final = 15.0
 # How far sending may run ahead of its rate before it waits: a chunk takes 4 ms at the default rate.
 AHEAD_S_MAX: Final = 0.02
 # So many damaged files of its own in a row, each written anew, and the node stops itself.
@@ -60,6 +65,8 @@ class Transfer:
         self.answered = False  # since it began: whether the window is open
         self.reading = False
         self.moved_at = 0.0
+        # Times in a row that it was repeated without an answer.
+        self.unanswered = 0
         self.send_at = 0.0
         self.retries = 0
 
@@ -225,6 +232,7 @@ class Sending:
         if snapshot is None or message.offset > snapshot.size_bytes:
             return False
         transfer.answered = True
+        transfer.unanswered = 0
         if message.offset == 0 and transfer.next >= snapshot.size_bytes:
             log.warning("%s refuses the snapshot at index %d as damaged", peer, transfer.index)
             self._retry_later(peer, transfer)
@@ -238,13 +246,20 @@ class Sending:
         self._pump(peer, transfer)
         return False
 
+    def _awaits_s(self, transfer: Transfer) -> float:
+        """How long an answer is awaited: after some repeats twice as long each time."""
+        doubled = self._patience_s * 2.0 ** max(0, transfer.unanswered - PATIENT_REPEATS)
+        return max(self._patience_s, min(SILENT_MAX_S, doubled))
+
     def tick(self, now: float) -> None:
         """Repeat what has stayed without an answer for too long."""
         for peer, transfer in list(self._transfers.items()):
             snapshot = transfer.snapshot
-            if snapshot is None or transfer.reading or now - transfer.moved_at < self._patience_s:
+            patience_s = self._awaits_s(transfer)
+            if snapshot is None or transfer.reading or now - transfer.moved_at < patience_s:
                 continue
             transfer.moved_at = now
+            transfer.unanswered += 1
             if transfer.acked < snapshot.size_bytes:
                 transfer.next = transfer.acked
                 self._pump(peer, transfer)

@@ -16,7 +16,9 @@ the state as it was, with all that has changed since.
 
 Each snapshot under way costs every command that is applied meanwhile, because the values that it
 changes are kept for each of them. So at most `replicant_snapshots_max` are under way; the other
-replicants wait, first come, first served, and hold up nothing until their turn comes.
+replicants wait, first come, first served, and hold up nothing until their turn comes. While some
+wait, one that takes less than SNAPSHOT_BYTES_PER_S_MIN loses its turn: its stream is closed, it
+dials again, and waits behind the others.
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ SLICE_PAUSE_S = 0.002
 # A replicant that takes nothing of a snapshot for so long, or does not say that it has it, is gone
 # as far as this core is concerned. It dials again.
 SNAPSHOT_STALL_S = 30.0
+# The least that a replicant must take of a snapshot while others wait for their turn, measured over
+# such a time. Less would not do to follow a core that is written to, and a turn is one of few.
+SNAPSHOT_TURN_S = 30.0
+SNAPSHOT_BYTES_PER_S_MIN = 64 * 1024
 # What a message adds to a chunk of a snapshot: a few numbers.
 MESSAGE_HEAD_BYTES_MAX = 1024
 # Entries in one message, and bytes if it has several, for the same reason.
@@ -71,6 +77,9 @@ class Feed:
         # last moved.
         self.snapshot_index: int | None = None
         self.moved_at = 0.0
+        # Of the snapshot: where its rate is measured from, and the bytes taken by then.
+        self.measured_at = 0.0
+        self.measured_bytes = 0
         self._inflight: deque[tuple[int, int]] = deque()
         self.inflight_bytes = 0
 
@@ -100,6 +109,7 @@ class Feeds:
         self.snapshot_sent_bytes = 0
         # Snapshots under way, and the replicants whose turn is to come.
         self.snapshots_sending = 0
+        self.snapshot_turns_lost = 0
         self._waiting: deque[Feed] = deque()
 
     @property
@@ -281,15 +291,17 @@ class Feeds:
         # Before the log is compacted beyond it.
         configuration = encode(engine.configurations.at(index))
         since = engine.configurations.since(index)
-        number = 0
+        number = sent_bytes = 0
+        feed.measured_at, feed.measured_bytes = feed.moved_at, -link.unsent_bytes
         try:
             bytes_max = engine.limits.frame_bytes_max - MESSAGE_HEAD_BYTES_MAX
             for chunk in frozen.slices(SLICE_ROWS, bytes_max):
                 link.send(wire.FeedSnapshot(index, term, number, False, chunk))
                 number += 1
                 self.snapshot_sent_bytes += len(chunk)
+                sent_bytes += len(chunk)
                 await engine.runtime.sleep(SLICE_PAUSE_S)
-                await self._taken(feed)
+                await self._taken(feed, sent_bytes)
                 if not link.up or engine.stopped:
                     return
             if engine.application.core_format >= 2:
@@ -304,8 +316,11 @@ class Feeds:
         log.info("sent a snapshot at index %d to %s", index, link.peer_name)
         self._push(feed)
 
-    async def _taken(self, feed: Feed) -> None:
-        """Return when there is room on the way for more, or when the link is down."""
+    async def _taken(self, feed: Feed, sent_bytes: int) -> None:
+        """Return when there is room on the way for more, or when the link is down.
+
+        `sent_bytes`: of the snapshot so far.
+        """
         engine, link = self._engine, feed.link
         least_bytes = link.unsent_bytes
         feed.moved_at = engine.runtime.monotonic()
@@ -314,10 +329,24 @@ class Feeds:
             now = engine.runtime.monotonic()
             if link.unsent_bytes < least_bytes:
                 least_bytes, feed.moved_at = link.unsent_bytes, now
-            elif now - feed.moved_at > SNAPSHOT_STALL_S:
+            if now - feed.moved_at > SNAPSHOT_STALL_S:
                 log.warning("%s takes nothing of a snapshot: cut off", link.peer_name)
                 link.abort()
                 return
+            if self._too_slow(feed, sent_bytes - link.unsent_bytes, now):
+                log.warning("%s takes a snapshot too slowly, others wait: cut off", link.peer_name)
+                self.snapshot_turns_lost += 1
+                link.abort()
+                return
+
+    def _too_slow(self, feed: Feed, taken_bytes: int, now: float) -> bool:
+        """Whether a replicant that waits should have the turn of this one."""
+        seconds = now - feed.measured_at
+        if seconds < SNAPSHOT_TURN_S:
+            return False
+        slow = taken_bytes - feed.measured_bytes < SNAPSHOT_BYTES_PER_S_MIN * seconds
+        feed.measured_at, feed.measured_bytes = now, taken_bytes
+        return slow and len(self._waiting) > 0
 
     def in_transit(self) -> list[int]:
         """The indexes of snapshots on their way to replicants that take them."""

@@ -293,6 +293,47 @@ def test_a_snapshot_that_arrives_without_room_for_it_is_taken_later() -> None:
     assert SnapshotStore(bench.disk, f"{DIRECTORY}/snapshots").latest() is not None
 
 
+def test_a_snapshot_that_would_take_the_reserve_is_not_received() -> None:
+    bench = Bench(B, limits=LIMITS)
+    seen = bench.engine.snapshotting.space
+    name, whole = snapshot_file(50, 2, [b"state", b"x" * 5_000])
+    first = chunk(2, whole[:40], whole, 0, index=50, snapshot_term=2, name=name)
+    rest = chunk(2, whole[40:], whole, 40, index=50, snapshot_term=2, name=name)
+    need = len(whole) + LIMITS.disk_reserve_bytes
+    room_for_snapshots(bench, need - 1)
+    assert bench.deliver(C, first) == []
+    assert temporaries(bench) == []
+    assert bench.application.faults == []
+    assert seen.alarm
+    # It lasts as long as the snapshot is missing and would not fit, and does not come and go.
+    for _ in range(30):
+        wait(bench, 1.0)
+        assert bench.deliver(C, first) == []
+        assert seen.alarm
+    assert temporaries(bench) == []
+    room_for_snapshots(bench, 2 * need)
+    wait(bench, free_space.LOOK_S)
+    assert seen.low is False
+    wait(bench, snapshotting.ROOM_RETRY_MAX_S)
+    bench.deliver(C, first)
+    assert bench.deliver(C, rest)[-1].done
+    assert not seen.alarm
+
+
+def test_a_snapshot_whose_room_goes_while_it_is_received_is_given_up() -> None:
+    bench = Bench(B, limits=LIMITS)
+    name, whole = snapshot_file(50, 2, [b"state", b"x" * 5_000])
+    room_for_snapshots(bench, 1_000 * MIB)
+    first = chunk(2, whole[:40], whole, 0, index=50, snapshot_term=2, name=name)
+    (reply,) = bench.deliver(C, first)
+    assert reply.offset == 40
+    room_for_snapshots(bench, LIMITS.disk_reserve_bytes + 100)
+    second = chunk(2, whole[40:100], whole, 40, index=50, snapshot_term=2, name=name)
+    assert bench.deliver(C, second) == []
+    assert temporaries(bench) == []
+    assert bench.engine.snapshotting.space.alarm
+
+
 def test_an_alarm_about_a_snapshot_that_is_not_needed_any_more_ends() -> None:
     bench = Bench(B, limits=LIMITS)
     name, whole = snapshot_file(50, 2, [b"state"])

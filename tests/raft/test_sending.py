@@ -6,7 +6,7 @@ from raftkv.config import Limits
 from raftkv.errors import DamagedSnapshot
 from raftkv.raft import wire
 from raftkv.raft.free_space import LOOK_S
-from raftkv.raft.sending import DAMAGED_MAX, RETRY_MIN_S
+from raftkv.raft.sending import DAMAGED_MAX, RETRY_MIN_S, SILENT_MAX_S
 from raftkv.runtime import Space
 from tests.raft.harness import BEAT_S, MAX_S, A, B, Bench, C, accepted
 
@@ -134,6 +134,22 @@ def test_what_is_not_answered_is_sent_again() -> None:
     assert sent(bench) == []
     alive(bench, MAX_S)
     assert [chunk.offset for chunk in sent(bench)][:3] == [40, 80, 120]
+
+
+def test_a_receiver_that_does_not_answer_is_asked_ever_more_seldom() -> None:
+    """It has no room for the snapshot, perhaps for hours (installing.py)."""
+    bench = leader()
+    first = begun(bench)
+    alive(bench, 10 * MAX_S)
+    assert len(sent(bench)) >= 3, "a lost message is repeated soon"
+    alive(bench, 8 * SILENT_MAX_S)
+    sent(bench)
+    alive(bench, 20 * SILENT_MAX_S)
+    again = sent(bench)
+    assert 19 <= len(again) <= 21
+    assert {chunk.offset for chunk in again} == {0}
+    reply(bench, first, 40)
+    assert [chunk.offset for chunk in sent(bench)] == [40, 80, 120]
 
 
 def test_when_all_is_there_only_a_question_is_asked() -> None:
