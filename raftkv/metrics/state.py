@@ -127,6 +127,9 @@ def state(node: Node) -> Iterator[Family]:
         "sessions", machine.session_count, "Open exactly-once sessions, nodes' and clients'."
     )
     yield gauge("session_outcomes", machine.outcome_count, "Outcomes kept for commands sent again.")
+    yield gauge(
+        "session_outcomes_bytes", machine.outcome_bytes, "Of clients' sessions, what those count."
+    )
     evicted, expired = machine.sessions_ended
     yield outcomes(
         "sessions_ended_total",

@@ -56,7 +56,13 @@ from .quota import NOSPACE, QUOTA_FORMAT, CountedTable, Gate, Usage
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
-from .sessions import OUTCOME_BYTES_MAX, RestoredResult, Session, Sessions, unknown_session
+from .sessions import (
+    OUTCOME_BYTES_MAX,
+    RestoredResult,
+    Session,
+    Sessions,
+    unknown_session,
+)
 from .slicing import FEW_ROWS, SLICE_COMMANDS, SLICE_ROWS
 from .snapshot import (
     FORMAT,
@@ -236,6 +242,8 @@ class StateMachine:
                 sessions.keep(session)
             if envelope.floor > session.floor:
                 session.raise_floor(min(envelope.floor, seq))
+                if not session.node:
+                    sessions.count(session)
             done = session.done
             if seq in done or not 0 <= seq - session.floor < window:
                 outcome = self._again(session, envelope)
@@ -248,6 +256,9 @@ class StateMachine:
                     session.weigh(seq, len(encode_outcome(outcome, self._refusals)[1]))
                     if self.core_format >= 2 and session.bytes > OUTCOME_BYTES_MAX:
                         session.drop_beyond(OUTCOME_BYTES_MAX, seq)
+                    sessions.count(session)
+                    if self.core_format >= 2 and sessions.outcome_bytes > sessions.bytes_max:
+                        sessions.drop_beyond(sessions.bytes_max, session)
             outcomes.append((id, seq, outcome))
         for table in self._tables:
             if len(table._rows) > SMALL_ROWS_MAX and table.crowded:
@@ -513,6 +524,11 @@ class StateMachine:
     def outcome_count(self) -> int:
         """Outcomes that are kept so that a command which comes again finds its own."""
         return sum(len(session.done) for session in self._sessions.by_id.values())
+
+    @property
+    def outcome_bytes(self) -> int:
+        """What the outcomes of clients' sessions count against OUTCOMES_BYTES_MAX."""
+        return self._sessions.outcome_bytes
 
     @property
     def sessions_ended(self) -> tuple[int, int]:

@@ -20,7 +20,12 @@ Rules of this file
    applied last is always kept. Which are dropped depends on numbers and sizes only, so a node that
    was restored from a snapshot drops the same ones. The bytes are counted in every format: what is
    dropped after a raise must not depend on which node was restored before it.
-7. While a snapshot's walk is under way, `keep` comes before whatever changes a session: it saves
+7. So are those of all clients together, from core format 2 on: beyond OUTCOMES_BYTES_MAX the least
+   recently used sessions lose theirs, until an eighth of the room is free. Their floors are raised
+   above every number that they have judged: what is sent again under one of these, or under one
+   that they have skipped, is `OutcomeExpired` and is not executed. The session that is in use
+   keeps its own. Order and sizes are functions of the log, so every node drops the same.
+8. While a snapshot's walk is under way, `keep` comes before whatever changes a session: it saves
    the session as it was, once. So a freeze costs a list of at most CLIENTS_MAX sessions and some
    nodes', and no step of a walk more than one session's outcomes.
 
@@ -53,6 +58,7 @@ __all__ = [
     "CLIENTS_MAX",
     "CLIENT_IDLE_MS",
     "DROPPED",
+    "OUTCOMES_BYTES_MAX",
     "OUTCOME_BYTES_MAX",
     "SESSION_WINDOW",
     "FrozenSessions",
@@ -68,6 +74,11 @@ SESSION_WINDOW: Final = 65_536
 # that repeats a call at once finds its answer, and small requests for large answers do not fill
 # the snapshots. Several times what a client has in flight.
 OUTCOME_BYTES_MAX: Final = 1024 * 1024
+# The same of all client sessions together, each outcome with OUTCOME_KEPT_BYTES more: what they may
+# take of every node's memory and, nearly, of its snapshots. 64 sessions may be full.
+OUTCOMES_BYTES_MAX: Final = 64 * 1024 * 1024
+# About what Python needs for an entry of a dict; in a snapshot an outcome needs a tenth of it.
+OUTCOME_KEPT_BYTES: Final = 128
 # Client sessions in the whole cluster. One costs about 1 KB when little is kept in it.
 CLIENTS_MAX: Final = 10_000
 # Longer than any sensible retry of one call, short enough that abandoned clients do not pile up.
@@ -101,6 +112,7 @@ class Session:
         "_by_number",
         "_sizes",
         "bytes",
+        "counted",
         "done",
         "floor",
         "id",
@@ -123,6 +135,8 @@ class Session:
         self.bytes = 0
         self._sizes: dict[int, int] = {}
         self._by_number: list[int] = []
+        # What it has been counted with in `Sessions.outcome_bytes`.
+        self.counted = 0
 
     def copy(self) -> Session:
         """The same, as it is now."""
@@ -148,6 +162,15 @@ class Session:
             if size is not None:
                 self.bytes -= size
                 self.done[seq] = DROPPED
+
+    def drop_all(self) -> dict[int, Any]:
+        """Forget what was judged, and judge none of it again. Gives what was kept."""
+        done, self.done = self.done, {}
+        if done:
+            self.floor = max(self.floor, max(done) + 1)
+        self.bytes = 0
+        self._sizes, self._by_number = {}, []
+        return done
 
     def _forget_sizes(self, floor: int) -> None:
         """Those of the numbers below `floor` are gone."""
@@ -226,16 +249,20 @@ class Sessions:
         window: int | None = None,
         clients_max: int = CLIENTS_MAX,
         client_idle_ms: int = CLIENT_IDLE_MS,
+        bytes_max: int = OUTCOMES_BYTES_MAX,
     ) -> None:
         self.window = SESSION_WINDOW if window is None else window
         self.waste = Waste()
         self.walks: tuple[FrozenSessions, ...] = ()
+        self.bytes_max = bytes_max
         self._clients_max = clients_max
         self._client_idle_ms = client_idle_ms
         self.by_id: dict[int, Session] = {}
         self._by_node: dict[str, int] = {}
         self._clients: OrderedDict[int, Session] = OrderedDict()  # least recently used first
         self._by_nonce: dict[int, int] = {}  # of client sessions
+        #: What the outcomes of all client sessions count, see OUTCOMES_BYTES_MAX.
+        self.outcome_bytes = 0
         # For the metrics of the node; no part of the state.
         self.evicted = 0
         self.expired = 0
@@ -285,6 +312,24 @@ class Sessions:
         session.used_serial = serial
         self._clients.move_to_end(session.id)
 
+    def count(self, session: Session) -> None:
+        """Comes after every change of the outcomes of a client's session."""
+        size = session.bytes + OUTCOME_KEPT_BYTES * len(session.done)
+        self.outcome_bytes += size - session.counted
+        session.counted = size
+
+    def drop_beyond(self, bytes_max: int, current: Session) -> None:
+        """Make room among the outcomes of all clients; `current` is the session in use."""
+        least = bytes_max - bytes_max // 8
+        for session in self._clients.values():
+            if self.outcome_bytes <= least:
+                return
+            if session is not current and session.done:
+                if self.walks:
+                    self.keep(session)
+                self.waste.add(session.drop_all())
+                self.count(session)
+
     def expire(self, now: int) -> None:
         """End some of the client sessions that were idle for too long."""
         for _ in range(min(_EXPIRED_PER_BATCH, len(self._clients))):
@@ -307,6 +352,8 @@ class Sessions:
         if self.walks:
             self.keep(session)
         session.done.setdefault(seq, ABANDONED)
+        if not session.node:
+            self.count(session)
 
     def replace_all(self, sessions: Iterable[Session]) -> None:
         """Take over the sessions of a snapshot. A walk that is under way goes on over the old."""
@@ -320,6 +367,7 @@ class Sessions:
         self._by_node.clear()
         self._clients.clear()
         self._by_nonce.clear()
+        self.outcome_bytes = 0
         for session in sorted(sessions, key=lambda session: session.used_serial):
             self._add(session)
 
@@ -330,11 +378,13 @@ class Sessions:
         else:
             self._clients[session.id] = session
             self._by_nonce[session.nonce] = session.id
+            self.count(session)
 
     def _end_client(self, session: Session) -> None:
         del self.by_id[session.id]
         del self._clients[session.id]
         del self._by_nonce[session.nonce]
+        self.outcome_bytes -= session.counted
 
 
 def unknown_session(id: int) -> Refused:
