@@ -55,6 +55,8 @@ HANDSHAKE_S: Final = 2.0
 # How often a leader looks whether the format may be raised, and a node whether it has announced
 # its formats: seldom, because both change with an upgrade only.
 LOOK_S: Final = 5.0
+# How often a node that starts looks whether it has a session by now.
+SOON_S: Final = 0.2
 # The release that names neither its version nor its formats.
 RELEASE_1_NAME: Final = "0.1.0"
 # Between two attempts to have a request answered by a leader.
@@ -308,6 +310,12 @@ class CoreFormat:
 
     async def _run(self) -> None:
         node = self._node
+        # A new cluster raises the format after its first entries, and this node may have asked for
+        # its session before it applied that: with the plugin formats of 0.1.0.
+        while not node.session:
+            await node.runtime.sleep(SOON_S)
+        with contextlib.suppress(RaftkvError):  # the loop tries again
+            await self._announce()
         while True:
             await node.runtime.sleep(LOOK_S)
             try:

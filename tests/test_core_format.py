@@ -57,6 +57,20 @@ def test_a_new_cluster_begins_at_the_newest_format() -> None:
     asyncio.run(play())
 
 
+def test_a_new_cluster_uses_the_newest_formats_of_the_plugins_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nodes ask for their sessions before they have applied the raised format."""
+    monkeypatch.setattr("raftkv.core_format.LOOK_S", 3600.0)
+
+    async def play() -> None:
+        async with cluster_of(3, 1) as cluster:
+            newest = cluster.nodes[0].machine.plugin_versions
+            await until(lambda: all(n.machine.active_versions == newest for n in cluster.nodes))
+
+    asyncio.run(play())
+
+
 def test_one_core_of_the_former_release_keeps_a_new_cluster_at_format_1() -> None:
     async def play() -> None:
         async with cluster_of(3, former=("core2",)) as cluster:

@@ -84,6 +84,8 @@ EXPECTED = (
     "entry that takes long",
     "range of many keys compared",
     "entry applied in several turns",
+    "transaction too costly",
+    "deletion beyond the limit of rows",
 )
 
 

@@ -32,6 +32,7 @@ from raftkv.raft.wal import Wal
 from raftkv.state.machine import StateMachine
 from raftkv.testing import (
     injected_corruption,
+    injected_cost,
     injected_distrust,
     injected_hostile,
     injected_inbox,
@@ -48,6 +49,7 @@ __all__ = ["BUGS", "Bug", "planted"]
 
 # They register themselves.
 assert injected_corruption.__name__
+assert injected_cost.__name__
 assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_inbox.__name__

@@ -19,6 +19,7 @@ from msgspec import structs
 
 from raftkv.config import Limits, RaftTimes
 from raftkv.testing.corrupting import corrupt_one
+from raftkv.testing.costly import Costly
 from raftkv.testing.disaster import recover_by_force
 from raftkv.testing.nemesis import (
     DAMAGE_FAULTS,
@@ -51,6 +52,8 @@ HOSTILE_SHARE = 0.2
 SPACE_SHARE = 0.3
 # In so many of those with members that come and go the state of one core is damaged.
 CORRUPT_SHARE = 0.3
+# In so many a client's transactions look at as much as they may, and more (costly.py).
+COSTLY_SHARE = 0.2
 # How long faults then go on.
 AFTERMATH_S = 5.0
 
@@ -79,6 +82,7 @@ class Scenario:
     hostile: bool = False
     # The state of one core is damaged after the storm (corrupting.py).
     corrupt: bool = False
+    costly: bool = False
     heavy: Heavy | None = None
 
     def __str__(self) -> str:
@@ -89,6 +93,7 @@ class Scenario:
         early += ", then a majority is lost" if self.disaster else ""
         early += ", a hostile stranger" if self.hostile else ""
         early += ", then a core is damaged" if self.corrupt else ""
+        early += ", costly transactions" if self.costly else ""
         early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
@@ -154,6 +159,7 @@ def draw(
         disaster=rng.random() < DISASTER_SHARE,
         # From a generator of its own, so that the other seeds stay what they were.
         hostile=random.Random(f"{seed}/is hostile").random() < HOSTILE_SHARE,
+        costly=random.Random(f"{seed}/is costly").random() < COSTLY_SHARE,
     )
     if drawn_scenario.members and not drawn_scenario.disaster:
         corrupt = random.Random(f"{seed}/is corrupt").random() < CORRUPT_SHARE
@@ -296,21 +302,7 @@ def run_seed(
         scenario = drawn(seed, profile, messages=messages, cores=cores, members=members)
     result = Result(seed)
     begun = perf_counter()
-    cluster = SimulatedCluster(
-        seed,
-        scenario.cores,
-        scenario.replicants,
-        rate_per_s=scenario.rate_per_s,
-        limits=scenario.limits,
-        raft=scenario.raft,
-        options=scenario.options,
-        deliveries=deliveries,
-        messages=scenario.messages,
-        members=scenario.members,
-        early=scenario.early,
-        hostile=scenario.hostile,
-        heavy=scenario.heavy,
-    )
+    cluster = _cluster_of(scenario, seed, deliveries)
     prepare(cluster)
     with ExitStack() as stack:
         if bug is not None:
@@ -342,6 +334,27 @@ def run_seed(
     _count(cluster, result)
     result.real_s = perf_counter() - begun
     return result
+
+
+def _cluster_of(scenario: Scenario, seed: int, deliveries: bool) -> SimulatedCluster:
+    cluster = SimulatedCluster(
+        seed,
+        scenario.cores,
+        scenario.replicants,
+        rate_per_s=scenario.rate_per_s,
+        limits=scenario.limits,
+        raft=scenario.raft,
+        options=scenario.options,
+        deliveries=deliveries,
+        messages=scenario.messages,
+        members=scenario.members,
+        early=scenario.early,
+        hostile=scenario.hostile,
+        heavy=scenario.heavy,
+    )
+    if scenario.costly:
+        cluster.costly = Costly(cluster, random.Random(f"{seed}/costly"))
+    return cluster
 
 
 def _possible(faults: dict[str, float], cluster: SimulatedCluster) -> dict[str, float]:

@@ -50,6 +50,7 @@ from raftkv.runtime import Runtime
 from raftkv.testing import current
 from raftkv.testing.charges import Charges
 from raftkv.testing.corrupting import CHECK_S, watch_alarms
+from raftkv.testing.costly import Costly
 from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
 from raftkv.testing.hostile import HOST, Hostile
@@ -100,8 +101,11 @@ class SimulatedCluster:
     `hostile`, a program that is no member troubles the nodes during a storm (hostile.py). With
     `heavy`, there is more to do, and work takes processor time (charges.py).
 
-    `names` are the nodes in service now; operators and faults look at it anew each time.
+    `names` are the nodes in service now; operators and faults look at it anew each time. With
+    `costly` set, a client's transactions look at as much as they may during a storm, and more.
     """
+
+    costly: Costly | None = None
 
     def __init__(
         self,
@@ -407,6 +411,9 @@ class SimulatedCluster:
             if self.operator is not None:
                 operator = self.world.spawn(self.operator.storm(), "operator")
                 during.callback(operator.cancel)
+            if self.costly is not None:
+                costly = self.world.spawn(self.costly.storm(), "costly client")
+                during.callback(costly.cancel)
             if self._is_hostile:
                 self.world.start(HOST, self.hostile.program)
                 during.callback(self.world.crash, HOST, power_cut=False)
