@@ -243,6 +243,8 @@ class Watch:
             self._buffered_events = len(entry[1])
             self._buffered_bytes = entry[2]
             self._next = entry[0] + 1
+            # An idle watch has been given all before it: `revision` may have told so already.
+            self._given = max(self._given, entry[0] - 1)
             self._wake()
             return True
         events = self._buffered_events + len(entry[1])

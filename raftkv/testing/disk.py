@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 
 from raftkv.runtime import Space
 
-__all__ = ["SimDisk"]
+__all__ = ["SECTOR_BYTES", "SimDisk"]
 
 SECTOR_BYTES = 512
 # A volume without any fault: no simulated run comes near its end.
@@ -39,9 +39,10 @@ SNAPSHOT_SUFFIX = ".tmp"
 class _Inode:
     """The content of a file, whatever its name."""
 
-    __slots__ = ("platter", "unsynced", "view")
+    __slots__ = ("platter", "unreadable", "unsynced", "view")
 
     def __init__(self) -> None:
+        self.unreadable: list[int] = []  # sectors
         self.view = bytearray()
         self.platter = bytearray()
         self.unsynced: list[_Write | int] = []  # an int is the size of a truncation
@@ -122,13 +123,16 @@ class SimDisk:
 
     Faults, to be switched on and off at will: `fail_writes` (the disk is full: a part of the data
     is written, then ENOSPC), `fail_snapshots` (it is full for snapshots only: what is written under
-    their temporary names meets ENOSPC), `fail_syncs` (EIO), `flip_bit`, and `changes_left` (after
-    so many more changing operations every further one raises EIO, for a crash at a chosen point).
+    their temporary names meets ENOSPC), `fail_syncs` and `fail_reads` (EIO), `flip_bit`,
+    `lose_sector`, and `changes_left` (after so many more changing operations every further one
+    raises EIO, for a crash at a chosen point). `platters` and `roll_back` put the disk back to what
+    it held some time ago, as a copy of a machine's image does.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.fail_writes = False
         self.fail_syncs = False
+        self.fail_reads = False
         self.fail_snapshots = False
         # What `space` tells meanwhile, for directories of snapshots and for others. A quota is not
         # seen by it.
@@ -137,9 +141,10 @@ class SimDisk:
         self.changes_total = 0
         self.writes_total = 0
         self.syncs_total = 0
-        # How often a fault that was switched on has struck; those of snapshots by themselves,
-        # because no program may stop over them.
+        # How often a fault that was switched on has struck, and how often a read was refused; those
+        # of snapshots by themselves, because no program may stop over them.
         self.failures_total = 0
+        self.read_failures_total = 0
         self.snapshot_failures_total = 0
         self.epoch = 0  # the number of crashes
         self._rng = rng
@@ -190,6 +195,47 @@ class SimDisk:
         """Take back a `flip_bit` of the same three, if the file still exists."""
         if posixpath.normpath(path) in self._names:
             self.flip_bit(path, offset, bit)
+
+    def lose_sector(self, path: str, sector: int, *, readable: bool) -> bytes:
+        """A sector of a synced file is lost at rest; returns what it held, for `mend_sector`.
+
+        It reads as zeros (what a drive does that has remapped it), or every read of it fails.
+        """
+        inode = self._inode(path)
+        start = sector * SECTOR_BYTES
+        held = bytes(inode.view[start : start + SECTOR_BYTES])
+        if readable:
+            _apply(inode.view, _Write(start, bytes(len(held))))
+            _apply(inode.platter, _Write(start, bytes(len(held))))
+        else:
+            inode.unreadable.append(sector)
+        return held
+
+    def mend_sector(self, path: str, sector: int, held: bytes) -> None:
+        """Take back a `lose_sector`, if the file still exists."""
+        inode = self._names.get(posixpath.normpath(path))
+        if inode is None:
+            return
+        if sector in inode.unreadable:
+            inode.unreadable.remove(sector)
+        else:
+            for content in (inode.view, inode.platter):
+                _apply(content, _Write(sector * SECTOR_BYTES, held))
+
+    def platters(self) -> dict[str, bytes]:
+        """A copy of all that a power failure now could not take."""
+        return {path: bytes(inode.platter) for path, inode in self._platter_names.items()}
+
+    def roll_back(self, platters: dict[str, bytes]) -> None:
+        """The disk holds what it held when `platters` was called; only while nothing runs on it."""
+        self._names.clear()
+        for path, content in platters.items():
+            inode = self._names[path] = _Inode()
+            inode.view[:] = inode.platter[:] = content
+        self._platter_names = dict(self._names)
+        self._unsynced.clear()
+        self._locks.clear()
+        self.epoch += 1
 
     # What would be left --------------------------------------------------------------------------
 
@@ -289,6 +335,17 @@ class SimDisk:
         self._locks[path] = lock = _SimLock(self._locks, path)
         return lock
 
+    def read(self, inode: _Inode, offset: int, count: int) -> None:
+        """The `pread` of a file is to give these bytes."""
+        lost = any(
+            offset < (sector + 1) * SECTOR_BYTES and offset + count > sector * SECTOR_BYTES
+            for sector in inode.unreadable
+        )
+        if lost or self.fail_reads:
+            self.failures_total += 1
+            self.read_failures_total += 1
+            raise OSError(errno.EIO, "the simulated disk failed to read")
+
     def sync(self, inode: _Inode) -> None:
         """The `datasync` of a file."""
         self.changed()
@@ -368,7 +425,9 @@ class SimFile:
         self._disk.write(self._live(writes=True), data)
 
     def pread(self, offset: int, count: int) -> bytes:
-        return bytes(self._live().view[offset : offset + count])
+        inode = self._live()
+        self._disk.read(inode, offset, count)
+        return bytes(inode.view[offset : offset + count])
 
     def truncate(self, size: int) -> None:
         inode = self._live(writes=True)

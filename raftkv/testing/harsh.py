@@ -5,8 +5,10 @@ message shows here without waiting for a reset at the right moment. Liveness is 
 of the protocol rely on streams (the chunks of a snapshot are sent when the one before was
 acknowledged), so whoever ends this mode resets all connections.
 
-Messages are caught where they come out of a link, decoded. What a replicant is fed stays in order:
-a gap there stops the replicant, by design.
+Messages are caught where they come out of a link, decoded. What feeds a replicant stays whole and
+in order: each feed continues exactly behind the one before, because the stream is TCP's, and a gap
+stops the replicant by design. All else on that stream - who leads, what was applied, the signs of
+life, proposals and reads - meets that fate as well, and so do the calls that carry leases of keys.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ KINDS: Final = (
     wire.ReadRequest,
     wire.ReadReply,
     wire.Liveness,
+    wire.Presence,
+    wire.Progressed,
+    wire.LeaderChanged,
     wire.RpcRequest,
     wire.RpcReply,
 )

@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -61,6 +62,9 @@ CALL_S = (0.3, 6.0)
 # A call that failed is repeated so often at most, each time with this probability.
 CALLS_MAX = 6
 REPEAT = 0.75
+# So many operators force a change now and then. It is not checked any more then whom the state
+# takes for voters (observer.py).
+FORCES_SHARE = 0.4
 # A removed machine is switched off after this time, uniform.
 LINGER_S = (0.0, 4.0)
 # Looking again at what is waited for.
@@ -91,6 +95,8 @@ class Operator:
             "nonsense": (1, self._nonsense),
             "promote a replicant": (1, self._promote_replicant),
         }
+        if rng.random() < FORCES_SHARE:
+            self._verbs["remove by force"] = (2, self._remove_by_force)
         # Raft ids whose machine was switched off or whose disk was wiped.
         self._gone: set[str] = set()
         # Calls of members may still be under way on some leader until then.
@@ -211,6 +217,7 @@ class Operator:
             "add": membership.add,
             "promote": membership.promote,
             "remove": membership.remove,
+            "remove by force": partial(membership.remove, force=True),
         }
         return verbs[verb](name, timeout_s=timeout_s)
 
@@ -261,6 +268,30 @@ class Operator:
             await asyncio.sleep(self._rng.uniform(*LINGER_S))
             self._retire_removed(name)
 
+    async def _remove_by_force(self) -> None:
+        """Also when too few of the rest can be reached: they come back, as their disks are whole.
+
+        Only such a set is left by which the cluster can go on then.
+        """
+        name = self._choose_member()
+        possible = self._cluster.observer.possible_configurations()
+        if name is None or not all(self._goes_on_without(name, each) for each in possible):
+            return
+        self._cluster.observer.forced()
+        if await self._ask("remove by force", name):
+            self._count("removed by force")
+            await asyncio.sleep(self._rng.uniform(*LINGER_S))
+            self._retire_removed(name)
+
+    def _goes_on_without(self, name: str, configuration: Configuration) -> bool:
+        rest = [voter for voter in configuration.voters if name_of(voter) != name]
+        whole = [
+            voter
+            for voter in rest
+            if voter not in self._gone and self._cluster.running_id(name_of(voter)) == voter
+        ]
+        return bool(rest) and 2 * len(whole) > len(rest)
+
     def _retire_removed(self, name: str) -> None:
         """Switch it off if no configuration that may be in force needs it."""
         if name in self._cluster.names and name not in self._named():
@@ -288,6 +319,15 @@ class Operator:
                 self._world.restart(name)
             await asyncio.sleep(self._rng.uniform(0, 1))
             await self._ask("add", name)
+
+    async def replace(self, name: str) -> None:
+        """Until it is done: a core whose disk cannot be relied on becomes a new one."""
+        old = self._newest.raft_id_of(name)
+        while self._newest.raft_id_of(name) == old:
+            await self._ask("remove", name, patient=True)
+        self._start_empty(name)
+        while self._newest.raft_id_of(name) not in self._newest.voters:
+            await self._ask("add", name, patient=True)
 
     async def _finish_one(self) -> None:
         """Something that was left half done."""

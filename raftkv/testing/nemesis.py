@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from raftkv.config import Limits
+from raftkv.raft.records import read_batches
 from raftkv.runtime import Space
-from raftkv.testing.disk import SPACE
+from raftkv.testing.disk import SECTOR_BYTES, SPACE, SimDisk
 
 if TYPE_CHECKING:
     from raftkv.testing.world import World
@@ -52,17 +53,20 @@ FAULTS: Mapping[str, float] = {
 DISK_FAULTS: Mapping[str, float] = {
     "fail_syncs": 1,
     "fail_writes": 1,
+    "fail_reads": 1,
 }
 # A disk is full for snapshots only, for a while: no reason to stop. For programs whose files are
 # called as those of a node.
 SPACE_FAULTS: Mapping[str, float] = {
     "fill_disk": 3,
 }
-# A bit of a log or snapshot flips, in what had been synced, while its program is killed and started
-# again. The program must notice and stop; the bit is flipped back before the next start. Only for
-# programs with files named *.wal and *.snap.
+# A bit of a log or snapshot flips, or a sector is lost, in what had been synced, while its program
+# is killed and started again. The program must notice and stop; the damage is mended before the
+# next start. Only for programs with files named *.wal and *.snap. A sector of the newest batch
+# never turns into zeros: nothing tells that from a write that a crash has torn (raft/records.py).
 DAMAGE_FAULTS: Mapping[str, float] = {
     "flip_bit": 1,
+    "lose_sector": 1,
 }
 # What an operator does: the program is asked to end and started again.
 OPERATIONS: Mapping[str, float] = {
@@ -125,11 +129,13 @@ class Nemesis:
         self._down_max = (len(hosts) - 1) // 2 if down_max is None else down_max
         self._can_spare = can_spare or self._few_enough
         self._storming = True
+        # While set, a storm brings nothing new.
+        self.calm = False
         self._rng = random.Random(f"{world.seed}/nemesis{salt}")
         # Hosts that cannot take part at the moment, and until when.
         self._away: dict[str, float] = {}
-        # host -> (file, offset, bit) that is flipped now.
-        self.flipped: dict[str, tuple[str, int, int]] = {}
+        # host -> what mends the damage that its disk has now.
+        self.flipped: dict[str, Callable[[], None]] = {}
         self._actions: dict[str, Callable[[float], bool]] = {
             "reset": self._reset,
             "stall": self._stall,
@@ -147,8 +153,10 @@ class Nemesis:
             "die_at_write": lambda duration_s: self._die(duration_s, "changes"),
             "fail_syncs": lambda duration_s: self._fail_disk(duration_s, "fail_syncs"),
             "fail_writes": lambda duration_s: self._fail_disk(duration_s, "fail_writes"),
+            "fail_reads": lambda duration_s: self._fail_disk(duration_s, "fail_reads"),
             "fill_disk": self._fill_disk,
-            "flip_bit": self._flip_bit,
+            "flip_bit": lambda duration_s: self._damage(duration_s, self._flip_bit),
+            "lose_sector": lambda duration_s: self._damage(duration_s, self._lose_sector),
             "stop": self._stop,
         }
 
@@ -163,8 +171,9 @@ class Nemesis:
         """Faults until cancelled."""
         while True:
             await asyncio.sleep(self._rng.uniform(*self._interval_s))
-            self._storming = True
-            self.strike()
+            if not self.calm:
+                self._storming = True
+                self.strike()
 
     def strike(self) -> str | None:
         """One fault now. Returns its name, None when what was drawn cannot happen."""
@@ -189,6 +198,16 @@ class Nemesis:
             self._unflip(name)
             if not world.host(name).is_up:
                 world.restart(name)
+
+    def take_down(self, name: str, duration_s: float) -> bool:
+        """Kill this one and start it again after so long, unless it or too many are away."""
+        self._forget_returned()
+        host = self._world.host(name)
+        ready = host.is_up and not host.is_paused and name not in self._away
+        if not ready or name in self.flipped or not self._can_spare([*self._away, name]):
+            return False
+        self._away[name] = self._world.loop.now + duration_s
+        return self._kill(name, duration_s, power_cut=False)
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -220,13 +239,16 @@ class Nemesis:
 
     def _victim(self, duration_s: float) -> str | None:
         """A host to take away, unless enough are away already."""
-        now = self._world.loop.now
-        self._away = {name: until for name, until in self._away.items() if until > now}
+        self._forget_returned()
         name = self._up()
         if name is None or name in self._away or not self._can_spare([*self._away, name]):
             return None
-        self._away[name] = now + duration_s
+        self._away[name] = self._world.loop.now + duration_s
         return name
+
+    def _forget_returned(self) -> None:
+        now = self._world.loop.now
+        self._away = {name: until for name, until in self._away.items() if until > now}
 
     def _later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
         world = self._world
@@ -294,8 +316,9 @@ class Nemesis:
 
     def _crash(self, duration_s: float, *, power_cut: bool) -> bool:
         name = self._victim(duration_s)
-        if name is None:
-            return False
+        return name is not None and self._kill(name, duration_s, power_cut=power_cut)
+
+    def _kill(self, name: str, duration_s: float, *, power_cut: bool) -> bool:
         self._world.crash(name, power_cut=power_cut)
         boots = self._world.host(name).boots
         self._later(duration_s, self._restart, name, boots)
@@ -359,14 +382,19 @@ class Nemesis:
         world = self._world
         world.note(name, fault)
         setattr(world.host(name).disk, fault, True)
+        if fault == "fail_reads" and self._rng.random() < 0.5:
+            # A running node reads little: a start reads everything.
+            world.crash(name, power_cut=False)
+            world.restart(name)
         self._later(duration_s, self._repair, name, world.host(name).boots)
         return True
 
     def _repair(self, name: str, boots: int) -> None:
         """A good disk again, and a reboot if the program has stopped itself over the bad one."""
         host = self._world.host(name)
-        was_bad = host.disk.fail_syncs or host.disk.fail_writes
-        host.disk.fail_syncs = host.disk.fail_writes = False
+        disk = host.disk
+        was_bad = disk.fail_syncs or disk.fail_writes or disk.fail_reads
+        disk.fail_syncs = disk.fail_writes = disk.fail_reads = False
         if was_bad and not host.is_up:
             host.disk.crash()
             self._restart(name, boots)
@@ -390,7 +418,8 @@ class Nemesis:
             self._world.note(name, "the disk has room for snapshots")
             self._world.host(name).disk.fail_snapshots = False
 
-    def _flip_bit(self, duration_s: float) -> bool:
+    def _damage(self, duration_s: float, hurt: Callable[[str, str], bool]) -> bool:
+        """The program is killed and started again on a file that was hurt, or on a good one."""
         name = self._victim(duration_s)
         if name is None:
             return False
@@ -398,26 +427,47 @@ class Nemesis:
         world.crash(name, power_cut=False)
         files = {path.rpartition(".")[2]: path for path in disk.paths()}  # the newest of each kind
         paths = [files[kind] for kind in ("wal", "snap") if kind in files]
-        path = self._rng.choice(paths) if paths else ""
-        size = disk.synced_bytes(path) if paths else 0
+        done = bool(paths) and hurt(name, self._rng.choice(paths))
+        world.restart(name)
+        self._later(duration_s, self._unflip, name)
+        return done
+
+    def _flip_bit(self, name: str, path: str) -> bool:
+        disk = self._world.host(name).disk
+        size = disk.synced_bytes(path)
         if size:
             offset, bit = self._rng.randrange(size), self._rng.randrange(8)
             disk.flip_bit(path, offset, bit)
-            self.flipped[name] = (path, offset, bit)
-            world.note(name, f"bit {bit} of byte {offset} of {path} flips")
-        world.restart(name)
-        self._later(duration_s, self._unflip, name)
+            self.flipped[name] = lambda: disk.unflip_bit(path, offset, bit)
+            self._world.note(name, f"bit {bit} of byte {offset} of {path} flips")
         return size > 0
+
+    def _lose_sector(self, name: str, path: str) -> bool:
+        disk = self._world.host(name).disk
+        size = disk.synced_bytes(path)
+        readable = self._rng.random() < 0.5
+        if readable and path.endswith(".wal"):
+            size = min(size, _newest_batch(path, disk))
+        sectors = size // SECTOR_BYTES if readable else -(-size // SECTOR_BYTES)
+        if not sectors:
+            return False
+        sector = self._rng.randrange(sectors)
+        held = disk.lose_sector(path, sector, readable=readable)
+        if readable and not any(held):
+            return False  # it is what it was
+        self.flipped[name] = lambda: disk.mend_sector(path, sector, held)
+        self._world.note(name, f"sector {sector} of {path} is lost")
+        return True
 
     def _unflip(self, name: str) -> None:
         """Good data again, and another start: the program has stopped itself over the bad."""
-        flip = self.flipped.pop(name, None)
+        mend = self.flipped.pop(name, None)
         host = self._world.host(name)
-        if flip is not None and name in self._hosts:
+        if mend is not None and name in self._hosts:
             if host.is_up:
                 self._world.crash(name, power_cut=False)
-            host.disk.unflip_bit(*flip)
-            self._world.note(name, "the bit flips back")
+            mend()
+            self._world.note(name, "its disk is mended")
             self._world.restart(name)
 
     def _stop(self, duration_s: float) -> bool:
@@ -439,3 +489,11 @@ class Nemesis:
     def _jump_wall(self, duration_s: float) -> bool:
         self._world.jump_wall(self._rng.choice(list(self._hosts)), self._rng.randint(-5_000, 5_000))
         return True
+
+
+def _newest_batch(path: str, disk: SimDisk) -> int:
+    """Where the newest batch of a log's segment begins; 0 if there is no other one in it."""
+    data = bytes(disk.platter(path) or b"")
+    number = int(path.rpartition("/")[2].partition(".")[0])
+    batches = list(read_batches(path, data, number, last=True))
+    return batches[-1].offset if len(batches) > 1 else 0

@@ -175,6 +175,10 @@ class Observer:
                 break
         return found
 
+    def forced(self) -> None:
+        """A change of the members is forced: the state need not know of it before it is made."""
+        self._committed_by = None
+
     def begin_anew(self, wal: Wal) -> int:
         """The cluster goes on from this log alone (disaster.py): forget what it does not hold.
 
@@ -224,6 +228,8 @@ class Observer:
                     f"{name} lets {added} vote: it lacks {lack} entries",
                 )
         self._marks.hit("members changed")
+        if frozenset(new.distrusted) - frozenset(old.distrusted):
+            self._marks.hit("voter distrusted")
 
     # -- elections
 
@@ -245,7 +251,8 @@ class Observer:
 
     def _elected(self, name: str, engine: Engine) -> None:
         term, wal = engine.term, engine.wal
-        voters = self._voters(name, engine)
+        configuration = self._configuration(name, engine)
+        voters = configuration.voters
         life = (name, self._world.host(name).boots)
         # A lone voter may lead a term again if it crashed before that term was on its disk.
         if len(voters) > 1 or self._leaders.get(term, life)[0] != name:
@@ -257,7 +264,12 @@ class Observer:
         if engine.me not in voters:
             self._violated("election by a majority", f"{name} leads and votes not: {voters}")
         if len(voters) > 1:
-            granted = [v for v in voters if self.promises.voted(v, term) == engine.me]
+            granted = [
+                voter
+                for voter in voters
+                if voter not in configuration.distrusted
+                and self.promises.voted(voter, term) == engine.me
+            ]
             if 2 * len(granted) <= len(voters):
                 self._violated(
                     "election by a majority",
@@ -277,7 +289,7 @@ class Observer:
         if wal.last_index > engine.commit:
             self._marks.hit("uncommitted entry survived an election")
 
-    def _voters(self, name: str, engine: Engine) -> tuple[str, ...]:
+    def _configuration(self, name: str, engine: Engine) -> Configuration:
         """By whom the engine counts, which must be what its log says."""
         known = self.configuration_in(engine.wal)
         if known != engine.configuration:
@@ -285,7 +297,7 @@ class Observer:
                 "configuration from the log",
                 f"{name} counts by {engine.configuration}, its log says {known}",
             )
-        return known.voters
+        return known
 
     def _check_leases(self, name: str, term: int) -> None:
         """By its own clock, no former leader may still answer reads from its memory.
@@ -368,11 +380,11 @@ class Observer:
                     f"{name} leads term {term} and commits entry {commit} of term "
                     f"{wal.term_at(commit)} by counting",
                 )
-            voters = self._voters(name, engine)
-            self.promises.committed(name, engine, commit, voters)
+            configuration = self._configuration(name, engine)
+            self.promises.committed(name, engine, commit, configuration)
             if self._committed_by is not None:
                 for index in range(seen.commit + 1, commit + 1):
-                    self._committed_by.setdefault(index, frozenset(voters))
+                    self._committed_by.setdefault(index, frozenset(configuration.voters))
 
     def applying(self, name: str, index: int, announced: tuple[str, ...]) -> None:
         """What the state takes for voters, at an entry that a leader has committed by counting."""

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from raftkv.raft import wire
-from raftkv.raft.membership import name_of
+from raftkv.raft.membership import Configuration, name_of
 from raftkv.raft.records import entry_record, hard_state_record
 from raftkv.raft.transport import Link
 from raftkv.raft.wal import Entry
@@ -98,6 +98,10 @@ class Promises:
     def acknowledged(self, raft_id: str) -> int:
         """The last entry that this raft id has acknowledged."""
         return self._of(raft_id).index
+
+    def rolled_back(self, raft_id: str) -> None:
+        """Its disk holds what it held some time ago (rollback.py): nothing is asked of it."""
+        self._by_id[raft_id] = _Promised()
 
     def _of(self, raft_id: str) -> _Promised:
         promised = self._by_id.get(raft_id)
@@ -206,9 +210,13 @@ class Promises:
 
     # -- commits
 
-    def committed(self, name: str, engine: Engine, index: int, voters: tuple[str, ...]) -> None:
-        """The leader on `name` has just committed entries up to `index`; these are to count."""
-        told = [v for v in voters if v == engine.me or self._of(v).index >= index]
+    def committed(self, name: str, engine: Engine, index: int, by: Configuration) -> None:
+        """The leader on `name` has just committed entries up to `index` by this configuration.
+
+        A distrusted voter counts in the size of the majority, and for nothing else.
+        """
+        voters, counted = by.voters, [voter for voter in by.voters if by.trusts(voter)]
+        told = [v for v in counted if v == engine.me or self._of(v).index >= index]
         if 2 * len(told) <= len(voters):
             self._violated(
                 "commit by a majority",
@@ -217,7 +225,7 @@ class Promises:
         if not self._synced or index % SAMPLE or index <= engine.wal.base_index:
             return
         entry = engine.wal.entries(index, index)[0]
-        holding = [voter for voter in voters if self._still_holds(voter, entry)]
+        holding = [voter for voter in counted if self._still_holds(voter, entry)]
         if 2 * len(holding) <= len(voters):
             self._violated(
                 "quorum on disk",

@@ -32,6 +32,7 @@ from raftkv.testing.nemesis import (
 from raftkv.testing.network import NetworkOptions
 from raftkv.testing.planted import planted
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
+from raftkv.testing.variations import Variations
 from raftkv.testing.window_check import checked_answers, small_windows
 from raftkv.testing.workload import Heavy
 from raftkv.testing.world import WorldOptions
@@ -54,6 +55,14 @@ SPACE_SHARE = 0.3
 CORRUPT_SHARE = 0.3
 # In so many a client's transactions look at as much as they may, and more (costly.py).
 COSTLY_SHARE = 0.2
+# In so many work takes processor time; limits differ between nodes and change; nodes begin with the
+# former software; one core of three gets an old image of its disk.
+CHARGED_SHARE = 0.15
+VARIETY_SHARE = 0.25
+UPGRADE_SHARE = 0.12
+ROLLBACK_SHARE = 0.5
+# What a command needs beside the largest value: key, envelope, and a batch's head.
+COMMAND_BYTES_LEFT = 200
 # How long faults then go on.
 AFTERMATH_S = 5.0
 
@@ -84,6 +93,7 @@ class Scenario:
     corrupt: bool = False
     costly: bool = False
     heavy: Heavy | None = None
+    more: Variations = field(default_factory=Variations)
 
     def __str__(self) -> str:
         tiny = "" if self.limits == Limits() else ", tiny limits"
@@ -95,6 +105,7 @@ class Scenario:
         early += ", then a core is damaged" if self.corrupt else ""
         early += ", costly transactions" if self.costly else ""
         early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
+        early += str(self.more)
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
             f"every {self.interval_s[0]:g} to {self.interval_s[1]:g} s, up to "
@@ -164,7 +175,45 @@ def draw(
     if drawn_scenario.members and not drawn_scenario.disaster:
         corrupt = random.Random(f"{seed}/is corrupt").random() < CORRUPT_SHARE
         drawn_scenario = replace(drawn_scenario, corrupt=corrupt)
-    return _with_full_disks(drawn_scenario)
+    return _with_more(_with_full_disks(drawn_scenario))
+
+
+def _with_more(scenario: Scenario) -> Scenario:
+    """What some runs have beside; each drawn by itself, so that the rest stays as it is."""
+    seed = scenario.seed
+
+    def happens(what: str, share: float) -> bool:
+        return random.Random(f"{seed}/{what}").random() < share
+
+    # Cores compare their states from the newest format on, so a damaged one belongs to such a run.
+    upgraded = happens("upgraded", UPGRADE_SHARE) and not scenario.corrupt
+    # A leader that has noticed a loss must last until its flag is committed, which needs the newest
+    # core format; and a core's old image is put back into the cluster that it was taken from.
+    rolled_back = (
+        happens("rolled back", ROLLBACK_SHARE)
+        and scenario.cores == 3
+        and not (scenario.members or scenario.early or scenario.messages or upgraded)
+    )
+    charged = happens("charged", CHARGED_SHARE) and not scenario.early
+    return replace(
+        scenario,
+        heavy=_laden(scenario.limits) if charged else None,
+        more=Variations(charged, happens("variety", VARIETY_SHARE), upgraded, rolled_back),
+    )
+
+
+def _laden(limits: Limits) -> Heavy:
+    """Some keys to compare, and values of any size that a command may have."""
+    tiny = limits.command_bytes_max < Limits().command_bytes_max
+    keys = 1_000 if tiny else 10_000
+    return Heavy(
+        keys=keys,
+        value_bytes_max=limits.command_bytes_max - COMMAND_BYTES_LEFT,
+        large_share=0.05,
+        compare_share=0.005,
+        compared_keys=keys * 9 // 10,
+        fill_keys=20 if tiny else 100,
+    )
 
 
 def _with_full_disks(scenario: Scenario) -> Scenario:
@@ -198,6 +247,7 @@ def heavy(seed: int) -> Scenario:
         faults=_faults(rng, 3),
         interval_s=(0.5, 2.0),
         heavy=Heavy(),
+        more=Variations(charged=True),
     )
 
 
@@ -351,6 +401,7 @@ def _cluster_of(scenario: Scenario, seed: int, deliveries: bool) -> SimulatedClu
         early=scenario.early,
         hostile=scenario.hostile,
         heavy=scenario.heavy,
+        more=scenario.more,
     )
     if scenario.costly:
         cluster.costly = Costly(cluster, random.Random(f"{seed}/costly"))
@@ -373,6 +424,9 @@ def _count(cluster: SimulatedCluster, result: Result) -> None:
     result.marks = cluster.marks.counts
     if cluster.nemesis is not None:
         result.faults = Counter(cluster.nemesis.counts)
+        cluster.marks.hit("sector lost at rest", result.faults["lose_sector"])
+    refused = sum(host.disk.read_failures_total for host in cluster.world.hosts.values())
+    cluster.marks.hit("read refused by the disk", refused)
     if cluster.operator is not None:
         result.faults += Counter(cluster.operator.counts)
     if cluster.harsh is not None:

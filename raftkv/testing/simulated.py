@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
@@ -47,6 +47,7 @@ from raftkv.parts import CorePart
 from raftkv.plugin import Plugin
 from raftkv.replica import Replica
 from raftkv.runtime import Runtime
+from raftkv.state.core import Core
 from raftkv.testing import current
 from raftkv.testing.charges import Charges
 from raftkv.testing.corrupting import CHECK_S, watch_alarms
@@ -63,6 +64,10 @@ from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
 from raftkv.testing.patching import around
 from raftkv.testing.process import PROCESS
+from raftkv.testing.rollback import Rollback
+from raftkv.testing.upgrade import Upgrade
+from raftkv.testing.variations import Variations
+from raftkv.testing.varied import differ, varied
 from raftkv.testing.watchers import Watchers
 from raftkv.testing.workload import QUIET_S, Heavy, Workload
 from raftkv.testing.world import NotReached, World, WorldOptions
@@ -99,7 +104,7 @@ class SimulatedCluster:
     reorders single messages between cores (harsh.py). With `members`, cores come and go in it.
     With `early`, entering does not wait for a cluster: a storm then meets its founding. With
     `hostile`, a program that is no member troubles the nodes during a storm (hostile.py). With
-    `heavy`, there is more to do, and work takes processor time (charges.py).
+    `heavy`, there is more to do; `more` is what else there is (variations.py).
 
     `names` are the nodes in service now; operators and faults look at it anew each time. With
     `costly` set, a client's transactions look at as much as they may during a storm, and more.
@@ -127,6 +132,7 @@ class SimulatedCluster:
         hostile: bool = False,
         lies: bool = False,
         heavy: Heavy | None = None,
+        more: Variations | None = None,
     ) -> None:
         self.seed = seed
         self.world = world or World(seed, options)
@@ -134,18 +140,7 @@ class SimulatedCluster:
         self._plugins = list(plugins)
         self.cores = [f"core{number}" for number in range(1, cores + 1)]
         self.names = self.cores + [f"replicant{number}" for number in range(1, replicants + 1)]
-        self._base = NodeConfig(
-            name="",
-            dir="",
-            peer_address="",
-            cores={},
-            insecure=True,
-            fsync=fsync,
-            plugins=(),
-            corruption_check_s=CHECK_S,
-            raft=raft or RaftTimes(),
-            limits=limits or Limits(),
-        )
+        self._base = _base(fsync, raft, limits)
         self.configs = {name: self._config(name, self.cores) for name in self.names}
         # The cores that a node knew from its configuration when it was last started.
         self.started_with: dict[str, tuple[str, ...]] = {}
@@ -163,7 +158,12 @@ class SimulatedCluster:
         self.watchers, self.holders = Watchers(*seen_by), LeaseHolders(*seen_by)
         self.hostile = Hostile(self, random.Random(f"{seed}/hostile"), lies=lies)
         self._is_hostile, self._heavy = hostile, heavy
-        self.operator = Operator(self, random.Random(f"{seed}/operator")) if members else None
+        self._more = more or Variations()
+        self._changes_members = members
+        self.operator: Operator | None = None
+        self.upgrade: Upgrade | None = None
+        self._rollback: Rollback | None = None
+        self._employ_operators()
         # Every name that a core may ever have here.
         self.core_names = list(self.cores)
         if members:
@@ -197,7 +197,7 @@ class SimulatedCluster:
             enter(self.harsh)
         enter(around(Replica, "apply", self._wrap_apply))
         enter(around(Replica, "_apply_slice", self._wrap_slice))
-        if self._heavy is not None:
+        if self._more.charged:
             enter(Charges(self.marks))
         enter(watch_alarms(self))
         enter(self.world)
@@ -239,6 +239,26 @@ class SimulatedCluster:
         )
         return with_cores(config, cores, PORT)
 
+    def _drawn_config(self, name: str) -> NodeConfig:
+        """What the node goes by from this start on."""
+        config = self.configs[name]
+        if self._more.differing:
+            boots = self.world.host(name).boots
+            config = varied(config, random.Random(f"{self.seed}/{name}/{boots}/varied"))
+            if any(differ(config, other.config) for other in self.nodes.values()):
+                self.marks.hit("limits differ between nodes")
+        return config
+
+    def _employ_operators(self) -> None:
+        """Those whose work this cluster has."""
+        seed, more = self.seed, self._more
+        if self._changes_members or more.rolled_back:
+            self.operator = Operator(self, random.Random(f"{seed}/operator"))
+        if more.upgraded:
+            self.upgrade = Upgrade(self, random.Random(f"{seed}/upgrade"))
+        if more.rolled_back:
+            self._rollback = Rollback(self, random.Random(f"{seed}/rollback"))
+
     def employ(self, name: str, cores: Sequence[str]) -> None:
         """Start a machine of this name; its configuration names these cores and itself."""
         self.configs[name] = self._config(name, cores)
@@ -256,11 +276,14 @@ class SimulatedCluster:
         self.nodes.pop(name, None)
         self.started_with[name] = tuple(self.configs[name].cores)
         self._failures_at_start[name] = self.world.host(name).disk.failures_total
-        node = Node(self.configs[name], plugins=self._plugins, runtime=runtime)
+        known = Core.version if self.upgrade is None else self.upgrade.knows(name)
+        node = Node(
+            self._drawn_config(name), plugins=self._plugins, runtime=runtime, core_format_max=known
+        )
         try:
             async with node:
                 if self.nemesis is not None and name in self.nemesis.flipped:
-                    self.violated("damage noticed", f"{name} starts on a file with a flipped bit")
+                    self.violated("damage noticed", f"{name} starts on a file that was hurt")
                 self.nodes[name] = node
                 # Shielded: being asked to end must not look like a fault of the node.
                 raise await asyncio.shield(node.fault)
@@ -408,12 +431,15 @@ class SimulatedCluster:
         with self.judging(), contextlib.ExitStack() as during:
             if self.harsh is not None:
                 during.enter_context(self.harsh.during(self.world))
-            if self.operator is not None:
+            if self._changes_members and self.operator is not None:
                 operator = self.world.spawn(self.operator.storm(), "operator")
                 during.callback(operator.cancel)
             if self.costly is not None:
                 costly = self.world.spawn(self.costly.storm(), "costly client")
                 during.callback(costly.cancel)
+            for beside in (self.upgrade, self._rollback):
+                if beside is not None:
+                    during.callback(self.world.spawn(beside.storm(), "beside").cancel)
             if self._is_hostile:
                 self.world.start(HOST, self.hostile.program)
                 during.callback(self.world.crash, HOST, power_cut=False)
@@ -429,17 +455,24 @@ class SimulatedCluster:
 
     def settle_members(self, timeout_s: float = HEAL_S) -> None:
         """After healing the operator ends what was begun (members.py)."""
-        if self.operator is not None:
-            finishing = self.world.spawn(self.operator.finish(), "operator")
-            with self.judging():
-                self.world.wait(
-                    lambda: [self._revived(), finishing.done()][-1],
-                    timeout_s,
-                    "the members as the operator wants them after healing",
-                )
-        else:
+        for beside in (self._rollback, self.operator):
+            if beside is not None:
+                what = "the members as the operator wants them after healing"
+                self._complete(beside.finish(), timeout_s, what)
+        if self.operator is None:
             with self.judging():
                 self.world.wait(self._revived, timeout_s, "every node ready after healing")
+
+    def _complete(self, finishing: Coroutine[Any, Any, None], timeout_s: float, what: str) -> None:
+        """Let something end that was begun; meanwhile nodes that stop themselves are started."""
+        task = self.world.spawn(finishing, "finish")
+        with self.judging():
+            self.world.wait(lambda: [self._revived(), task.done()][-1], timeout_s, what)
+
+    def _settle_upgrade(self, timeout_s: float) -> None:
+        if self.upgrade is not None:
+            what = "every node at the newest core format after healing"
+            self._complete(self.upgrade.finish(), timeout_s, what)
 
     def settle(self, timeout_s: float = HEAL_S) -> None:
         """The healed cluster must make progress and agree; then everything is checked."""
@@ -447,6 +480,7 @@ class SimulatedCluster:
         healed_at = world.loop.now
         if self.operator is not None:
             self.settle_members(timeout_s)
+        self._settle_upgrade(timeout_s)
         with self.judging():
             world.wait(
                 lambda: self._revived() and self.load.acknowledged_at > healed_at,
@@ -534,3 +568,19 @@ class SimulatedCluster:
         """The core's part of a running core."""
         part = self.nodes[name]._part if self.is_up(name) else None
         return part if isinstance(part, CorePart) else None
+
+
+def _base(fsync: Literal["on", "off"], raft: RaftTimes | None, limits: Limits | None) -> NodeConfig:
+    """What the configurations of all nodes have in common."""
+    return NodeConfig(
+        name="",
+        dir="",
+        peer_address="",
+        cores={},
+        insecure=True,
+        fsync=fsync,
+        plugins=(),
+        corruption_check_s=CHECK_S,
+        raft=raft or RaftTimes(),
+        limits=limits or Limits(),
+    )

@@ -54,22 +54,26 @@ LEASE_SHARE = 0.5
 # Chance that a client asks for the outcome of a write that ended unknown.
 ASK_PROBABILITY = 0.5
 # What a heavy load has beside (see Heavy): keys of this prefix, written once before the clients
-# start, so many in one transaction.
+# start.
 BULK = b"bulk/"
-BULK_TXN_KEYS = 100
+# A value that is larger than this share of the largest one is worth a mark.
+LARGE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Heavy:
-    """`keys` are there before the clients start. Single writes carry up to `value_bytes_max`, every
-    power of two as likely as the next; so many of all operations compare a range of
-    `compared_keys` before they write.
+    """`keys` are there before the clients start, written `fill_keys` at a time.
+
+    Of the single writes `large_share` carry up to `value_bytes_max`, every power of two as likely
+    as the next; so many of all operations compare a range of `compared_keys` before they write.
     """
 
     keys: int = 100_000
     value_bytes_max: int = 64 * 1024
+    large_share: float = 1.0
     compare_share: float = 0.0005
     compared_keys: int = 10_000
+    fill_keys: int = 100
 
 
 class Workload:
@@ -201,13 +205,20 @@ class Workload:
             self._shows(node, result.revision)
 
     def _value_bytes(self, heavy: Heavy) -> int:
-        return int(heavy.value_bytes_max ** self._rng.random())
+        """Of a single write. A node with lower limits than others may refuse it (varied.py)."""
+        if heavy.large_share < 1 and self._rng.random() >= heavy.large_share:
+            return 0
+        size = int(heavy.value_bytes_max ** self._rng.random())
+        if size > LARGE_SHARE * heavy.value_bytes_max:
+            self._marks.hit("value near the limit")
+        return size
 
     async def fill(self, name: str, node: Node) -> None:
         """Write the keys that a heavy load begins with."""
         keys = 0 if self._heavy is None else self._heavy.keys
-        for first in range(0, keys, BULK_TXN_KEYS):
-            numbers = range(first, min(keys, first + BULK_TXN_KEYS))
+        step = 1 if self._heavy is None else self._heavy.fill_keys
+        for first in range(0, keys, step):
+            numbers = range(first, min(keys, first + step))
             puts = [PutOp(BULK + b"%08d" % number, b"%d" % number) for number in numbers]
             await self._world.call(name, node.kv.txn([], puts, [], timeout_s=TIMEOUT_S))
 

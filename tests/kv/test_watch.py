@@ -305,6 +305,21 @@ def test_a_slow_user_is_cut_off_and_resumes_without_a_gap_or_a_double(node: Fake
     assert found == list(range(3, node.revision + 1))
 
 
+def test_a_slow_watch_resumes_behind_all_that_it_was_shown_while_it_was_idle(
+    node: FakeNode,
+) -> None:
+    node.hub.bound_buffers(2, 1000)
+    watch = node.watch(b"a")
+    for _ in range(3):
+        node.put(b"b")
+    node.run()
+    assert watch.revision == 4
+    for _ in range(3):
+        node.put(b"a")
+    node.run()
+    assert (ended(watch).reason, ended(watch).resume_revision) == ("slow", 5)
+
+
 def test_bytes_count_too_and_an_empty_buffer_takes_anything(node: FakeNode) -> None:
     watch = node.watch()
     node.put(b"a", bytes(BUFFER_BYTES_MAX + 1))

@@ -10,6 +10,7 @@ from raftkv.testing.process import PROCESS
 from raftkv.testing.runtime import SimRuntime
 from raftkv.testing.scenario import heavy, run_seed
 from raftkv.testing.simulate import main
+from raftkv.testing.variations import Variations
 from raftkv.testing.workload import Heavy
 from raftkv.testing.world import World
 
@@ -69,6 +70,7 @@ def test_a_heavy_load_has_long_entries_and_breaks_no_promise() -> None:
         heavy(1),
         rate_per_s=300.0,
         heavy=Heavy(keys=10_000, compare_share=0.02, compared_keys=9_000),
+        more=Variations(charged=True),
     )
     result = run_seed(1, seconds=1.0, scenario=scenario)
     assert not result.check, result.message

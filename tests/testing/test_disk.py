@@ -255,6 +255,41 @@ def test_a_flipped_bit_stays_flipped() -> None:
     assert sum(byte.bit_count() for byte in get(disk, "d/a")) == 2
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_lost_sector_stays_lost_until_it_is_mended(readable: bool) -> None:
+    disk = new_disk()
+    whole = bytes(range(1, 251)) * 6
+    put(disk, "d/a", whole)
+    held = disk.lose_sector("d/a", 1, readable=readable)
+    assert held == whole[SECTOR_BYTES : 2 * SECTOR_BYTES]
+    disk.crash()
+    if readable:
+        lost = whole[:SECTOR_BYTES] + bytes(SECTOR_BYTES) + whole[2 * SECTOR_BYTES :]
+        assert get(disk, "d/a") == lost
+    else:
+        with pytest.raises(OSError, match="failed to read"):
+            get(disk, "d/a")
+        assert disk.open("d/a", "r").pread(0, SECTOR_BYTES) == whole[:SECTOR_BYTES]
+        assert disk.read_failures_total == 1
+    disk.mend_sector("d/a", 1, held)
+    assert get(disk, "d/a") == whole
+
+
+def test_a_disk_that_is_put_back_holds_what_was_durable_then() -> None:
+    disk = new_disk()
+    put(disk, "d/a", b"old")
+    put(disk, "d/b", b"not durable", durable=False)
+    copy = disk.platters()
+    put(disk, "d/a", b"new")
+    put(disk, "d/c", b"later")
+    disk.crash()
+    disk.roll_back(copy)
+    assert disk.listdir("d") == ["a"]
+    assert get(disk, "d/a") == b"old"
+    disk.crash()
+    assert get(disk, "d/a") == b"old"
+
+
 def test_the_power_can_fail_between_two_operations() -> None:
     disk = new_disk()
     disk.changes_left = 2

@@ -1,0 +1,23 @@
+"""What a simulated cluster may have beside its faults."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Variations"]
+
+
+class Variations(NamedTuple):
+    """`charged`: work takes processor time (charges.py). `differing`: limits and time-outs differ
+    between nodes and change (varied.py). `upgraded`: all nodes begin with the former software
+    (upgrade.py). `rolled_back`: one core's disk is put back to what it held (rollback.py).
+    """
+
+    charged: bool = False
+    differing: bool = False
+    upgraded: bool = False
+    rolled_back: bool = False
+
+    def __str__(self) -> str:
+        texts = ("work takes time", "limits differ", "an upgrade", "a disk is rolled back")
+        return "".join(f", {text}" for text, happens in zip(texts, self, strict=True) if happens)
