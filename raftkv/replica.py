@@ -86,6 +86,13 @@ class Replica:
     def frees_room(self, command: bytes) -> bool:
         return frees_room(command)
 
+    def estimate(self, command: bytes) -> int:
+        return self.machine.estimate(command)
+
+    @property
+    def costly_marks(self) -> tuple[bytes, ...]:
+        return self.machine.costly_marks
+
     def apply(self, index: int, body: bytes, term: int) -> Iterator[None] | None:
         """Apply a first slice of an entry; the iterator applies the rest of it, if there is any."""
         slices = self.machine.slices(index, body, term)

@@ -46,6 +46,13 @@ class Application(Protocol):
     def frees_room(self, command: bytes) -> bool:
         """Whether a leader with a full disk still takes this command."""
 
+    def estimate(self, command: bytes) -> int:
+        """About how many rows a command will look at; for the order of commands only."""
+
+    @property
+    def costly_marks(self) -> tuple[bytes, ...]:
+        """Bytes of which one stands near the beginning of each command that may be costly."""
+
     def apply(self, index: int, body: bytes, term: int) -> Iterator[None] | None:
         """Apply the commands of the entry at `index`, which was appended in `term`.
 

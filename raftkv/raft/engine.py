@@ -420,9 +420,14 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
             self.application.progressed()
         if applied:
             self.snapshotting.tick()
-        if self._inbox:
+        if self._inbox or (applied and self._leader_holds_back):
             self.kick()
         self.arm()
+
+    @property
+    def _leader_holds_back(self) -> bool:
+        """Whether commands wait, perhaps for others to be applied (composition.py)."""
+        return self.leading is not None and self.leading.waiting[0] > 0
 
     def _handle(self, sender: str, message: wire.Message, now: float) -> None:
         """Route one message. Terms are settled by the handler of its kind (rule 21)."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import wire
 from .append import quorum_index
 from .changing import CAUGHT_UP_ENTRIES, distrust
+from .composition import FLIGHT_ROWS, Composition
 from .election import quorum_alive, quorum_time
 from .membership import name_of
 from .progress import Flow, Progress
@@ -49,8 +50,10 @@ class Leading:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._commands: deque[bytes] = deque()
-        self._commands_bytes = 0
+        self._commands = Composition(engine.application.estimate)
+        # (index, rows) of entries with costly commands that are not applied, and these rows.
+        self._costly: deque[tuple[int, int]] = deque()
+        self._costly_rows = 0
         # (index, bytes, when) of the batches appended here that are not committed (rule 31).
         self._uncommitted: deque[tuple[int, int, float]] = deque()
         self._uncommitted_bytes = 0
@@ -122,10 +125,9 @@ class Leading:
 
     def propose(self, commands: Sequence[bytes]) -> bool:
         """Queue commands. False if as much waits already as may be uncommitted (rule 31)."""
-        if self._commands_bytes >= self._engine.limits.uncommitted_bytes_max:
+        if self._commands.bytes >= self._engine.limits.uncommitted_bytes_max:
             return False
-        self._commands.extend(commands)
-        self._commands_bytes += sum(map(len, commands))
+        self._commands.add(commands)
         return True
 
     def wake_at(self) -> float:
@@ -139,7 +141,7 @@ class Leading:
     @property
     def waiting(self) -> tuple[int, int]:
         """Commands that wait for an entry, and their bytes."""
-        return len(self._commands), self._commands_bytes
+        return self._commands.commands, self._commands.bytes
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -224,7 +226,7 @@ class Leading:
             self._advance_commit()
         if self._forgetful:
             self._distrust()
-        if self._commands and self._heir is None:
+        if self._commands.commands and self._heir is None:
             self._append_batches()
         may_read = engine.commit >= self.first_index
         if may_read and self.reads.start(engine.commit, self._round):
@@ -279,22 +281,34 @@ class Leading:
                 engine.append_configuration(proposed)
 
     def _append_batches(self) -> None:
-        """All waiting commands become entries, none larger than the limit (rule 31)."""
+        """What waits becomes entries, none larger than the limits (rule 31, composition.py)."""
         engine, commands = self._engine, self._commands
-        limit = engine.limits.batch_bytes_max
-        while commands and self._uncommitted_bytes < engine.limits.uncommitted_bytes_max:
-            batch = [commands.popleft()]
-            size = len(batch[0])
-            while commands and size + len(commands[0]) <= limit and len(batch) < BATCH_COMMANDS_MAX:
-                size += len(commands[0])
-                batch.append(commands.popleft())
-            self._commands_bytes -= size
+        limits, marks = engine.limits, engine.application.costly_marks
+        while commands.commands and self._uncommitted_bytes < limits.uncommitted_bytes_max:
+            batch = commands.take(
+                limits.batch_bytes_max, BATCH_COMMANDS_MAX, self._flight_rows(), marks
+            )
+            if not batch:
+                return  # until costly commands of earlier entries are applied
             payload = b"\x00" + engine.application.seal(batch)
             index = engine.wal.last_index + 1
             engine.wal.append(payload, index, engine.term)
             self._uncommitted.append((index, len(payload), self._now))
             self._uncommitted_bytes += len(payload)
+            if commands.taken_rows:
+                self._costly.append((index, commands.taken_rows))
+                self._costly_rows += commands.taken_rows
             engine.counts.batch_commands.observe(len(batch))
+
+    def _flight_rows(self) -> int:
+        """The rows of the costly commands that are appended and not applied here.
+
+        Those in entries of earlier terms are not known: until these are applied, as many as may be.
+        """
+        applied, costly = self._engine.applied, self._costly
+        while costly and costly[0][0] <= applied:
+            self._costly_rows -= costly.popleft()[1]
+        return FLIGHT_ROWS if applied < self.first_index else self._costly_rows
 
     # -- replication
 

@@ -453,6 +453,8 @@ class StateMachine:
         for routed in self._all.values():
             routed.open_gate(gated=self.core_format >= QUOTA_FORMAT)
         self._active = active
+        #: The tags of the active plugins' costly commands; every encoding of one contains its tag.
+        self.costly_marks = tuple(tag for routed in active.values() for tag in routed.costly_tags)
 
     def _members_changed(self, change: MemberChange) -> None:
         for name in sorted(self._active):

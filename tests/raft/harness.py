@@ -113,6 +113,13 @@ class RecordingApplication:
     def frees_room(self, command: bytes) -> bool:
         return command.startswith(b"delete")
 
+    costly_marks = (b"costly",)
+
+    def estimate(self, command: bytes) -> int:
+        """A costly command names its rows: costly-5000."""
+        _, found, rows = command.partition(b"costly-")
+        return int(rows) if found else 1
+
     def apply(self, index: int, body: bytes, term: int) -> None:
         self.skip(index)
         self.terms[index] = term
