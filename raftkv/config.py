@@ -158,6 +158,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Streams at once, watches and keep-alives: they hold their connections for good, and half of
     # the connections is left for requests.
     streams_max: int = 2048
+    # Bytes of answers that are written or not yet taken by their clients, over all connections: two
+    # of the largest one (256 MiB).
+    answer_bytes_max: int = 512 * MIB
     # Watches on one stream, about a kilobyte each, without what waits in their buffers.
     stream_watches_max: int = 1000
     # Request line and headers of one request. Apache and nginx allow 8 KiB a line, Node.js 16 KiB

@@ -48,6 +48,7 @@ from .gateway import Gateway
 from .health import Health
 from .hot import Known
 from .lease_words import LeaseWords
+from .outgoing import Outgoing
 from .ports import DoorNode, SessionBinder, Writer
 from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, stream_out
 from .streams import STREAM, Stream, serve_stream
@@ -116,7 +117,8 @@ class App:
         self.streams = 0
         self.requests_total = 0
         self.refused = {"requests_max": 0, "streams_max": 0, "body_bytes_max": 0}
-        gateway = Gateway(node, self._headers)
+        self.outgoing = Outgoing(self.limits.answer_bytes_max)
+        gateway = Gateway(node, self._headers, self.outgoing)
         leases = LeaseWords(node, self._headers)
         cluster = ClusterWords(node, self._headers, scheme)
         self._writing: dict[str, WritingWord] = {
@@ -190,6 +192,8 @@ class App:
             return
         try:
             answer = await self.run(self._bound(path, scope), body)
+            if path in self._reading and (refusal := self.refusal_of(answer)) is not None:
+                raise refusal
         except Exception as error:
             await self._fail(send, self.failure(path, error))
             return
@@ -209,8 +213,17 @@ class App:
             self.refused["requests_max"] += 1
             limit = self.limits.requests_max
             raise Busy(f"{limit} requests are under way (http.requests_max): try again later")
+        self.outgoing.require_room()
         self.requests += 1
         self.requests_total += 1
+
+    def refusal_of(self, answer: bytes) -> Busy | None:
+        """Why the answer of a read is not given: too much is under way."""
+        try:
+            self.outgoing.require_room(len(answer))
+        except Busy as busy:
+            return busy
+        return None
 
     def _bound(self, path: str, scope: Message) -> Word:
         """The word of a path, writing under a client session if the headers name one."""
@@ -270,7 +283,13 @@ class App:
             else:
                 answers, on_stop = self._keep_alive, None
             await serve_stream(
-                answers, scope, receive, send, stopping=self._stopping, on_stop=on_stop
+                answers,
+                scope,
+                receive,
+                send,
+                stopping=self._stopping,
+                on_stop=on_stop,
+                room=self.outgoing.room,
             )
         finally:
             self.streams -= 1
@@ -389,7 +408,14 @@ class App:
                 self.streams += 1
                 scope[STREAM] = True
                 try:
-                    await stream_out(response, response.stream, receive, send, self._stopping)
+                    await stream_out(
+                        response,
+                        response.stream,
+                        receive,
+                        send,
+                        self._stopping,
+                        self.outgoing.room,
+                    )
                 finally:
                     self.streams -= 1
             else:
@@ -422,8 +448,13 @@ class App:
         whole = [*headers, (b"content-length", b"%d" % len(body))]
         if status in (429, 503):
             whole.append(RETRY_AFTER)
-        await send({"type": "http.response.start", "status": status, "headers": whole})
-        await send({"type": "http.response.body", "body": body})
+        # While it waits until the client has taken the one before it, it is held here.
+        self.outgoing.moved(len(body))
+        try:
+            await send({"type": "http.response.start", "status": status, "headers": whole})
+            await send({"type": "http.response.body", "body": body})
+        finally:
+            self.outgoing.moved(-len(body))
 
 
 def _numbering(scope: Message) -> dict[bytes, bytes]:

@@ -59,6 +59,8 @@ BODY_PIECE_BYTES: Final = 4096
 _CLOSED: Final = b"content-length: 0\r\nconnection: close\r\n\r\n"
 _HEAD_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSED
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSED
+#: The one path of the fast way that reads: its answer may be taken back.
+_RANGE: Final = b"/v3/kv/range"
 _HEAD_END: Final = b"\r\n\r\n"
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _OF_A_BODY: Final = frozenset((b"content-length", b"transfer-encoding"))
@@ -132,6 +134,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._unread_bytes = 0
         self._unread_since = 0.0
         self._path = b""
+        # What counts as not sent in `app.outgoing`.
+        self._unsent = 0
 
     # -- connection
 
@@ -150,6 +154,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
+        self._state.app.outgoing.moved(-self._unsent)
+        self._unsent = 0
         self._held.clear()
         # The class above tells the newest request only.
         waiting = [cycle for cycle, _ in self.pipeline]
@@ -159,6 +165,17 @@ class BoundedHttp(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._count_unsent()
+
+    def _count_unsent(self) -> None:
+        """What the client has not taken counts for the limit of all connections (outgoing.py)."""
+        unsent = 0 if self.transport.is_closing() else self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._state.app.outgoing.moved(unsent - self._unsent)
+            self._unsent = unsent
 
     def shutdown(self) -> None:
         if self._hot:
@@ -177,6 +194,7 @@ class BoundedHttp(HttpToolsProtocol):
     def check(self, now: float) -> None:
         """Cut the connection if it has been too slow, or idle for too long."""
         limits = self._state.limits
+        self._count_unsent()
         if self._takes_nothing(now):
             self._state.refused["send_timeout_s"] += 1
             self.transport.abort()
@@ -389,7 +407,19 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered_cycle = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, self._counted(app))
+
+    def _counted(self, app: Any) -> Any:
+        """The application, of whose writes the connection learns."""
+
+        async def run(scope: Any, receive: Any, send: Any) -> None:
+            async def sent(message: Any) -> None:
+                await send(message)
+                self._count_unsent()
+
+            await app(scope, receive, sent)
+
+        return run
 
     def _abort(self) -> None:
         self.transport.abort()
@@ -430,10 +460,13 @@ class BoundedHttp(HttpToolsProtocol):
         transport = self.transport
         if transport.is_closing():
             return
+        if error is None and self._path == _RANGE:
+            error = state.app.refusal_of(answer)
         failure = None
         if error is not None:
             failure = state.app.failure(self._path.decode("ascii"), error)
         transport.write(response(answer, failure))
+        self._count_unsent()
         if self._leaving:
             transport.close()
         elif self._held:

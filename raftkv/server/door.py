@@ -84,12 +84,14 @@ class Door:
         """What the door counts; the program that makes it gives this to `node.metrics.add`."""
         app, state = self._app, self._state
         refused = {**state.refused, **app.refused, **app.admission.refused}
+        refused["answer_bytes_max"] = app.outgoing.refused
         return [
             Metric("connections", "gauge", len(state.connections), "Open connections."),
             Metric("handshakes", "gauge", state.handshakes, "TLS handshakes under way."),
             Metric("handshakes_failed", "counter", state.handshakes_failed, "Those that failed."),
             Metric("requests_in_flight", "gauge", app.requests, "Requests under way."),
             Metric("streams", "gauge", app.streams, "Open streams: watches and keep-alives."),
+            Metric("answer_bytes", "gauge", app.outgoing.bytes, "Answers not taken by clients."),
             Metric("requests", "counter", app.requests_total, "Requests taken."),
             Metric("requests_hot", "counter", state.hot_total, "Those that took the short way."),
             *(

@@ -38,6 +38,7 @@ from .encoding import (
     range_answer,
     txn_answer,
 )
+from .outgoing import Outgoing
 from .ports import DoorNode, Writer
 
 __all__ = ["ANSWER_BYTES_MAX", "PAGE_KEYS", "Gateway"]
@@ -63,8 +64,14 @@ class Gateway:
     raises.
     """
 
-    def __init__(self, node: DoorNode, headers: Headers | None = None) -> None:
+    def __init__(
+        self,
+        node: DoorNode,
+        headers: Headers | None = None,
+        outgoing: Outgoing | None = None,
+    ) -> None:
         self._node = node
+        self._outgoing = Outgoing(2 * ANSWER_BYTES_MAX) if outgoing is None else outgoing
         self._header = (headers or Headers(node)).json
         self._range_requests = messages.decoder_of(messages.RangeRequest)
         self._put_requests = messages.decoder_of(messages.PutRequest)
@@ -137,29 +144,39 @@ class Gateway:
         count = page.count
         if walk.done() and not _is_large(page.kvs):
             return range_answer(self._header(revision), page.kvs, page.more, count)
-        parts = _Parts()
-        await parts.add(page.kvs)
-        while not walk.done():
-            page = await walk.page(PAGE_KEYS)
+        with _Parts(self._outgoing) as parts:
             await parts.add(page.kvs)
-        return parts.answer(self._header(revision), page.more, count)
+            while not walk.done():
+                page = await walk.page(PAGE_KEYS)
+                await parts.add(page.kvs)
+            return parts.answer(self._header(revision), page.more, count)
 
     async def _in_parts(self, found: RangeResult) -> bytes:
         """What was read at once, because of its order or its filters, is written in parts."""
-        parts = _Parts()
-        await parts.add(found.kvs)
-        return parts.answer(self._header(found.revision), found.more, found.count)
+        with _Parts(self._outgoing) as parts:
+            await parts.add(found.kvs)
+            return parts.answer(self._header(found.revision), found.more, found.count)
 
 
 class _Parts:
-    """The rows of a large answer."""
+    """The rows of a large answer, which count as under way while it is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
         self._written: list[bytes] = []
         self._bytes = 0
 
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outgoing.moved(-self._bytes)
+
     async def add(self, kvs: Sequence[KeyValue]) -> None:
-        """Write them, a slice in each turn of the loop. Raises TooLarge before it is too much."""
+        """Write them, a slice in each turn of the loop. Raises TooLarge before it is too much.
+
+        Raises Busy if there is no room beside the answers of others.
+        """
         begin = size = 0
         for end, row in enumerate(kvs, 1):
             size += len(row.key) + len(row.value)
@@ -168,12 +185,19 @@ class _Parts:
             # In base64 it will be longer.
             if self._bytes + size > ANSWER_BYTES_MAX:
                 raise _too_large()
+            self._require_room(size)
             self._written.append(b",".join([kv_json(each) for each in kvs[begin:end]]))
             self._bytes += len(self._written[-1])
+            self._outgoing.moved(len(self._written[-1]))
             if self._bytes > ANSWER_BYTES_MAX:
                 raise _too_large()
             begin, size = end, 0
             await asyncio.sleep(0)
+
+    def _require_room(self, size: int) -> None:
+        # What it holds itself does not hinder it: it alone always fits.
+        if self._outgoing.bytes > self._bytes:
+            self._outgoing.require_room(size)
 
     def answer(self, head: bytes, more: bool, count: int) -> bytes:
         more_field = b',"more":true' if more else b""
@@ -289,7 +313,7 @@ async def _operation_answer(result: OperationResult) -> bytes:
     if isinstance(result, RangeResult):
         head = _inner_head(result.revision)
         if _is_large(result.kvs):
-            written = _Parts()
+            written = _Parts(Outgoing(2 * ANSWER_BYTES_MAX))  # result_bytes_max bounds it
             await written.add(result.kvs)
             answer = written.answer(head, result.more, result.count)
         else:

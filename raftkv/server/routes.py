@@ -181,13 +181,15 @@ async def stream_out(
     receive: Callable[[], Awaitable[Message]],
     send: Callable[[Message], Awaitable[None]],
     stopping: asyncio.Event,
+    room: Callable[[], Awaitable[None]],
 ) -> None:
     """Send a stream until it ends, the client goes, or the door is `stopping`.
 
-    The stream is closed in either case.
+    The stream is closed in either case. `room` is awaited before each part but the first
+    (outgoing.py).
     """
     loop = asyncio.get_running_loop()
-    pump = loop.create_task(_pump(response.status, stream, send))
+    pump = loop.create_task(_pump(response.status, stream, send, room))
     # The body has been read, so the next message says that the client has gone.
     gone = loop.create_task(_receive(receive))
     stopped = loop.create_task(_wait(stopping))
@@ -223,8 +225,12 @@ async def _wait(event: asyncio.Event) -> None:
 
 
 async def _pump(
-    status: int, stream: AsyncIterator[bytes], send: Callable[[Message], Awaitable[None]]
+    status: int,
+    stream: AsyncIterator[bytes],
+    send: Callable[[Message], Awaitable[None]],
+    room: Callable[[], Awaitable[None]],
 ) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [JSON_TYPE]})
     async for part in stream:
         await send({"type": "http.response.body", "body": part, "more_body": True})
+        await room()

@@ -96,15 +96,19 @@ async def serve_stream(
     *,
     stopping: asyncio.Event,
     on_stop: Callable[[], None] | None = None,
+    room: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve one streaming word until it ends, its client has gone, or the door is `stopping`.
 
     With `on_stop` the answers are told of that and end by themselves, within `STOP_TIMEOUT_S`.
+    `room` is awaited before each answer but the first (outgoing.py).
     """
     loop = asyncio.get_running_loop()
     requests = _Requests(receive)
     incoming = loop.create_task(requests.run(), name="stream requests")
-    outgoing = loop.create_task(_answer(stream(requests.all()), scope, send), name="stream answers")
+    outgoing = loop.create_task(
+        _answer(stream(requests.all()), scope, send, room), name="stream answers"
+    )
     stopped = loop.create_task(_wait(stopping), name="stream end")
     tasks = (incoming, outgoing, stopped)
     try:
@@ -128,11 +132,18 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def _answer(answers: AsyncIterator[bytes], scope: Message, send: Send) -> None:
+async def _answer(
+    answers: AsyncIterator[bytes],
+    scope: Message,
+    send: Send,
+    room: Callable[[], Awaitable[None]] | None,
+) -> None:
     outlet = _Outlet(scope, send)
     try:
         async for answer in answers:
             await outlet.line(b'{"result":%b}\n' % answer)
+            if room is not None:
+                await room()
     except Exception as error:
         if isinstance(error, TimeoutError) and outlet.cut:
             return

@@ -1,0 +1,148 @@
+"""Answers under way are bounded in bytes over all connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from raftkv.config import HttpLimits
+from raftkv.server.answers import Busy
+from raftkv.server.outgoing import Outgoing
+from tests.server.conftest import Served, b64
+from tests.server.test_pipelines import connected, post, read
+from tests.server.test_tls import until
+
+KIB = 1024
+VALUE = b"v" * (768 * KIB)
+LIMIT = 8 * KIB * KIB
+ALL = b'{"key":"AA==","range_end":"AA=="}'
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served(limits=HttpLimits(answer_bytes_max=LIMIT))
+    server.start()
+    for number in range(4):
+        status, _ = server.post("/v3/kv/put", {"key": b64(b"k%d" % number), "value": b64(VALUE)})
+        assert status == 200
+    yield server
+    server.stop()
+
+
+def held(server: Served) -> int:
+    return server.app.outgoing.bytes
+
+
+def unread(server: Served) -> socket.socket:
+    """A client that asks for 4 MiB and takes none of them."""
+    client = connected(server)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.sendall(post("/v3/kv/range", ALL))
+    return client
+
+
+def test_what_clients_do_not_take_is_bounded_over_all_connections(served: Served) -> None:
+    clients = [unread(served) for _ in range(8)]
+    until(served, lambda _: served.app.outgoing.refused > 0)
+    until(served, lambda _: served.app.requests == 0)
+    assert held(served) <= LIMIT + 1024 * KIB
+    # Beyond it no request is begun, with a reason that names the limit.
+    served.run(_moved(served, LIMIT))
+    status, answer = served.post("/v3/kv/put", {"key": "YQ=="})
+    assert (status, answer["reason"]) == (429, "overloaded")
+    assert "http.answer_bytes_max" in answer["detail"]
+    refused = {
+        each.labels["limit"]: each.value for each in served.door.metrics() if each.name == "refused"
+    }
+    assert refused["answer_bytes_max"] > 0
+    served.run(_moved(served, -LIMIT))
+    for client in clients:
+        client.close()
+    until(served, lambda _: held(served) == 0)
+    assert served.post("/v3/kv/put", {"key": "YQ=="})[0] == 200
+
+
+def test_an_answer_that_is_taken_counts_no_more(served: Served) -> None:
+    client = connected(served)
+    for _ in range(5):
+        client.sendall(post("/v3/kv/range", ALL))
+        assert b"200 OK" in read(client, b'"count":"4"}')
+    until(served, lambda _: held(served) == 0)
+    assert served.app.outgoing.refused == 0
+    client.close()
+
+
+def test_a_stream_waits_until_there_is_room(served: Served) -> None:
+    stream = connected(served)
+    watch = b'{"create_request":{"key":"YQ=="}}'
+    head = b"POST /v3/watch HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(watch)
+    stream.sendall(head + watch)
+    assert b'"created":true' in read(stream, b"created")
+    served.run(_moved(served, LIMIT))
+    served.run(_put(served, b"a"))
+    stream.settimeout(0.3)
+    # One line may have been on its way already; the next ones wait.
+    for _ in range(3):
+        served.run(_put(served, b"a"))
+    assert _waiting_lines(stream) <= 1
+    served.run(_moved(served, -LIMIT))
+    stream.settimeout(10)
+    assert b'"events"' in read(stream, b"events")
+    stream.close()
+
+
+def _waiting_lines(stream: socket.socket) -> int:
+    """How many events come until none comes any more."""
+    found = b""
+    try:
+        while True:
+            found += stream.recv(65536)
+    except TimeoutError:
+        return found.count(b'"events"')
+
+
+async def _moved(server: Served, size: int) -> None:
+    server.app.outgoing.moved(size)
+
+
+async def _put(server: Served, key: bytes) -> None:
+    await server.node.kv.put(key, b"")
+
+
+def test_one_answer_alone_is_never_too_large() -> None:
+    outgoing = Outgoing(100)
+    outgoing.require_room(1000)
+    outgoing.moved(50)
+    outgoing.require_room(49)
+    with pytest.raises(Busy):
+        outgoing.require_room(50)
+
+
+def test_those_who_wait_go_one_after_the_other() -> None:
+    async def play() -> None:
+        outgoing = Outgoing(100)
+        outgoing.moved(150)
+        wrote: list[int] = []
+
+        async def line(number: int) -> None:
+            await outgoing.room()
+            outgoing.moved(60)
+            wrote.append(number)
+
+        tasks = [asyncio.ensure_future(line(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        outgoing.moved(-150)
+        await asyncio.sleep(0.01)
+        assert wrote == [0, 2]
+        outgoing.moved(-60)
+        await asyncio.sleep(0.01)
+        assert wrote == [0, 2, 3]
+        outgoing.moved(-120)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert wrote == [0, 2, 3, 4]
+
+    asyncio.run(play())
