@@ -383,5 +383,6 @@ def _core_row(
         match_index=match,
         lag_entries=0 if me and engine.leading is not None else lag,
         pending=pending,
-        distrusted=raft_id in engine.configuration.distrusted,
+        distrusted=raft_id in engine.configuration.distrusted
+        or (me and node.hindrance.has_lost_entries),
     )

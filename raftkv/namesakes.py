@@ -26,7 +26,7 @@ from .raft.transport import Hub
 from .replicant.follower import NAME_IN_USE
 from .state import Member
 
-__all__ = ["PING_S", "Namesakes"]
+__all__ = ["PING_S", "First", "Look", "Namesakes"]
 
 log = logging.getLogger("raftkv.peering")
 
@@ -34,6 +34,14 @@ log = logging.getLogger("raftkv.peering")
 PING_S: Final = 1.0
 # How long a result counts. The second node comes back sooner than that.
 VALID_S: Final = 3.0
+
+
+class First(msgspec.Struct, frozen=True):
+    """The node, or process, that was there before."""
+
+    name: str
+    raft_id: str
+    peer_address: str
 
 
 class _Check(msgspec.Struct):
@@ -44,8 +52,45 @@ class _Check(msgspec.Struct):
     at: float = 0.0
 
 
+class Look:
+    """Looks whether first nodes still answer. At most one check for each name."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._checks: dict[str, _Check] = {}
+
+    def forget(self, name: str) -> None:
+        self._checks.pop(name, None)
+
+    def alive(self, first: First, hello: wire.Hello) -> bool | None:
+        """Whether the first node answers and is not the one that greets now; None until known."""
+        now = self._hub.runtime.monotonic()
+        subject = (first.raft_id, _process(hello) or hello.raft_id)
+        check = self._checks.get(first.name)
+        if check is not None and check.alive is not None and now - check.at >= VALID_S:
+            check = None
+        if check is None or check.subject != subject:
+            check = self._checks[first.name] = _Check(subject)
+            looking = self._look(first, hello, check)
+            self._hub.runtime.spawn(looking, f"look for {first.name}")
+        return check.alive
+
+    async def _look(self, first: First, hello: wire.Hello, check: _Check) -> None:
+        """Dial the first node; what answers there may be the second one itself."""
+        found = await handshake_at(self._hub, first.peer_address, first.name, PING_S)
+        alive = found is not None and _other(found, first, hello)
+        check.alive, check.at = alive, self._hub.runtime.monotonic()
+        if alive:
+            log.warning(
+                "a second node called %s, at %s, is refused: the one at %s answers",
+                first.name,
+                hello.peer_address,
+                first.peer_address,
+            )
+
+
 class Namesakes:
-    """What one core knows of names that are in use. At most one check for each member."""
+    """What one core knows of names that replicants follow it under."""
 
     def __init__(
         self,
@@ -54,27 +99,18 @@ class Namesakes:
         fed: Callable[[str], wire.Hello | None],
     ) -> None:
         """`fed` gives the handshake of the replicant that follows under this raft id."""
-        self._hub = hub
         self._members = members
         self._fed = fed
-        self._checks: dict[str, _Check] = {}
+        self._look = Look(hub)
 
     def judge(self, hello: wire.Hello) -> wire.Refusal | None:
         """Whether this replicant may follow, as far as its name goes."""
         name = name_of(hello.raft_id)
         first = self._members().get(name)
         if first is None or not self._differs(first, hello):
-            self._checks.pop(name, None)
+            self._look.forget(name)
             return None
-        now = self._hub.runtime.monotonic()
-        subject = (first.raft_id, _process(hello) or hello.raft_id)
-        check = self._checks.get(name)
-        if check is not None and check.alive is not None and now - check.at >= VALID_S:
-            check = None
-        if check is None or check.subject != subject:
-            check = self._checks[name] = _Check(subject)
-            self._hub.runtime.spawn(self._look(first, hello, check), f"look for {name}")
-        if check.alive is False:
+        if self._look.alive(First(name, first.raft_id, first.peer_address), hello) is False:
             return None
         return wire.Refusal(
             NAME_IN_USE,
@@ -92,25 +128,12 @@ class Namesakes:
         former = "" if fed is None else _process(fed)
         return "" not in (former, _process(hello)) and former != _process(hello)
 
-    async def _look(self, first: Member, hello: wire.Hello, check: _Check) -> None:
-        """Dial the first node; what answers there may be the second one itself."""
-        found = await handshake_at(self._hub, first.peer_address, first.name, PING_S)
-        alive = found is not None and _other(found, first, hello)
-        check.alive, check.at = alive, self._hub.runtime.monotonic()
-        if alive:
-            log.warning(
-                "a second node called %s, at %s, is refused: the one at %s answers",
-                first.name,
-                hello.peer_address,
-                first.peer_address,
-            )
-
 
 def _process(hello: wire.Hello) -> str:
     return "" if hello.about is None else hello.about.process
 
 
-def _other(found: wire.Hello, first: Member, hello: wire.Hello) -> bool:
+def _other(found: wire.Hello, first: First, hello: wire.Hello) -> bool:
     """Whether it is the first node that answered, and not the one that wants to follow."""
     if found.raft_id != first.raft_id:
         return False

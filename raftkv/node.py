@@ -29,6 +29,7 @@ from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, Stopped
 from .failure_detector import Verdict
 from .foreign import Foreign, Ticket, TicketHost
 from .formats import about_node, announced
+from .hindrance import Hindrance
 from .histogram import Histogram
 from .hosting import Hosting, find_plugins
 from .kv import KV, KVApi, LeaseApi
@@ -215,6 +216,9 @@ class Node:
         self.promotion = Promotion(self)
         self.format = CoreFormat(self)
         self.corruption = CorruptionCheck(self)
+        self.hindrance = Hindrance(self)
+        self.reader.hindrance = lambda: self.hindrance.text
+        peering.route(wire.LostEntries, self.hindrance.on_lost_entries)
         replica.on_digest_point = self.corruption.point
         peering.route(wire.Digests, self.corruption.on_digests)
         self.quotas = Quotas(self)
@@ -234,6 +238,7 @@ class Node:
         self._opening = runtime.spawn(self._keep_session(), "session")
         self.format.start()
         self.corruption.start()
+        self.hindrance.start()
         if self._keeper is not None:
             self._keeper.start()
         self._running = not self._fault.done()
@@ -396,6 +401,7 @@ class Node:
         if hasattr(self, "format"):
             self.format.stop()
             self.corruption.stop()
+            self.hindrance.stop()
         if hasattr(self, "hosting"):
             await self.hosting.stop()
         if self._part is not None:
@@ -425,6 +431,7 @@ class Node:
         if hasattr(self, "hosting"):
             self.hosting.faulted()
             self.corruption.stop()
+            self.hindrance.stop()
         if self._part is not None:
             self._part.stop()
         self._peering.close()

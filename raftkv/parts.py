@@ -31,6 +31,7 @@ from .replica import Replica
 from .replicant.follower import Follower
 from .replicant.upstream import Feeds
 from .runtime import Runtime, Timer
+from .twins import Twins
 
 __all__ = ["CorePart", "Part", "ReplicantPart"]
 
@@ -128,6 +129,12 @@ class CorePart:
         peering.judge_follower = Namesakes(
             peering.hub, lambda: replica.machine.members, self.feeds.hello_of
         ).judge
+        self.twins = peering.twins = Twins(
+            peering.hub,
+            lambda: peering.about,
+            lambda: replica.machine.members,
+            lambda: self.engine.configuration,
+        )
         self.relay = Relay(replica.machine, runtime.monotonic, self.send)
         self.engine.snapshotting.fed = self.feeds.in_transit
         self.detector = Detector(

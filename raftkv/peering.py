@@ -60,6 +60,7 @@ from .repeats import Repeats
 from .runtime import Runtime
 from .security.channel import Security
 from .security.proof import Kind, Proof
+from .twins import IN_USE, UNKNOWN, Twins
 
 __all__ = ["Peering"]
 
@@ -101,6 +102,8 @@ class Peering:
         self.about: wire.About | None = None
         self.active: Callable[[], Mapping[str, int]] = lambda: {CORE: 1}
         self.judge_follower: Callable[[wire.Hello], wire.Refusal | None] = lambda hello: None
+        # Of a core: which process runs under a raft id.
+        self.twins: Twins | None = None
         self.calls_refused = 0  # by the table of permissions
         self._routes: dict[type, Route] = {}
         self._ups: dict[str, Callable[[Link], None]] = {}
@@ -290,7 +293,8 @@ class Peering:
                 f"--replicant-only",
             )
         if hello.raft_id == identity.raft_id:
-            return wire.Refusal("own_address", "the address leads back to the same node")
+            twin = None if self.twins is None else self.twins.own(hello)
+            return twin or wire.Refusal("own_address", "the address leads back to the same node")
         if hello.wanted not in ("", identity.name):
             return wire.Refusal(
                 "other_node", f"{hello.wanted!r} is not here (any more): this is {identity.name!r}"
@@ -343,6 +347,10 @@ class Peering:
             return wire.Refusal("wrong_purpose", f"no {hello.purpose!r} links are accepted here")
         if hello.purpose == "follow" and proof.dialled is None:
             return self.judge_follower(hello)
+        if hello.purpose == "raft" and self.twins is not None:
+            twin = self.twins.judge(hello)
+            if twin is not None:
+                return twin
         return bootstrap.judge(hello, self.about, identity.cluster_id, self._config.cores)
 
     def _judge_epoch(self, hello: wire.Hello, proof: Proof) -> wire.Refusal | None:
@@ -372,8 +380,10 @@ class Peering:
                 return None
 
     def refused(self, refusal: wire.Refusal, address: str, proof: Proof) -> None:
-        if refusal.code in (_UNFOUNDED, UNPROVED):
+        if refusal.code in (_UNFOUNDED, UNPROVED, UNKNOWN):
             return  # it dials again
+        if refusal.code == IN_USE and self.twins is not None:
+            self.twins.told(refusal.reason, address)
         text = f"the node at {address} refuses this one: {refusal.reason}"
         believed = refusal.code not in _STOPPING or self.credibility.believes(
             proof.name or proof.wanted, proof
@@ -420,10 +430,14 @@ class Peering:
         self._joining.met(link.peer, link.proof)
         self._ups[link.purpose](link)
         if link.purpose == "raft":
+            if self.twins is not None:
+                self.twins.link_up(link.peer)
             self._spread(link)
             self._try_founding()
 
     def link_down(self, link: Link) -> None:
+        if link.purpose == "raft" and self.twins is not None:
+            self.twins.link_down(link.peer)
         self._downs[link.purpose](link)
 
     # -- founding

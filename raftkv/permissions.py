@@ -141,6 +141,7 @@ MESSAGES: Final[Mapping[type, frozenset[End]]] = {
     wire.Liveness: frozenset({End.CONSENSUS}),
     wire.Presence: frozenset({End.CONSENSUS, End.UPSTREAM}),
     wire.Digests: frozenset({End.CONSENSUS}),
+    wire.LostEntries: frozenset({End.CONSENSUS}),
     wire.Follow: frozenset({End.UPSTREAM}),
     wire.Progressed: frozenset({End.UPSTREAM}),
     wire.Feed: frozenset({End.DOWNSTREAM}),

@@ -60,6 +60,8 @@ class Reader:
         self.questions = 0
         self.timeouts = 0
         self.latency_s = Histogram()
+        # Set by the node: why it does not take part; empty if nothing is known to hinder it.
+        self.hindrance: Callable[[], str] = lambda: ""
 
     def __len__(self) -> int:
         """Readers that wait."""
@@ -166,7 +168,7 @@ class Reader:
         """Answer the readers whose deadline has passed."""
         self.timeouts += len(due)
         for waiter in due:
-            waiter.set_exception(_timed_out())
+            waiter.set_exception(_timed_out(self.hindrance()))
         # Those that wait behind an index that is not applied are looked at nowhere else.
         self._lapsed += len(due)
         if self._lapsed >= self._search_at:
@@ -203,7 +205,9 @@ def _resolve(readers: Iterable[_Waiter]) -> None:
             future.set_result(None)
 
 
-def _timed_out() -> ReadTimeout:
+def _timed_out(hindrance: str) -> ReadTimeout:
+    if hindrance:
+        return ReadTimeout(f"the read was not confirmed in time, because {hindrance}")
     return ReadTimeout(
         "the read was not confirmed by a majority in time. Retry; if it lasts, the "
         "cluster has lost its quorum"

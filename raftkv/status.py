@@ -13,6 +13,7 @@ from .quotas import QuotaStatus
 from .raft.free_space import DISK
 from .raft.membership import name_of
 from .security.report import TlsStatus
+from .twins import IDENTITY
 
 if TYPE_CHECKING:
     from .node import Node
@@ -75,6 +76,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     alarms: list[str] = []
     # What the alarm CORRUPT is about; None while it is off.
     corruption: str | None = None
+    # Why this core cannot take its full part, as the others tell it, and what to do; else None.
+    hindrance: str | None = None
     # Of each plugin with a quota; empty at core format 1.
     quotas: list[QuotaStatus] = []
     # What is left on the disk for the log; None on a replicant, and before the first look.
@@ -142,6 +145,7 @@ def status_of(node: Node) -> Status:
         fault=str(node._fault.result()) if failed else None,
         alarms=_alarms(node),
         corruption=node.corruption.alarm or None,
+        hindrance=node.hindrance.text or None,
         quotas=node.quotas.usage(),
         disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
         unproved_epoch=node._peering.credibility.unproved_epoch,
@@ -161,7 +165,9 @@ def _alarms(node: Node) -> list[str]:
     part = node._part
     disk = isinstance(part, CorePart) and part.engine.snapshotting.space.alarm
     corrupt = [CORRUPT] if node.corruption.alarm else []
-    return [*([DISK] if disk else []), *corrupt, *node.quotas.alarms]
+    twins = isinstance(part, CorePart) and part.twins.alarm(node.runtime.monotonic())
+    identity = [IDENTITY] if twins else []
+    return [*([DISK] if disk else []), *corrupt, *identity, *node.quotas.alarms]
 
 
 def _endpoint(config: NodeConfig) -> str | None:

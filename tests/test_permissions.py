@@ -93,7 +93,8 @@ ARRIVING: dict[tuple[str, bool], set[type]] = {
 CONSENSUS = {
     *(wire.Vote, wire.VoteReply, wire.Append, wire.AppendReply, wire.SnapshotChunk),
     *(wire.SnapshotReply, wire.TimeoutNow, wire.Founded, wire.Addresses, wire.Liveness),
-    *(wire.Presence, wire.Digests, wire.Propose, wire.ReadRequest, wire.ReadReply),
+    *(wire.LostEntries, wire.Digests, wire.Presence),
+    *(wire.Propose, wire.ReadRequest, wire.ReadReply),
 }
 
 

@@ -53,6 +53,14 @@ def identity(node: Node, uptime_s: float) -> Iterator[Family]:
     yield from _certificate(node)
     if isinstance(part, CorePart):
         yield from _digests(node.corruption)
+        yield gauge(
+            "hindered", bool(node.hindrance.text), "1 while the cluster does not count this core."
+        )
+        yield counter(
+            "identity_refusals_total",
+            part.twins.refusals,
+            "Handshakes refused because another process runs under the same raft id.",
+        )
 
 
 def _digests(check: CorruptionCheck) -> Iterator[Family]:

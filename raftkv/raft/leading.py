@@ -263,6 +263,11 @@ class Leading:
             return 0
         return self._progress[voter].match
 
+    def lost(self) -> dict[str, int]:
+        """Cores that no longer hold what they had acknowledged, and the last such entry."""
+        flagged = {*self._forgetful, *self._engine.configuration.distrusted}
+        return {each: self._progress[each].match for each in flagged if each in self._progress}
+
     def _distrust(self) -> None:
         """Put it into the log that a voter lost what it had acknowledged, one at a time.
 

@@ -42,6 +42,7 @@ __all__ = [
     "Hello",
     "LeaderChanged",
     "Liveness",
+    "LostEntries",
     "Message",
     "Presence",
     "Progressed",
@@ -290,6 +291,16 @@ class Digests(_Message, frozen=True, tag=25):
     tables: list[tuple[str, bytes]]
 
 
+class LostEntries(_Message, frozen=True, tag=26):
+    """A leader tells a core that it no longer holds what it had acknowledged, up to `index`.
+
+    Only from core format 2 on, and to nodes that know it.
+    """
+
+    term: Number
+    index: Number
+
+
 class Follow(_Message, frozen=True, tag=30):
     """A replicant asks for everything behind (index, term), which it has applied."""
 
@@ -374,6 +385,7 @@ Message = (
     | Liveness
     | Presence
     | Digests
+    | LostEntries
     | Follow
     | Feed
     | FeedSnapshot

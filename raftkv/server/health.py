@@ -1,10 +1,11 @@
 """What an orchestrator asks: /health as etcd answers it, /livez and /readyz as Kubernetes expects.
 
-    /health   may a client use this node? 200 with a leader, else 503 (for load balancers)
+    /health   may a client use this node? 200 with a leader, else 503 (for load balancers); 503
+              too while the cluster does not count this core (raftkv/hindrance.py)
     /livez    is this process alive? Fails only when a restart would help: the node has stopped
               itself. A cluster without a quorum does not fail it, or all nodes would be restarted.
-    /readyz   should traffic go here? It has a session, knows a leader, and a linearizable read is
-              confirmed within `READ_TIMEOUT_S`.
+    /readyz   should traffic go here? It has a session, knows a leader, the cluster counts it, and a
+              linearizable read is confirmed within `READ_TIMEOUT_S`.
 
 `?verbose` lists each check, a failure always does; `?exclude=NAME` leaves one out.
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Final
+
+import msgspec
 
 from raftkv.errors import RaftkvError
 
@@ -36,6 +39,7 @@ class Health:
         self._live: dict[str, Check] = {"node": self._running}
         self._ready: dict[str, Check] = {
             "node": self._running,
+            "standing": self._standing,
             "session": self._session,
             "leader": self._leader,
             "linearizable_read": self._read,
@@ -43,6 +47,10 @@ class Health:
 
     def health(self) -> tuple[int, bytes]:
         """`/health`, in etcd's form."""
+        hindrance = self._node.status().hindrance
+        if hindrance is not None:
+            reason = msgspec.json.encode(hindrance)
+            return 503, b'{"health":"false","reason":%b}' % reason
         if self._node.leader is not None:
             return 200, b'{"health":"true"}'
         return 503, b'{"health":"false","reason":"no leader is known to this node"}'
@@ -57,6 +65,9 @@ class Health:
 
     async def _running(self) -> str | None:
         return self._node.status().fault
+
+    async def _standing(self) -> str | None:
+        return self._node.status().hindrance
 
     async def _session(self) -> str | None:
         return None if self._node.status().ready else "the node has no session in the cluster yet"

@@ -206,6 +206,9 @@ class Standing(Protocol):
     def alarms(self) -> Iterable[str]: ...
 
     @property
+    def hindrance(self) -> str | None: ...
+
+    @property
     def members(self) -> Iterable[MemberStanding]: ...
 
 

@@ -41,6 +41,7 @@ class SoloStatus(msgspec.Struct, frozen=True):
     fault: str | None
     members: list[SoloMember]
     alarms: list[str]
+    hindrance: str | None
 
 
 class SoloHost:
@@ -170,6 +171,7 @@ class SoloNode:
         self.ready = True
         self.fault: str | None = None
         self.alarms: list[str] = []
+        self.hindrance: str | None = None
 
     def start_watches(self) -> None:
         self.kv.hub = self.host.hub = WatchHub(self.host)  # type: ignore[arg-type]
@@ -198,4 +200,5 @@ class SoloNode:
                 SoloMember("reader", "replicant", "127.0.0.1:3", None),
             ],
             alarms=list(self.alarms),
+            hindrance=self.hindrance,
         )

@@ -486,7 +486,7 @@ def test_a_node_that_works_lives_and_is_ready(served: Served) -> None:
     status, shown = text(served.ask("GET", "/readyz?verbose"))
     assert status == 200
     assert shown.splitlines() == [
-        "[+]node ok", "[+]session ok", "[+]leader ok", "[+]linearizable_read ok",
+        "[+]node ok", "[+]standing ok", "[+]session ok", "[+]leader ok", "[+]linearizable_read ok",
         "readyz check passed",
     ]  # fmt: skip
 
@@ -500,11 +500,22 @@ def test_a_node_without_a_quorum_lives_and_is_not_ready(served: Served) -> None:
     assert status == 503
     assert shown.splitlines() == [
         "[+]node ok",
+        "[+]standing ok",
         "[+]session excluded: ok",
         "[-]leader failed: no leader is known to this node",
         "[-]linearizable_read failed: not confirmed",
         "readyz check failed",
     ]
+
+
+def test_a_core_that_the_cluster_does_not_count_is_neither_healthy_nor_ready(
+    served: Served,
+) -> None:
+    served.node.hindrance = 'it has "lost" entries'
+    status, _, body = served.ask("GET", "/health")
+    assert (status, json.loads(body)["reason"]) == (503, 'it has "lost" entries')
+    status, shown = text(served.ask("GET", "/readyz"))
+    assert (status, shown.splitlines()[1]) == (503, '[-]standing failed: it has "lost" entries')
 
 
 def test_a_node_that_has_stopped_itself_does_not_live(served: Served) -> None:
