@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import NoLeader, Timeout
+from .errors import NoLeader, Stopped, Timeout
 
 __all__ = ["Fates"]
 
@@ -10,8 +10,9 @@ __all__ = ["Fates"]
 class Fates:
     """What became of commands, counted for the metrics of a node.
 
-    `unknown`: their callers got `Timeout`. `cancelled`: their callers had left. The four limits
-    refused commands before they were taken. The outbox does not count `applied`, it knows it
+    `unknown`: their callers got `Timeout`. `cancelled`: their callers had left. `left_out`: by a
+    core that does not take them (rejecting.py), and known as not applied. The four limits refused
+    commands before they were taken. The outbox does not count `applied`, it knows it
     (`Outbox.applied`).
     """
 
@@ -21,6 +22,7 @@ class Fates:
         self.unknown = 0
         self.no_leader = 0
         self.stopped = 0
+        self.left_out = 0
         self.cancelled = 0
         self.over_commands_max = 0
         self.over_bytes_max = 0
@@ -30,7 +32,7 @@ class Fates:
     @property
     def failures(self) -> int:
         """Commands that were taken and have ended without a result."""
-        ended = self.refused + self.unknown + self.no_leader + self.stopped
+        ended = self.refused + self.unknown + self.no_leader + self.stopped + self.left_out
         return ended + self.cancelled
 
     def failed(self, error: Exception) -> None:
@@ -38,5 +40,7 @@ class Fates:
             self.unknown += 1
         elif isinstance(error, NoLeader):
             self.no_leader += 1
-        else:
+        elif isinstance(error, Stopped):
             self.stopped += 1
+        else:
+            self.left_out += 1

@@ -39,6 +39,7 @@ from .config import Limits, RaftTimes
 from .deadlines import Deadlines
 from .errors import (
     NoLeader,
+    NotApplied,
     NumberReused,
     Overloaded,
     Refused,
@@ -105,7 +106,7 @@ class _Caller:
 class _Waiter:
     """A command on its way, and who waits for it."""
 
-    __slots__ = ("callers", "encoded", "key", "kind", "sends", "sent_at", "tries")
+    __slots__ = ("callers", "encoded", "key", "kind", "sends", "sent_at", "tries", "why")
 
     def __init__(self, key: tuple[int, int], kind: type[msgspec.Struct], encoded: bytes) -> None:
         self.key = key
@@ -115,6 +116,8 @@ class _Waiter:
         # Copies that have left, and attempts to send it (resending.py).
         self.sends = self.tries = 0
         self.sent_at = NOT_SENT
+        # Why the leader has not taken it.
+        self.why: NotApplied | None = None
 
     def end(self) -> None:
         """Answered or given up. Deadlines and flights hold it for a while, so drop the rest."""
@@ -316,6 +319,23 @@ class Foreign:
                 future.set_result(outcome)
         waiter.end()
 
+    def rejected(self, session: int, seq: int, error: NotApplied) -> None:
+        """A core has left out one copy of a command; see `Outbox.rejected`.
+
+        Of a number of which another copy may be applied nothing is known: its client may ask.
+        """
+        waiter = self.waiting.get((session, seq))
+        if waiter is None:
+            return
+        if isinstance(error, Overloaded):
+            if waiter.sends == 1:
+                waiter.sends, waiter.why = 0, error
+            return
+        only = waiter.sends == 1
+        del self.waiting[(session, seq)]
+        self._bytes -= len(waiter.encoded)
+        self._fail(waiter, error if only else _unknown(f"a copy of it was left out ({error})"))
+
     def restored(self) -> None:
         """The state is that of a snapshot: answer those whose entries it has jumped over."""
         self._settle_jumped(list(self.waiting))
@@ -362,7 +382,7 @@ class Foreign:
             if caller.future.done():
                 self.fates.cancelled += 1
             else:
-                error = _late(sent=waiter.sends > 0)
+                error = _late(sent=waiter.sends > 0, why=waiter.why)
                 self.fates.failed(error)
                 caller.future.set_exception(error)
             waiter.callers.remove(caller)
@@ -411,11 +431,13 @@ def _unknown(text: str) -> Timeout:
     return Timeout(f"{text}; the command may have been applied")
 
 
-def _late(*, sent: bool) -> Exception:
+def _late(*, sent: bool, why: NotApplied | None) -> Exception:
     if sent:
         return Timeout(
             "the deadline passed while the command was on its way; it may still be applied"
         )
+    if why is not None:
+        return type(why)(*why.args)
     return NoLeader(
         "no leader could be reached before the deadline; the command has not left this node. "
         "If this lasts, fewer than a majority of the cores are running"

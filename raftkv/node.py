@@ -49,6 +49,7 @@ from .raft.identity import DataDirectory
 from .raft.installing import load
 from .raft.recovery import Recovered, recover
 from .reading import Reader
+from .rejecting import error_of
 from .replica import Replica
 from .rpc import RpcHub
 from .runtime import OsRuntime, Runtime
@@ -269,6 +270,7 @@ class Node:
             self.machine.skip(1)
             replicant = ReplicantPart(config, runtime, self._peering, replica, self.reader)
             replicant.identity = self._identity
+            replicant.on_rejected = self._rejected
             replicant.follower.on_corrupt_upstream = self._copy_again
             return replicant
         recovered = await self._recover(belongs=bool(identity.cluster_id))
@@ -321,6 +323,7 @@ class Node:
         )
         part.on_down = self._declare_down
         part.detector.identity = self._identity
+        part.rejecting.own = self._rejected
         return part
 
     def _become_core(self, former: ReplicantPart, recovered: Recovered) -> None:
@@ -540,6 +543,14 @@ class Node:
 
     def _send(self, commands: Sequence[bytes]) -> bool:
         return self._part is not None and self._part.send(commands)
+
+    def _rejected(self, rejected: wire.Rejected) -> None:
+        """A core has left out one copy of a command that this node has sent."""
+        error = error_of(rejected)
+        if rejected.session and rejected.session == self.outbox.session:
+            self.outbox.rejected(rejected.seq, error)
+        else:
+            self.foreign.rejected(rejected.session, rejected.seq, error)
 
     def _ask(self, number: int) -> bool:
         return self._part is not None and self._part.ask(number)

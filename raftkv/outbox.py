@@ -12,12 +12,9 @@ A deadline is never a decision: when it passes, the caller gets `Timeout` (unkno
 holds the floor for `ABANDONED_KEPT_S`, so that its outcome can still be asked for. The floor passes
 it only once it is decided: applied here, or settled through the log as never to be applied.
 
-A session judges numbers within a window above the floor. Once half of it is used, a number that is
-given up holds the floor only until it is decided; its outcome then is `expired` to whom asks later.
-A number whose caller still waits, and that later ones have overtaken, was lost on its way: the log
-is asked about it too, and on "not applied" the command goes on under a new number. So one
-number that is never decided does not fill the window, and no further session is needed for it.
-Commands that do not fit into the window are refused as `Overloaded` before they have a number.
+A session judges numbers within a window above the floor. Once half of it is used, what is given up
+holds the floor only until it is decided, and the log is also asked about what later numbers have
+overtaken: if that was not applied it goes on under a new number (docs/internals/proposals.md).
 
 Sending is batched: what was submitted during one turn of the loop leaves as one message.
 
@@ -41,6 +38,7 @@ import msgspec
 from .config import Limits, RaftTimes
 from .deadlines import ALARM_GRAIN_S, Deadlines
 from .errors import (
+    NotApplied,
     OutcomeExpired,
     Overloaded,
     Refused,
@@ -48,7 +46,6 @@ from .errors import (
     SessionExpired,
     Stopped,
     Timeout,
-    TooLarge,
 )
 from .fates import Fates
 from .histogram import Histogram
@@ -56,7 +53,17 @@ from .resending import NOT_SENT, Resending
 from .runtime import Runtime, Timer
 from .state import sessions
 from .state.core import CORE, SettleOutcome
-from .waiter import Waiter, is_over, is_wanted, no_leader, session_ended
+from .waiter import (
+    Waiter,
+    is_over,
+    is_wanted,
+    late,
+    no_leader,
+    queue_full,
+    session_ended,
+    too_large,
+    window_full,
+)
 
 __all__ = ["Fates", "Outbox"]
 
@@ -140,17 +147,10 @@ class Outbox:
         body = _encode(command)
         if len(body) + ENVELOPE_BYTES > self._limits.command_bytes_max:
             self.fates.too_large += 1
-            raise TooLarge(
-                f"the command has {len(body)} bytes; limits.command_bytes_max is "
-                f"{self._limits.command_bytes_max}"
-            )
+            raise too_large(len(body), self._limits.command_bytes_max)
         if self._window_is_full():
             self.fates.over_window += 1
-            raise Overloaded(
-                f"{self._next_seq - self._floor} numbers of this node's session are in use (at "
-                f"most {self._window}), because the outcome of number {self._floor} is not known "
-                f"yet: wait for it"
-            )
+            raise window_full(self._next_seq - self._floor, self._window, self._floor)
         self._bytes += len(body)
         if (
             len(self._sent) + len(self._unsent) >= self._limits.outbox_commands_max
@@ -161,10 +161,7 @@ class Outbox:
                 self.fates.over_commands_max += 1
             else:
                 self.fates.over_bytes_max += 1
-            raise Overloaded(
-                f"{len(self)} commands of {self._bytes} bytes already wait in this node "
-                f"(limits.outbox_commands_max, limits.outbox_bytes_max): wait for some to finish"
-            )
+            raise queue_full(len(self), self._bytes)
         future = self._runtime.future()
         deadline = self._runtime.monotonic() + timeout_s
         waiter = Waiter(plugin, type(command), body, future, deadline)
@@ -307,6 +304,26 @@ class Outbox:
             self.fates.cancelled += 1
         waiter.end()
 
+    def rejected(self, seq: int, error: NotApplied) -> None:
+        """A core has left out one copy of a command of the current session.
+
+        If it was the only one, nothing was applied: its caller gets `error` now, or, for a leader
+        that is overloaded, at its deadline unless a later copy is taken. Else the log decides.
+        """
+        waiter = self._sent.get(seq)
+        if waiter is None:
+            return
+        waiter.why = error
+        waiter.barred = waiter.barred or not isinstance(error, Overloaded)
+        if waiter.sends > 1:
+            if waiter.barred:
+                self._ask_log(waiter)
+        elif waiter.barred or waiter.future.done():
+            del self._sent[seq]
+            self._finish(waiter, error)
+        else:
+            waiter.sends = 0
+
     def landed(self) -> None:
         """An entry was applied here: note how long what it has answered was on its way."""
         flights, sent = self._flights, self._sent
@@ -363,7 +380,7 @@ class Outbox:
                 # It waits for a session, or has a number and could not leave.
                 self._unsent.pop(waiter, None)
                 self._sent.pop(waiter.seq, None)
-                self._finish(waiter, no_leader())
+                self._finish(waiter, waiter.why or no_leader())
             elif now < waiter.deadline + ABANDONED_KEPT_S:
                 self._abandon(waiter)
             elif waiter.decided:
@@ -377,14 +394,7 @@ class Outbox:
             waiter.abandoned = True
             self._abandoned += 1
             self.fates.unknown += 1
-            waiter.future.set_exception(
-                Timeout(
-                    "the deadline passed while the command was on its way; it may still be "
-                    "applied. Ask node.outcome(error.session, error.seq)",
-                    session=self.session,
-                    seq=waiter.seq,
-                )
-            )
+            waiter.future.set_exception(late(self.session, waiter.seq))
         # Behind the grain of the alarm, so that it is not taken for the first deadline.
         self._deadlines.add(waiter.deadline + ABANDONED_KEPT_S + ALARM_GRAIN_S, waiter)
 
@@ -418,6 +428,9 @@ class Outbox:
     def _renumber(self, waiter: Waiter) -> None:
         """The number was not applied and never will be: the command goes on under a new one."""
         del self._sent[waiter.seq]
+        if waiter.barred:
+            self._finish(waiter, waiter.why or no_leader())
+            return
         self._wait_again(waiter)
         self._schedule()
 

@@ -26,6 +26,7 @@ from .raft.recovery import Recovered
 from .raft.snapshotting import Snapshotting
 from .raft.transport import Link
 from .reading import Reader
+from .rejecting import Reject, Rejecting
 from .relaying import Relay
 from .replica import Replica
 from .replicant.follower import Follower
@@ -136,6 +137,11 @@ class CorePart:
             lambda: self.engine.configuration,
         )
         self.relay = Relay(replica.machine, runtime.monotonic, self.send)
+        self.rejecting = Rejecting(
+            self.engine,
+            replica.machine,
+            lambda: (stream.link for stream in self.feeds.streams()),
+        )
         self.engine.snapshotting.fed = self.feeds.in_transit
         self.detector = Detector(
             self.engine,
@@ -166,6 +172,7 @@ class CorePart:
         peering.route(wire.Addresses, peering.on_addresses)
         peering.route(wire.Refusal, peering.on_refusal)
         peering.route(wire.Propose, self._on_propose)
+        peering.route(wire.Rejected, self.rejecting.on_rejected)
         peering.route(wire.ReadRequest, self._on_read_request)
         peering.route(wire.ReadReply, self._on_read_reply)
         peering.route(wire.Liveness, self.detector.on_liveness)
@@ -262,13 +269,18 @@ class CorePart:
         return None if leader is None else self.engine.links.get(leader)
 
     def send(self, commands: Sequence[bytes]) -> bool:
-        if self.engine.propose(commands):
-            return True
+        if self.engine.leading is not None:
+            return self._take(commands, self.rejecting.here)
         link = self._leader_link()
         if link is None:
             return False
         link.send(wire.Propose(list(commands)))
         return True
+
+    def _take(self, commands: Sequence[bytes], reject: Reject) -> bool:
+        """On a leader. What `reject` got counts as sent: its origin learns that it was left out."""
+        kept = self.rejecting.with_room(commands, reject)
+        return (not kept and bool(commands)) or self.engine.propose(kept)
 
     def ask(self, number: int) -> bool:
         if self.engine.read_index((None, number)):
@@ -291,13 +303,13 @@ class CorePart:
         """
         leads = self.engine.leading is not None
         if leads or link.purpose == "follow":
-            commands = self.proposals.fit(link.peer_name, message.commands)
+            reject = self.rejecting.by(link)
+            commands = self.proposals.fit(link.peer_name, message.commands, reject)
             if link.purpose == "follow":
-                commands = self.relay.admit(
-                    Proposer(link.peer_name, link.peer_id, link.proof.kind), commands
-                )
+                proposer = Proposer(link.peer_name, link.peer_id, link.proof.kind)
+                commands = self.relay.admit(proposer, commands, reject)
             if leads:
-                self.engine.propose(commands)
+                self._take(commands, reject)
             elif commands:
                 self.send(commands)
 
@@ -351,6 +363,8 @@ class ReplicantPart:
         self._runtime, self._replica = runtime, replica
         # Set by the node: what it is now.
         self.identity: Callable[[], Identity] = lambda: (0, 0)
+        # Set by the node: a command of its own was left out.
+        self.on_rejected: Callable[[wire.Rejected], None] = lambda rejected: None
         self._timer: Timer | None = None
         follower = self.follower
         peering.purpose("follow", follower.link_up, follower.link_down)
@@ -360,6 +374,7 @@ class ReplicantPart:
         peering.route(wire.LeaderChanged, follower.on_leader_changed)
         peering.route(wire.Refusal, follower.on_refusal)
         peering.route(wire.ReadReply, self._on_read_reply)
+        peering.route(wire.Rejected, self._on_rejected)
 
     @property
     def role_name(self) -> str:
@@ -440,6 +455,10 @@ class ReplicantPart:
 
     async def stored(self, index: int) -> None:
         """At once: a replicant holds what it has in its memory."""
+
+    def _on_rejected(self, link: Link, message: wire.Rejected) -> None:
+        if link is self.follower.link:
+            self.on_rejected(message)
 
     def _on_read_reply(self, link: Link, message: wire.ReadReply) -> None:
         if link is self.follower.link:

@@ -136,6 +136,7 @@ MESSAGES: Final[Mapping[type, frozenset[End]]] = {
     wire.SnapshotReply: frozenset({End.CONSENSUS}),
     wire.TimeoutNow: frozenset({End.CONSENSUS}),
     wire.Propose: frozenset({End.CONSENSUS, End.UPSTREAM}),
+    wire.Rejected: frozenset({End.CONSENSUS, End.DOWNSTREAM}),
     wire.ReadRequest: frozenset({End.CONSENSUS, End.UPSTREAM}),
     wire.ReadReply: frozenset({End.CONSENSUS, End.DOWNSTREAM}),
     wire.Liveness: frozenset({End.CONSENSUS}),

@@ -3,7 +3,8 @@
 An entry that is no batch of commands would stop every node that applies it, so a leader checks
 what it did not encode itself. A bad command is the fault of the node that made it, and seldom of
 the node that sent the message: a core passes on what its replicants propose. It is therefore
-dropped, counted and reported in the log, and the stream goes on; the commands beside it are taken.
+dropped, counted, reported in the log and to its origin (rejecting.py), and the stream goes on; the
+commands beside it are taken.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from .errors import TooLarge
+from .rejecting import Reject, ignored
 from .repeats import Repeats
 from .state import check_envelope
 
@@ -28,14 +31,20 @@ class Proposals:
         # For the metrics: commands that were dropped.
         self.rejected = 0
 
-    def fit(self, sender: str, commands: Sequence[bytes]) -> Sequence[bytes]:
-        """Those that may become part of an entry, in their order."""
+    def fit(
+        self, sender: str, commands: Sequence[bytes], reject: Reject = ignored
+    ) -> Sequence[bytes]:
+        """Those that may become part of an entry, in their order; `reject` gets the others."""
         reasons = [self._why_not(command) for command in commands]
         bad = [reason for reason in reasons if reason]
         if not bad:
             return commands
         self.rejected += len(bad)
         self._report(sender, bad[0])
+        for command, why in zip(commands, reasons, strict=True):
+            if why:
+                # What is no command at all has no origin.
+                reject(command, TooLarge.code, f"the leader does not take the command: {why}")
         return [command for command, why in zip(commands, reasons, strict=True) if not why]
 
     def _why_not(self, command: bytes) -> str:

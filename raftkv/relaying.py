@@ -18,7 +18,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from .errors import NotPermitted
 from .permissions import Proposer, Verdict, judge_proposal
+from .rejecting import Reject, ignored
 from .repeats import Repeats
 from .state import Envelope
 from .state.machine import StateMachine
@@ -44,6 +46,7 @@ class _Waiting(NamedTuple):
     command: bytes
     envelope: Envelope
     until: float
+    reject: Reject
 
 
 class Relay:
@@ -69,8 +72,10 @@ class Relay:
         self.refused = 0
         self.dropped = 0
 
-    def admit(self, proposer: Proposer, commands: Sequence[bytes]) -> list[bytes]:
-        """Those that may go on now, in their order."""
+    def admit(
+        self, proposer: Proposer, commands: Sequence[bytes], reject: Reject = ignored
+    ) -> list[bytes]:
+        """Those that may go on now, in their order; `reject` gets those that may not."""
         granted: list[bytes] = []
         for command in commands:
             try:
@@ -78,8 +83,8 @@ class Relay:
             except (msgspec.MsgspecError, ValueError):
                 self._refuse(proposer, "something that is no command")
                 continue
-            waiting = _Waiting(proposer, command, envelope, self._monotonic() + WAITING_S)
-            self._sort(waiting, granted)
+            until = self._monotonic() + WAITING_S
+            self._sort(_Waiting(proposer, command, envelope, until, reject), granted)
         return granted
 
     def progressed(self) -> None:
@@ -102,7 +107,13 @@ class Relay:
         if verdict is Verdict.GRANTED:
             granted.append(each.command)
         elif verdict is Verdict.REFUSED:
-            self._refuse(each.proposer, _described(each.envelope))
+            what = _described(each.envelope)
+            self._refuse(each.proposer, what)
+            each.reject(
+                each.command,
+                NotPermitted.code,
+                f"{each.proposer.name} may not propose {what}: see docs/internals/security.md",
+            )
         elif late or not self._has_room(each):
             self.dropped += 1
         else:

@@ -7,10 +7,20 @@ from typing import Any
 
 import msgspec
 
-from .errors import NoLeader, NotApplied, Timeout
+from .errors import NoLeader, NotApplied, Overloaded, Timeout, TooLarge
 from .resending import NOT_SENT
 
-__all__ = ["Waiter", "is_over", "is_wanted", "no_leader", "session_ended"]
+__all__ = [
+    "Waiter",
+    "is_over",
+    "is_wanted",
+    "late",
+    "no_leader",
+    "queue_full",
+    "session_ended",
+    "too_large",
+    "window_full",
+]
 
 
 class Waiter:
@@ -19,6 +29,7 @@ class Waiter:
     __slots__ = (
         "abandoned",
         "asked",
+        "barred",
         "command",
         "deadline",
         "decided",
@@ -58,8 +69,9 @@ class Waiter:
         # Copies that may be applied, and attempts to send it (resending.py).
         self.sends = self.tries = 0
         self.sent_at = NOT_SENT
-        # Why the leader has not taken it.
+        # Why a leader has not taken it the last time; `barred`: and never will.
         self.why: NotApplied | None = None
+        self.barred = False
         self.over = False
 
     def end(self) -> None:
@@ -75,8 +87,8 @@ def is_over(waiter: Waiter) -> bool:
 
 
 def is_wanted(waiter: Waiter) -> bool:
-    """Whether its caller waits for the answer."""
-    return not waiter.over and not waiter.future.done()
+    """Whether it is to be sent: its caller waits for the answer."""
+    return not (waiter.over or waiter.barred or waiter.future.done())
 
 
 def session_ended(session: int, seq: int) -> Timeout:
@@ -84,6 +96,33 @@ def session_ended(session: int, seq: int) -> Timeout:
         "the session ended while the command was on its way; it may have been applied before",
         session=session,
         seq=seq,
+    )
+
+
+def late(session: int, seq: int) -> Timeout:
+    return Timeout(
+        "the deadline passed while the command was on its way; it may still be applied. Ask "
+        "node.outcome(error.session, error.seq)",
+        session=session,
+        seq=seq,
+    )
+
+
+def too_large(size_bytes: int, bytes_max: int) -> TooLarge:
+    return TooLarge(f"the command has {size_bytes} bytes; limits.command_bytes_max is {bytes_max}")
+
+
+def queue_full(count: int, size_bytes: int) -> Overloaded:
+    return Overloaded(
+        f"{count} commands of {size_bytes} bytes already wait in this node "
+        f"(limits.outbox_commands_max, limits.outbox_bytes_max): wait for some to finish"
+    )
+
+
+def window_full(used: int, window: int, floor: int) -> Overloaded:
+    return Overloaded(
+        f"{used} numbers of this node's session are in use (at most {window}), because the outcome "
+        f"of number {floor} is not known yet: wait for it"
     )
 
 

@@ -86,6 +86,7 @@ ARRIVING: dict[tuple[str, bool], set[type]] = {
         wire.FeedConfiguration,
         wire.LeaderChanged,
         wire.ReadReply,
+        wire.Rejected,
     },
     ("rpc", False): {wire.RpcRequest},
     ("rpc", True): {wire.RpcReply},
@@ -95,6 +96,7 @@ CONSENSUS = {
     *(wire.SnapshotReply, wire.TimeoutNow, wire.Founded, wire.Addresses, wire.Liveness),
     *(wire.LostEntries, wire.Digests, wire.Presence),
     *(wire.Propose, wire.ReadRequest, wire.ReadReply),
+    wire.Rejected,
 }
 
 

@@ -53,6 +53,7 @@ def _ends(what: str, fates: Fates, applied: int) -> Iterator[Family]:
             "no_leader": fates.no_leader,
             "cancelled": fates.cancelled,
             "stopped": fates.stopped,
+            "left_out": fates.left_out,
         },
         "Commands that were taken and have ended, by how.",
     )

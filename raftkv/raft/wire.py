@@ -51,6 +51,7 @@ __all__ = [
     "ReadReply",
     "ReadRequest",
     "Refusal",
+    "Rejected",
     "RpcReply",
     "RpcRequest",
     "SnapshotChunk",
@@ -80,7 +81,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 """An index, a term, a counter, a size or a time: never negative."""
 
 Nonce = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""Of a `NodeUp`; 0 for none."""
+"""Of a `NodeUp`, 0 for none; or the number of a command, which that is in session 0."""
 
 Payload = Annotated[bytes, msgspec.Meta(min_length=1)]
 """Of an entry: its first byte is its kind, so there is one."""
@@ -301,6 +302,18 @@ class LostEntries(_Message, frozen=True, tag=26):
     index: Number
 
 
+class Rejected(_Message, frozen=True, tag=27):
+    """A proposed command was left out; `code` is that of an error class. One copy of it is meant.
+
+    Only from core format 2 on: nodes of release 0.1.0 do not know it.
+    """
+
+    session: Number
+    seq: Nonce
+    code: str
+    reason: str
+
+
 class Follow(_Message, frozen=True, tag=30):
     """A replicant asks for everything behind (index, term), which it has applied."""
 
@@ -384,6 +397,7 @@ Message = (
     | ReadReply
     | Liveness
     | Presence
+    | Rejected
     | Digests
     | LostEntries
     | Follow

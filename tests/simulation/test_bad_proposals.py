@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from raftkv.config import Limits
-from raftkv.errors import OutcomeUnknown
+from raftkv.errors import TooLarge
 from raftkv.parts import ReplicantPart
 from raftkv.raft import wire
 from raftkv.raft.engine import Engine
@@ -84,9 +84,13 @@ def test_a_command_above_the_limit_of_the_leader_breaks_no_stream(role: str) -> 
         term, streams.broken = cluster.nodes["core1"].term, 0
         name = "core2" if role == "core" else "replicant1"
         node = cluster.nodes[name]
-        put = cluster.world.call(name, node.kv.put(b"big", b"x" * 10_000, timeout_s=3.0))
-        cluster.world.wait(put.done, 10, "the end of the put")
-        assert isinstance(put.exception(), OutcomeUnknown)
+        put = cluster.world.call(name, node.kv.put(b"big", b"x" * 10_000, timeout_s=30.0))
+        cluster.world.wait(put.done, 1, "the end of the put, long before its deadline")
+        assert type(put.exception()) is TooLarge
+        assert "limits.command_bytes_max of this node, 2048 bytes" in str(put.exception())
+        before = rejected(cluster)
+        cluster.run(10.0)
+        assert rejected(cluster) == before, "it is not sent again"
         assert streams.broken == 0
         assert cluster.nodes["core1"].term == term
         assert rejected(cluster) > 0

@@ -1,0 +1,273 @@
+"""What becomes of a command that a core leaves out: at its origin, and on the way there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from raftkv.errors import (
+    NoLeader,
+    NotApplied,
+    NotPermitted,
+    Overloaded,
+    Timeout,
+    TooLarge,
+)
+from raftkv.proposals import Proposals
+from raftkv.raft import wire
+from raftkv.rejecting import Rejecting, error_of
+from raftkv.state import Envelope
+from raftkv.state.core import OutcomeReport
+from tests import test_foreign as clients
+from tests import test_outbox as queue
+from tests.fakes import FakeRuntime
+from tests.test_outbox import RESEND_S, SWEEP_S
+
+FULL = Overloaded("the disk of the leader a is full")
+LARGE = TooLarge("above limits.command_bytes_max")
+NOT_APPLIED = OutcomeReport("not_applied")
+
+# At the origin ------------------------------------------------------------------------------------
+
+
+def test_the_only_copy_was_left_out_so_the_caller_gets_the_reason_at_once() -> None:
+    bench = queue.Bench()
+    future = bench.submit("a", timeout_s=60.0)
+    bench.take()
+    bench.outbox.rejected(1, LARGE)
+    assert future.exception() is LARGE
+    bench.runtime.advance(30.0)
+    bench.outbox.office_changed()
+    assert bench.take() == [], "it is never sent again"
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+    assert bench.outbox.fates.left_out == 1
+    bench.submit("b")
+    assert bench.take()[-1].floor == 2
+
+
+@pytest.mark.parametrize("verdict", ["not_applied", "applied", "none"])
+def test_of_a_command_that_was_sent_twice_the_log_decides(verdict: str) -> None:
+    bench = queue.Bench()
+    future = bench.submit("a", timeout_s=60.0)
+    bench.take()
+    bench.outbox.office_changed()
+    bench.take()
+    bench.outbox.rejected(1, LARGE)
+    assert not future.done()
+    ((question, about),) = bench.settling().items()
+    assert about == (7, 1)
+    bench.take()
+    bench.outbox.office_changed()
+    assert [sent.seq for sent in bench.take()] == [question], "only the question goes again"
+    if verdict == "not_applied":
+        bench.outbox.settle(question, NOT_APPLIED)
+        bench.runtime.run()
+        assert future.exception() is LARGE
+    elif verdict == "applied":
+        bench.outbox.settle(1, "done")
+        bench.outbox.settle(question, OutcomeReport("applied"))
+        assert future.result() == "done"
+    else:
+        bench.runtime.advance(61.0)
+        assert type(future.exception()) is Timeout
+
+
+def test_a_full_disk_is_named_at_the_deadline_and_costs_ever_fewer_attempts() -> None:
+    bench = queue.Bench()
+    future = bench.submit("a", timeout_s=20.0)
+    attempts = 0
+    for _ in range(round(20.0 / SWEEP_S) + 2):
+        for sent in bench.take():
+            attempts += 1
+            bench.outbox.rejected(sent.seq, FULL)
+        bench.runtime.advance(SWEEP_S)
+    assert future.exception() is FULL
+    assert attempts <= 5
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (0, 0)
+
+
+def test_what_a_full_disk_left_out_is_taken_by_a_leader_with_room() -> None:
+    bench = queue.Bench()
+    future = bench.submit("a", timeout_s=20.0)
+    bench.take()
+    bench.outbox.rejected(1, FULL)
+    bench.outbox.office_changed()
+    assert [sent.seq for sent in bench.take()] == [1]
+    bench.runtime.advance(20.0 + SWEEP_S)
+    assert type(future.exception()) is Timeout, "this copy may be applied"
+
+
+def test_a_number_that_was_given_up_and_left_out_holds_the_floor_no_longer() -> None:
+    bench = queue.Bench()
+    future = bench.submit("a", timeout_s=0.5)
+    bench.take()
+    bench.runtime.advance(1.0)
+    assert type(future.exception()) is Timeout
+    bench.outbox.rejected(1, FULL)
+    bench.submit("b")
+    assert bench.take()[-1].floor == 2
+
+
+def test_a_rejection_of_what_is_not_under_way_is_passed_over() -> None:
+    bench = queue.Bench()
+    bench.outbox.rejected(1, LARGE)
+    future = bench.submit("a")
+    bench.outbox.rejected(2, LARGE)
+    assert not future.done()
+
+
+# A client's command, at the node that it asked ----------------------------------------------------
+
+
+def test_each_caller_of_a_clients_command_gets_the_reason() -> None:
+    bench = clients.Bench()
+    futures = [bench.submit(1), bench.submit(1)]
+    bench.take()
+    bench.foreign.rejected(7, 1, LARGE)
+    errors = [future.exception() for future in futures]
+    assert [type(error) for error in errors] == [TooLarge, TooLarge]
+    assert errors[0] is not errors[1]
+    assert len(bench.foreign) == bench.foreign.size_bytes == 0
+    bench.runtime.advance(10.0)
+    assert bench.take() == []
+
+
+def test_a_clients_command_that_was_sent_twice_is_unknown() -> None:
+    bench = clients.Bench()
+    future = bench.submit(1, timeout_s=60.0)
+    bench.take()
+    bench.foreign.office_changed()
+    bench.take()
+    bench.foreign.rejected(7, 1, LARGE)
+    assert type(future.exception()) is Timeout
+
+
+def test_a_full_disk_is_named_to_a_client_at_the_deadline() -> None:
+    bench = clients.Bench()
+    future = bench.submit(1, timeout_s=10.0)
+    attempts = 0
+    for _ in range(round(10.0 / SWEEP_S) + 2):
+        for sent in bench.take():
+            attempts += 1
+            bench.foreign.rejected(sent.session, sent.seq, FULL)
+        bench.runtime.advance(SWEEP_S)
+    assert type(future.exception()) is Overloaded
+    assert attempts <= 4
+    bench.foreign.rejected(7, 99, LARGE)
+
+
+def test_without_a_reason_it_is_the_leader_that_was_not_reached() -> None:
+    bench = clients.Bench()
+    bench.way_open = False
+    future = bench.submit(1, timeout_s=RESEND_S)
+    bench.runtime.advance(2 * RESEND_S)
+    assert type(future.exception()) is NoLeader
+
+
+# On the way back ----------------------------------------------------------------------------------
+
+
+class FakeLink:
+    def __init__(self, peer_name: str) -> None:
+        self.peer_name = peer_name
+        self.up = True
+        self.sent: list[wire.Rejected] = []
+
+    def send(self, message: wire.Rejected) -> None:
+        self.sent.append(message)
+
+
+class Core:
+    """A core named core1 with two replicants; sessions 3, 4 and 5 are of nodes, 6 of a client."""
+
+    def __init__(self, core_format: int = 2) -> None:
+        self.runtime = FakeRuntime()
+        self.own: list[wire.Rejected] = []
+        self.edges = [FakeLink("edge1"), FakeLink("edge2")]
+        owners = {3: "edge1", 4: "core1", 5: "core2", 6: ""}
+        engine: Any = SimpleNamespace(me="core1-aa", runtime=self.runtime)
+        machine: Any = SimpleNamespace(core_format=core_format, session_owner=owners.get)
+        edges: Any = self.edges
+        self.rejecting = Rejecting(engine, machine, lambda: edges)
+        self.rejecting.own = self.own.append
+
+    def reached(self) -> set[str]:
+        found = {link.peer_name for link in self.edges if link.sent}
+        return found | ({"core1"} if self.own else set())
+
+
+def envelope(session: int, seq: int = 1) -> bytes:
+    return msgspec.msgpack.encode(Envelope(session, seq, 0, "kv", b""))
+
+
+@pytest.mark.parametrize(
+    ("session", "expected"),
+    [
+        (3, {"edge1"}),
+        (4, {"core1"}),
+        (5, set()),
+        (6, {"core1", "edge1", "edge2"}),
+        (0, {"core1", "edge1", "edge2"}),
+        (7, set()),
+    ],
+)
+def test_a_rejection_is_passed_on_to_where_the_session_is_used(
+    session: int, expected: set[str]
+) -> None:
+    for local in (True, False):
+        core = Core()
+        if local:
+            core.rejecting.here(envelope(session), TooLarge.code, "why")
+            assert core.reached() == set(), "a turn later: it is being sent"
+            core.runtime.run()
+        else:
+            link: Any = FakeLink("core2")
+            core.rejecting.on_rejected(link, wire.Rejected(session, 1, TooLarge.code, "why"))
+        assert core.reached() == expected
+
+
+def test_at_core_format_1_only_the_leader_itself_learns_of_it() -> None:
+    core, edge = Core(core_format=1), FakeLink("edge1")
+    link: Any = edge
+    core.rejecting.by(link)(envelope(3), TooLarge.code, "why")
+    core.rejecting.here(envelope(6), TooLarge.code, "why")
+    core.runtime.run()
+    assert edge.sent == []
+    assert core.reached() == {"core1"}
+
+
+@pytest.mark.parametrize(
+    "command", [b"garbage", envelope(-1), envelope(1, -1), envelope(10**17), envelope(1, 1 << 63)]
+)
+def test_what_no_node_can_have_made_is_not_answered(command: bytes) -> None:
+    link: Any = FakeLink("edge1")
+    Core().rejecting.by(link)(command, TooLarge.code, "why")
+    assert link.sent == []
+
+
+def test_a_rejection_is_bounded_and_can_be_read() -> None:
+    link: Any = FakeLink("edge1")
+    Core().rejecting.by(link)(envelope(0, (1 << 63) - 1), NotPermitted.code, "why" * 1000)
+    (sent,) = link.sent
+    assert wire.decode(wire.encode(sent)[4:]) == sent
+    assert len(sent.reason) == 500
+    assert type(error_of(sent)) is NotPermitted
+    unknown = msgspec.structs.replace(sent, code="of_a_later_release")
+    assert type(error_of(unknown)) is NotApplied
+
+
+def test_a_core_names_what_it_leaves_out_of_a_proposal() -> None:
+    rejected: list[Any] = []
+    proposals = Proposals(100, lambda: 0.0)
+    large = msgspec.msgpack.encode(Envelope(1, 2, 0, "kv", b"x" * 100))
+    good = envelope(1)
+    fit = proposals.fit("b", [large, good, b"garbage"], lambda *args: rejected.append(args))
+    assert fit == [good]
+    assert [(command, code) for command, code, _ in rejected] == [
+        (large, TooLarge.code),
+        (b"garbage", TooLarge.code),
+    ]
+    assert "limits.command_bytes_max of this node, 100 bytes" in rejected[0][2]
