@@ -25,6 +25,7 @@ COMMANDS = {
     "keys": "what a large keyspace costs: memory, rates, a snapshot, a restart",
     "peers": "beside etcd, zookeeper, mnesia, tarantool, rabbitmq or stock pysyncobj",
     "differential": "random requests to real etcd and to raftkv: the answers must be equal",
+    "worst": "the worst transactions that are allowed, and what other callers get meanwhile",
     "steady": "full load for a long time: the rate, and elections that should not be",
 }
 
