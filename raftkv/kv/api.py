@@ -39,6 +39,7 @@ from .commands import (
     Txn,
     TxnOutcome,
     TxnResult,
+    TxnTooCostly,
     bounds_of,
 )
 from .hashing import KeyspaceHash, hash_in_slices
@@ -74,6 +75,8 @@ class KVApi:
         self.leases = LeaseApi(host)
         self.pasts = Pasts(host)
         self._large_reads = LargeReads()
+        #: Transactions of this node's callers that were refused as TxnTooCostly.
+        self.too_costly = 0
 
     async def put(
         self,
@@ -281,7 +284,8 @@ class KVApi:
 
         `Compare(b"k", "version", "=", 0)` holds if the key does not exist. An operation may be a
         `TxnOp`, a transaction of its own; its comparisons, too, see the keyspace as it was before.
-        Raises `DuplicateKey` when it could put a key twice, or both put and delete it.
+        Raises `DuplicateKey` when it could put a key twice, or both put and delete it,
+        `TxnTooCostly` when its comparisons and ranges look at more than the setting `rows_max`.
 
         One that can change nothing is a read: it needs no entry in the log, sees one state, the
         newest, and raises `ReadTimeout` like other reads.
@@ -289,12 +293,19 @@ class KVApi:
         success, failure = tuple(success), tuple(failure)
         command = flatten(compare, success, failure)
         self._check_txn(command)
-        if reads_only(success, failure):
+        try:
+            return unflatten(await self._outcome(command, timeout_s, reads_only(success, failure)))
+        except TxnTooCostly:
+            self.too_costly += 1
+            raise
+
+    async def _outcome(self, command: Txn, timeout_s: float | None, reads: bool) -> TxnOutcome:
+        if reads:
             await self._host.barrier("linearizable", timeout_s=timeout_s)
             if has_history(self._host.view()):
-                return unflatten(await self._read_txn(command, timeout_s))
+                return await self._read_txn(command, timeout_s)
         outcome: TxnOutcome = await self._host.propose(command, timeout_s=timeout_s)
-        return unflatten(outcome)
+        return outcome
 
     async def _read_txn(self, command: Txn, timeout_s: float | None) -> TxnOutcome:
         read = ReadOnlyTxn(self._host, command)

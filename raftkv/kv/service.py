@@ -22,7 +22,7 @@ class KVService(Service):
     def __init__(self, host: Host, api: KVApi) -> None:
         self.hub = WatchHub(host)
         api.hub = self.hub
-        self._pasts = api.pasts
+        self._api, self._pasts = api, api.pasts
         self.lessor = Lessor(host)
 
     async def start(self) -> None:
@@ -56,7 +56,13 @@ class KVService(Service):
 
     def metrics(self) -> Sequence[Metric]:
         pasts = Metric("pasts", "gauge", len(self._pasts), "Reads of the past that may go on.")
-        return (*self.hub.metrics(), *self.lessor.metrics(), pasts)
+        costly = Metric(
+            "txn_too_costly_total",
+            "counter",
+            self._api.too_costly,
+            "Transactions of this node's callers that look at more rows than rows_max.",
+        )
+        return (*self.hub.metrics(), *self.lessor.metrics(), pasts, costly)
 
     def status(self) -> Mapping[str, Any]:
         watches = {"watches": self.hub.count, "watches_behind": self.hub.behind_count}

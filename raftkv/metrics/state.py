@@ -115,6 +115,11 @@ def applying(node: Node) -> Iterator[Family]:
         node._replica.commands_applied,
         "Commands applied by this node, whoever proposed them.",
     )
+    yield counter(
+        "rows_charged_total",
+        node.machine.rows_charged,
+        "Rows that applied commands have looked at or changed, beyond their size.",
+    )
     yield histogram("apply_seconds", seconds, "Applying one entry.")
     yield counter("snapshots_installed_total", installed, "Snapshots taken over from another node.")
     yield counter("snapshot_received_bytes_total", received, "Bytes of snapshots received.")

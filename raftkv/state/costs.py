@@ -29,14 +29,15 @@ class Work:
     """The rows that the command being applied was charged with, beyond `of_size`.
 
     `slice_rows`: what the commands before it in this slice of the entry were charged with, and the
-    rows that commands have written (slicing.py).
+    rows that commands have written (slicing.py). `total`: of all commands since the process began.
     """
 
-    __slots__ = ("rows", "slice_rows")
+    __slots__ = ("rows", "slice_rows", "total")
 
     def __init__(self) -> None:
-        self.rows = self.slice_rows = 0
+        self.rows = self.slice_rows = self.total = 0
 
     def charge(self, rows: int) -> None:
         """Add `rows`; what is undone later stays counted, for it was done."""
         self.rows += rows
+        self.total += rows

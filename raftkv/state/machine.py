@@ -420,6 +420,11 @@ class StateMachine:
         """What the last command cost that was applied, in rows (costs.py)."""
         return of_size(self._last_bytes) + self._work.rows
 
+    @property
+    def rows_charged(self) -> int:
+        """Rows that all commands applied by this machine were charged with beyond their size."""
+        return self._work.total
+
     def estimate(self, payload: bytes) -> int:
         """What an encoded `Envelope` may cost, in rows, as the state is now; decides nothing."""
         return estimated(payload, self._active, self._views)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,9 @@ from raftkv.kv import (
     Compare,
     DeleteRange,
     DeleteRangeOp,
+    DuplicateKey,
     Grant,
+    KVApi,
     LimitExceeded,
     Operation,
     Put,
@@ -27,7 +30,9 @@ from raftkv.kv import (
 )
 from raftkv.kv.budget import ROW_BYTES
 from raftkv.kv.changing import Changing
+from raftkv.kv.service import KVService
 from raftkv.kv.transactions import flatten
+from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 
 KEYS = 100
@@ -252,6 +257,21 @@ class TestLargeDeletions:
         assert isinstance(outcome, LimitExceeded)
         again = [DeleteRangeOp(b"0", b"1"), PutOp(b"y1", b"", lease=7)]
         assert txn(host, again).succeeded
+
+
+def test_the_node_counts_what_its_callers_were_refused(host: FakeHost) -> None:
+    kv = KVApi(cast(Host, host))
+    charged = host.machine.rows_charged
+    host.apply(DeleteRange(b"000", b"010"))
+    assert host.machine.rows_charged == charged + 10
+    for success in ([WRITE], []):  # through the log, and beside it
+        with pytest.raises(TxnTooCostly):
+            asyncio.run(kv.txn([ANY, ANY, ANY], success))
+    with pytest.raises(DuplicateKey):
+        asyncio.run(kv.txn([], [WRITE, WRITE]))
+    assert kv.too_costly == 2
+    (shown,) = [m for m in KVService(cast(Host, host), kv).metrics() if "costly" in m.name]
+    assert (shown.name, shown.value) == ("txn_too_costly_total", 2)
 
 
 def test_before_format_4_all_counts_by_rows() -> None:
