@@ -204,9 +204,9 @@ class Usage:
         limit: int = self._settings[QUOTA_KEY]
         return limit
 
-    @property
-    def exceeded(self) -> bool:
-        return self.bytes > self.quota_bytes
+    def exceeds(self, quota_bytes: int) -> bool:
+        """Whether it is more than a quota allows."""
+        return self.bytes > quota_bytes
 
     @property
     def alarm(self) -> bool:
@@ -236,14 +236,12 @@ class Gate:
         self._overrun = overrun
 
     def __call__(self, command: Any, ctx: Context) -> Any:
-        if not self._adds(command):
+        if not self._is_judged(command):
             return self._apply(command, ctx)
-        for usage in self._all:
-            if usage.alarm:
-                raise NoSpace(usage.plugin)
+        self._require_disarmed()
         result = self._apply(command, ctx)
         own = self._own
-        if own.exceeded:
+        if own.exceeds(own.quota_bytes):
             self._overrun.append(own.plugin)
             raise NoSpace(own.plugin)
         return result
@@ -251,6 +249,15 @@ class Gate:
     def called(self, command: Any, ctx: Context) -> Any:
         """By another plugin: see rule 3."""
         result = self._apply(command, ctx)
-        if self._adds(command) and self._own.exceeded:
-            self._overrun.append(self._own.plugin)
+        own = self._own
+        if self._is_judged(command) and own.exceeds(own.quota_bytes):
+            self._overrun.append(own.plugin)
         return result
+
+    def _is_judged(self, command: Any) -> bool:
+        return self._adds(command)
+
+    def _require_disarmed(self) -> None:
+        for usage in self._all:
+            if usage.alarm:
+                raise NoSpace(usage.plugin)

@@ -13,7 +13,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown
+from raftkv.errors import NodeFault, NoSpace, NotApplied, OutcomeUnknown
 from raftkv.kv.budget import FORMAT_COST
 from raftkv.kv.commands import (
     FROM_KEY,
@@ -137,7 +137,7 @@ class Costly:
             self._cluster.marks.hit("transaction too costly")
             load.refused.add(key)
             return refused
-        except NotApplied:
+        except (NotApplied, NoSpace):
             load.refused.add(key)
             return None
         except (OutcomeUnknown, HostCrashed, NodeFault):

@@ -87,6 +87,8 @@ EXPECTED = (
     "entry applied in several turns",
     "transaction too costly",
     "deletion beyond the limit of rows",
+    "quota used up",
+    "deletion beyond the quota",
     "value near the limit",
     "limits differ between nodes",
     "core format raised",

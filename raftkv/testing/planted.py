@@ -36,6 +36,7 @@ from raftkv.testing import (
     injected_distrust,
     injected_hostile,
     injected_inbox,
+    injected_quota,
     injected_space,
     injected_window,
     planted_leases,
@@ -53,6 +54,7 @@ assert injected_cost.__name__
 assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_inbox.__name__
+assert injected_quota.__name__
 assert injected_space.__name__
 assert injected_window.__name__
 assert planted_leases.__name__

@@ -32,6 +32,7 @@ from raftkv.testing.nemesis import (
 from raftkv.testing.network import NetworkOptions
 from raftkv.testing.planted import planted
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
+from raftkv.testing.spender import Spender
 from raftkv.testing.variations import Variations
 from raftkv.testing.window_check import checked_answers, small_windows
 from raftkv.testing.workload import Heavy
@@ -55,6 +56,8 @@ SPACE_SHARE = 0.3
 CORRUPT_SHARE = 0.3
 # In so many a client's transactions look at as much as they may, and more (costly.py).
 COSTLY_SHARE = 0.2
+# In so many a client uses up the quota of the keyspace (spender.py).
+SPENDER_SHARE = 0.2
 # In so many work takes processor time; limits differ between nodes and change; nodes begin with the
 # former software; one core of three gets an old image of its disk.
 CHARGED_SHARE = 0.15
@@ -92,6 +95,8 @@ class Scenario:
     # The state of one core is damaged after the storm (corrupting.py).
     corrupt: bool = False
     costly: bool = False
+    # A client uses up the quota of the keyspace (spender.py).
+    spender: bool = False
     heavy: Heavy | None = None
     more: Variations = field(default_factory=Variations)
 
@@ -104,6 +109,7 @@ class Scenario:
         early += ", a hostile stranger" if self.hostile else ""
         early += ", then a core is damaged" if self.corrupt else ""
         early += ", costly transactions" if self.costly else ""
+        early += ", the quota is used up" if self.spender else ""
         early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
         early += str(self.more)
         return (
@@ -171,6 +177,7 @@ def draw(
         # From a generator of its own, so that the other seeds stay what they were.
         hostile=random.Random(f"{seed}/is hostile").random() < HOSTILE_SHARE,
         costly=random.Random(f"{seed}/is costly").random() < COSTLY_SHARE,
+        spender=random.Random(f"{seed}/is spender").random() < SPENDER_SHARE,
     )
     if drawn_scenario.members and not drawn_scenario.disaster:
         corrupt = random.Random(f"{seed}/is corrupt").random() < CORRUPT_SHARE
@@ -405,6 +412,8 @@ def _cluster_of(scenario: Scenario, seed: int, deliveries: bool) -> SimulatedClu
     )
     if scenario.costly:
         cluster.costly = Costly(cluster, random.Random(f"{seed}/costly"))
+    if scenario.spender:
+        cluster.spender = Spender(cluster, random.Random(f"{seed}/spender"))
     return cluster
 
 

@@ -65,6 +65,7 @@ from raftkv.testing.observer import Observer
 from raftkv.testing.patching import around
 from raftkv.testing.process import PROCESS
 from raftkv.testing.rollback import Rollback
+from raftkv.testing.spender import Spender, miscounted
 from raftkv.testing.upgrade import Upgrade
 from raftkv.testing.variations import Variations
 from raftkv.testing.varied import differ, varied
@@ -107,10 +108,12 @@ class SimulatedCluster:
     `heavy`, there is more to do; `more` is what else there is (variations.py).
 
     `names` are the nodes in service now; operators and faults look at it anew each time. With
-    `costly` set, a client's transactions look at as much as they may during a storm, and more.
+    `costly` set, a client's transactions look at as much as they may during a storm, and more; with
+    `spender`, a client uses up the quota of the keyspace.
     """
 
     costly: Costly | None = None
+    spender: Spender | None = None
 
     def __init__(
         self,
@@ -437,7 +440,7 @@ class SimulatedCluster:
             if self.costly is not None:
                 costly = self.world.spawn(self.costly.storm(), "costly client")
                 during.callback(costly.cancel)
-            for beside in (self.upgrade, self._rollback):
+            for beside in (self.upgrade, self._rollback, self.spender):
                 if beside is not None:
                     during.callback(self.world.spawn(beside.storm(), "beside").cancel)
             if self._is_hostile:
@@ -481,6 +484,8 @@ class SimulatedCluster:
         if self.operator is not None:
             self.settle_members(timeout_s)
         self._settle_upgrade(timeout_s)
+        if self.spender is not None:
+            self._complete(self.spender.finish(), timeout_s, "room for writes after healing")
         with self.judging():
             world.wait(
                 lambda: self._revived() and self.load.acknowledged_at > healed_at,
@@ -530,6 +535,9 @@ class SimulatedCluster:
         digests = {name: self.nodes[name].machine.digest() for name in self.names}
         if len(set(digests.values())) != 1:
             self.violated("equal digests", f"the digests differ: {digests}")
+        for name in self.names:
+            if wrong := miscounted(name, self.nodes[name].machine):
+                self.violated("the quota holds", wrong)
         node = self.nodes[self.names[0]]
         rows = dict(node.machine.view("kv").table("keys").scan())
         load = self.load

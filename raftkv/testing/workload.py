@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown, Refused
+from raftkv.errors import NodeFault, NoSpace, NotApplied, OutcomeUnknown, Refused
 from raftkv.kv.commands import Compare, DeleteRangeOp, PutOp, RangeOp
 from raftkv.plugin import Consistency
 from raftkv.testing.histories import Operation, Outcome
@@ -191,7 +191,7 @@ class Workload:
         put = node.kv.put(key, value, timeout_s=TIMEOUT_S)
         try:
             result = await self._world.call(name, put)
-        except NotApplied:
+        except (NotApplied, NoSpace):
             self.refused.add(key)
             self._marks.hit("write refused")
         except OutcomeUnknown as unknown:
@@ -231,7 +231,7 @@ class Workload:
         begun = self.done_revision
         try:
             result = await self._world.call(name, txn)
-        except NotApplied:
+        except (NotApplied, NoSpace):
             self.refused.add(key)
         except (OutcomeUnknown, HostCrashed, NodeFault):
             pass  # it may take effect once, now or later
@@ -328,7 +328,7 @@ class Workload:
         result = None
         try:
             result = await self._world.call(name, call)
-        except NotApplied:
+        except (NotApplied, NoSpace):
             outcome = "not_applied"
         except (OutcomeUnknown, HostCrashed, NodeFault):
             outcome = "unknown"

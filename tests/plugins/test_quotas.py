@@ -108,6 +108,15 @@ def test_what_is_prepared_can_be_committed_beyond_the_quota() -> None:
     assert used(log, "txqueue") == before
 
 
+def test_a_prepare_that_does_not_reserve_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TxQueue.quota is not None
+    sizes = {name: size for name, size in TxQueue.quota.sizes.items() if name != "staged"}
+    broken = msgspec.structs.replace(TxQueue.quota, sizes=sizes)
+    monkeypatch.setattr(TxQueue, "quota", broken)
+    with pytest.raises(AssertionError, match="the quota never refused"):
+        test_what_is_prepared_can_be_committed_beyond_the_quota()
+
+
 def test_a_transaction_that_only_accepts_is_committed_beyond_the_quota() -> None:
     log = TxLog()
     with_quota(log, "txqueue")
