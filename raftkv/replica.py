@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .errors import DiskFailed, Diverged, NodeFault
+from .errors import DiskFailed, Diverged, NodeFault, SequenceTooFar
 from .foreign import Foreign
 from .freeing import frees_room
 from .logclock import LogClock
@@ -165,7 +165,8 @@ class Replica:
             return  # it ended, and its callers were told so
         for seq in waiting[:SETTLED_PER_TURN]:
             outcome = machine.recall(session, seq, outbox.kind_of(seq))
-            if outcome is not ABSENT:
+            # A number beyond the window of the older state was not judged by it either.
+            if outcome is not ABSENT and type(outcome) is not SequenceTooFar:
                 outbox.settle(seq, outcome, jumped=True)
         if len(waiting) > SETTLED_PER_TURN:
             self.later(self._settle_jumped, session, waiting[SETTLED_PER_TURN:])

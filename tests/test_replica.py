@@ -16,7 +16,7 @@ from raftkv.logclock import LogClock
 from raftkv.outbox import Outbox
 from raftkv.reading import Reader
 from raftkv.replica import Replica
-from raftkv.state.core import NodeUp
+from raftkv.state.core import NodeUp, SettleOutcome
 from raftkv.state.machine import StateMachine
 from tests.fakes import FakeRuntime
 
@@ -117,3 +117,13 @@ def test_a_late_refusal_of_the_old_session_does_not_settle_a_number_of_the_new_o
     assert not new.done()
     with pytest.raises(Timeout, match="may have been applied"):
         old.result()
+
+
+def test_what_lies_beyond_the_window_of_the_snapshot_goes_on_waiting() -> None:
+    """A snapshot with an older floor has judged none of the later numbers."""
+    bench = Bench()
+    question = bench.outbox.submit("core", SettleOutcome(bench.outbox.session, 7), 5.0)
+    bench.runtime.run()
+    bench.replica.machine._sessions.window = 0
+    bench.jump()
+    assert not question.done()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv import corruption_check
 from raftkv.corruption_check import BYTE_S, LOOP_PART, ROW_S, SLICE_S, CorruptionCheck
 from raftkv.errors import CorruptState
+from raftkv.node import Node
 from raftkv.raft.membership import name_of
 from raftkv.state.sessions import ABANDONED
 from raftkv.testing import current
@@ -58,7 +59,19 @@ def watch_alarms(cluster: SimulatedCluster) -> Iterator[None]:
 
         return raise_alarm
 
-    with around(CorruptionCheck, "_raise_alarm", watched):
+    def copied(original: Callable[..., None]) -> Callable[..., None]:
+        def copy_again(node: Node) -> None:
+            if cluster.damaged:
+                # What it had copied from the damaged core is given up on purpose.
+                cluster.load.copies_again(node)
+            original(node)
+
+        return copy_again
+
+    with (
+        around(CorruptionCheck, "_raise_alarm", watched),
+        around(Node, "_copy_again", copied),
+    ):
         yield
 
 

@@ -38,6 +38,7 @@ from raftkv.testing import (
     injected_inbox,
     injected_quota,
     injected_space,
+    injected_variations,
     injected_window,
     planted_leases,
     planted_members,
@@ -56,6 +57,7 @@ assert injected_hostile.__name__
 assert injected_inbox.__name__
 assert injected_quota.__name__
 assert injected_space.__name__
+assert injected_variations.__name__
 assert injected_window.__name__
 assert planted_leases.__name__
 assert planted_members.__name__

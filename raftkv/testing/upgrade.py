@@ -3,7 +3,8 @@
 A node that knows format 1 only decides, writes and sends as release 0.1.0 does; the software is the
 same in all else. During a storm the operator takes nodes up one by one, now and then one of them
 back, and once all know the newest format it raises it, which may fail for any reason and is
-repeated. No node is taken back after that was asked for: it could not read the log any more.
+repeated. It also asks too early, which must be refused. No node is taken back after a request
+that may still be carried out: it could not read the log any more.
 
 After the storm `finish` ends the upgrade; all nodes must then work at the newest format.
 """
@@ -14,7 +15,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown, Refused
+from raftkv.errors import FormatRefused, NodeFault, NotApplied, OutcomeUnknown, Refused
 from raftkv.state.core import Core
 from raftkv.testing.host import HostCrashed
 
@@ -30,6 +31,8 @@ PAUSE_S = (0.1, 2.0)
 DOWN_S = (0.05, 0.5)
 # Of the steps, those that take a node back to the former software.
 BACK_SHARE = 0.25
+# And those that ask for the newest format too early.
+EARLY_SHARE = 0.2
 CALL_S = 3.0
 LOOK_S = 0.1
 
@@ -58,6 +61,8 @@ class Upgrade:
             if back and not self._asked and self._rng.random() < BACK_SHARE:
                 if self._exchange(self._rng.choice(back), OLD):
                     self._cluster.marks.hit("node taken back to the former software")
+            elif old and self._rng.random() < EARLY_SHARE:
+                await self._raise()
             elif old:
                 self._exchange(self._rng.choice(old), NEWEST)
             else:
@@ -103,13 +108,15 @@ class Upgrade:
             await asyncio.sleep(LOOK_S)
             return
         name = self._rng.choice(up)
-        self._asked = True
         self._world.note(name, "operator: raise the core format")
         try:
             call = cluster.nodes[name].format.raise_to_newest(timeout_s=CALL_S)
             await self._world.call(name, call)
+        except FormatRefused:
+            cluster.marks.hit("raise of the core format failed")
         except (NotApplied, OutcomeUnknown, Refused, NodeFault, HostCrashed):
             cluster.marks.hit("raise of the core format failed")
-            await asyncio.sleep(LOOK_S)
+            self._asked = True
         else:
-            await asyncio.sleep(LOOK_S)
+            self._asked = True
+        await asyncio.sleep(LOOK_S)

@@ -231,8 +231,8 @@ class Workload:
         begun = self.done_revision
         try:
             result = await self._world.call(name, txn)
-        except (NotApplied, NoSpace):
-            self.refused.add(key)
+        except (NotApplied, Refused):
+            self.refused.add(key)  # it looks at too many rows (costly.py), or there is no room
         except (OutcomeUnknown, HostCrashed, NodeFault):
             pass  # it may take effect once, now or later
         else:
@@ -283,6 +283,10 @@ class Workload:
     def _shows(self, node: Node, revision: int) -> None:
         """The node has shown it, or acknowledged what it applied there."""
         self._shown[node] = max(revision, self._shown.get(node, 0))
+
+    def copies_again(self, node: Node) -> None:
+        """The node discards its state: what it shows next may be older."""
+        self._shown.pop(node, None)
 
     async def _compare(self, name: str, node: Node, key: bytes, value: bytes) -> None:
         begun = self.done_revision
