@@ -68,27 +68,33 @@ def refresh(ctx: Context) -> bool:
 
 def _raise(plugins: list[str], ctx: Context) -> bool:
     active: Table[str, int] = ctx.table("active")
+    if ctx.version >= 2:
+        # An entry of the log raises the core format, no announcement.
+        plugins = [plugin for plugin in plugins if plugin != CORE]
     changed = False
-    for plugin in plugins:
-        if plugin == CORE and ctx.version >= 2:
-            continue  # an entry of the log raises the core format, no announcement
-        lowest = _lowest(plugin, ctx)
+    for plugin, lowest in _lowest(plugins, ctx).items():
         if lowest > active.get(plugin, 0):
             active.put(plugin, lowest)
             changed = True
     return changed
 
 
-def _lowest(plugin: str, ctx: Context) -> int:
-    """The lowest version among the members that count; 0 as long as a core lacks the plugin."""
+def _lowest(plugins: list[str], ctx: Context) -> dict[str, int]:
+    """The lowest versions among the members that count; 0 as long as a core lacks the plugin.
+
+    In one pass over the members: their rows stay for ever, so there may be very many.
+    """
     formats: Formats = ctx.table("formats")
-    lowest = 0
+    version, voters, now = ctx.version, ctx.voters, ctx.now
+    lowest = dict.fromkeys(plugins, 0)
+    lacking: dict[str, None] = {}
     for name, member in ctx.members.items():
-        if ctx.version >= 2 and not counts(member, ctx.voters, ctx.now):
+        if version >= 2 and not counts(member, voters, now):
             continue
-        version = formats.get((name, plugin), 0)
-        if version == 0 and member.role == "core":
-            return 0
-        if version and (lowest == 0 or version < lowest):
-            lowest = version
-    return lowest
+        for plugin in plugins:
+            known = formats.get((name, plugin), 0)
+            if known == 0 and member.role == "core":
+                lacking[plugin] = None
+            elif known and (lowest[plugin] == 0 or known < lowest[plugin]):
+                lowest[plugin] = known
+    return lowest | dict.fromkeys(lacking, 0)

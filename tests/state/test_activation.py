@@ -172,3 +172,23 @@ def test_at_core_format_1_a_death_leaves_the_row_as_the_first_release_does() -> 
 def test_who_counts(role: str, up: bool, voters: tuple[str, ...], age: int, expected: bool) -> None:
     member = Member("m", role, "r-m", "h:1", None, 1, up, 1000)
     assert counts(member, voters, 1000 + age) is expected
+
+
+def test_a_change_of_the_members_looks_at_each_of_them_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their rows stay for ever, and each start and each death of a node compares the formats."""
+    cluster = Cluster()
+    for number in range(20):
+        cluster.up(f"n{number + 1}", role="core" if number < 3 else "replicant")
+    looked: list[str] = []
+
+    def counted(member: Member, voters: tuple[str, ...], now: int) -> bool:
+        looked.append(member.name)
+        return counts(member, voters, now)
+
+    monkeypatch.setattr("raftkv.state.activation.counts", counted)
+    cluster.up("n21", role="replicant")
+    assert len(looked) == 21
+    cluster.down("n20")
+    assert len(looked) == 42
