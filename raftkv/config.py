@@ -220,6 +220,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # How often the cores compare digests of their states. What memory or a bug has changed spreads
     # by then into snapshots and answers; a check takes half a percent of a core. 0: never.
     corruption_check_s: float = 600.0
+    # What a core does that is found corrupt: it stops, for an operator to look at it; or it has
+    # itself removed, stops, and is a new core with an empty directory after its next start.
+    on_corruption: Literal["stop", "rebuild"] = "stop"
     raft: RaftTimes = RaftTimes()
     limits: Limits = Limits()
     http: HttpLimits = HttpLimits()

@@ -25,6 +25,7 @@ or from its start, so a change of leader delays nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import platform
 from typing import TYPE_CHECKING, Any, Final
@@ -267,6 +268,11 @@ class CorruptionCheck:
             )
             return
         await part.hand_over(node.config.raft.election_timeout_min_ms / 1000)
+        if node.config.on_corruption == "rebuild" and await node.rebuild.ask_for_removal():
+            with contextlib.suppress(OSError):  # then it is not rebuilt
+                await node.runtime.offload(
+                    lambda: corrupt_marker.mark(files, directory, text, removed=True)
+                )
         part.feeds.refuse_all(wire.Refusal(CorruptState.code, text))
         node._faulted(CorruptState(f"{text}. {_REMEDY}"))
 

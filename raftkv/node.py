@@ -25,7 +25,7 @@ import msgspec
 from .config import NodeConfig
 from .core_format import CoreFormat
 from .corruption_check import CorruptionCheck
-from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, Stopped
+from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RemovedNode, Stopped
 from .failure_detector import Verdict
 from .foreign import Foreign, Ticket, TicketHost
 from .formats import about_node, announced
@@ -49,6 +49,7 @@ from .raft.identity import DataDirectory
 from .raft.installing import load
 from .raft.recovery import Recovered, recover
 from .reading import Reader
+from .rebuild import Rebuild
 from .rejecting import error_of
 from .replica import Replica
 from .rpc import RpcHub
@@ -218,6 +219,7 @@ class Node:
         self.format = CoreFormat(self)
         self.corruption = CorruptionCheck(self)
         self.hindrance = Hindrance(self)
+        self.rebuild = Rebuild(self)
         self.reader.hindrance = lambda: self.hindrance.text
         peering.route(wire.LostEntries, self.hindrance.on_lost_entries)
         replica.on_digest_point = self.corruption.point
@@ -240,6 +242,7 @@ class Node:
         self.format.start()
         self.corruption.start()
         self.hindrance.start()
+        self.rebuild.start()
         if self._keeper is not None:
             self._keeper.start()
         self._running = not self._fault.done()
@@ -405,6 +408,7 @@ class Node:
             self.format.stop()
             self.corruption.stop()
             self.hindrance.stop()
+            self.rebuild.stop()
         if hasattr(self, "hosting"):
             await self.hosting.stop()
         if self._part is not None:
@@ -428,6 +432,9 @@ class Node:
         """The node ends itself: calls are answered, peers see the streams close."""
         if self._fault.done():
             return
+        if isinstance(fault, RemovedNode) and self.rebuild.leaving:
+            self.rebuild.removed = True  # as it has asked; it stops when that is noted
+            return
         log.error("%s: %s", self.name, fault)
         self._running = False
         self._fault.set_result(fault)
@@ -435,6 +442,7 @@ class Node:
             self.hosting.faulted()
             self.corruption.stop()
             self.hindrance.stop()
+            self.rebuild.stop()
         if self._part is not None:
             self._part.stop()
         self._peering.close()

@@ -15,8 +15,10 @@ from raftkv import Node
 from raftkv.corruption import Report, Verdict, judge
 from raftkv.corruption_check import CORRUPT
 from raftkv.errors import CorruptState
-from raftkv.raft.corrupt_marker import FILE
+from raftkv.membership import CoreMember
+from raftkv.raft.corrupt_marker import FILE, REJOIN, empty_if_removed, mark, refuse_marked
 from raftkv.raft.membership import Configuration
+from raftkv.runtime import OsFiles
 from raftkv.testing.damage import damage
 from raftkv.testing.local_cluster import LocalCluster
 
@@ -94,10 +96,14 @@ def test_no_healthy_node_is_ever_certain_to_be_corrupt() -> None:
 
 
 @contextlib.asynccontextmanager
-async def cluster_of(cores: int = 3, replicants: int = 0) -> AsyncIterator[LocalCluster]:
+async def cluster_of(
+    cores: int = 3, replicants: int = 0, **changes: object
+) -> AsyncIterator[LocalCluster]:
     cluster = LocalCluster(cores, replicants)
     for name, config in cluster.configs.items():
-        cluster.configs[name] = msgspec.structs.replace(config, corruption_check_s=1.0)
+        cluster.configs[name] = msgspec.structs.replace(
+            config, **{"corruption_check_s": 1.0, **changes}
+        )
     async with cluster:
         yield cluster
 
@@ -194,3 +200,51 @@ def test_replicants_of_a_corrupt_core_copy_the_state_again() -> None:
             assert replicant.machine.digest() == cluster.cores[0].machine.digest()
 
     asyncio.run(asyncio.wait_for(play(), 60))
+
+
+@pytest.mark.parametrize("which", ["leader", "follower"])
+def test_a_core_that_is_to_be_rebuilt_comes_back_as_a_new_one(which: str) -> None:
+    async def play() -> None:
+        async with cluster_of(on_corruption="rebuild") as cluster:
+            await cluster.nodes[0].kv.put(b"a", b"1")
+            await cluster.nodes[0].kv.put(b"b", b"2")
+            await cluster.converge()
+            leader = cluster.leader()
+            corrupt = next(
+                node for node in cluster.cores if (node is leader) == (which == "leader")
+            )
+            healthy = next(node for node in cluster.cores if node is not corrupt)
+            former, directory = corrupt.raft_id, Path(cluster.configs[corrupt.name].dir)
+            break_a_row(corrupt)
+            await until(lambda: corrupt.fault.done())
+            assert isinstance(await corrupt.fault, CorruptState)
+            assert former not in [member.raft_id for member in healthy.membership.list()]
+            await cluster.kill(corrupt.name)
+            node = await cluster.start(corrupt.name)
+            assert not (directory / FILE).exists()
+            assert (directory / REJOIN).exists()
+            assert node.raft_id != former
+            await until(lambda: not (directory / REJOIN).exists())
+            assert CoreMember(node.name, node.raft_id, True) in healthy.membership.list()
+            await node.wait_ready()
+            assert await node.kv.get(b"a") is not None
+            await cluster.converge()
+            assert node.machine.digest() == healthy.machine.digest()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_directory_whose_core_was_not_removed_is_never_emptied(tmp_path: Path) -> None:
+    files = OsFiles()
+    (tmp_path / "wal").mkdir()
+    (tmp_path / "wal" / "1.wal").write_bytes(b"log")
+    mark(files, str(tmp_path), "it differs\nin a table")
+    empty_if_removed(files, str(tmp_path))
+    assert (tmp_path / "wal" / "1.wal").exists()
+    with pytest.raises(CorruptState, match="it differs in a table"):
+        refuse_marked(files, str(tmp_path))
+    mark(files, str(tmp_path), "it differs", removed=True)
+    (tmp_path / "node.toml").touch()
+    empty_if_removed(files, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["node.toml", REJOIN, "wal"]
+    refuse_marked(files, str(tmp_path))

@@ -26,7 +26,7 @@ from raftkv.config import NodeConfig
 from raftkv.errors import DirectoryLocked, WrongCluster, WrongDataDirectory
 from raftkv.runtime import Files, Lock, Runtime
 
-from .corrupt_marker import refuse_marked
+from .corrupt_marker import empty_if_removed, refuse_marked
 from .epoch import FOUNDED, Epoch
 from .membership import make_raft_id
 
@@ -89,6 +89,8 @@ class DataDirectory:
         self._files.makedirs(self.path)
         self._lock = _take_lock(self._files, self.path)
         try:
+            if config.on_corruption == "rebuild":
+                empty_if_removed(self._files, self.path)
             found = _read(self._files, self.path)
             if found is None:
                 self._refuse_orphans()

@@ -8,8 +8,9 @@
 The damage is one that no client can see: a row of the settings of a plugin that does not exist, or
 an outcome under a number that no command has, as memory that fails or a wrong decision leaves them.
 Checked: the core stops with `CorruptState` within a bound, and no other one does; it does not start
-again from its directory; once it has been replaced, every alarm ends. That no core is marked and no
-alarm raised without damage is checked in every run (`watch_alarms`).
+again from its directory, and an operator replaces it; or, in half of the seeds, it comes back by
+itself as a new core (`on_corruption`). Then every alarm ends. That no core is marked and no alarm
+raised without damage is checked in every run (`watch_alarms`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from raftkv.state.machine import StateMachine
     from raftkv.testing.simulated import SimulatedCluster
 
-__all__ = ["CHECK_S", "corrupt_one", "watch_alarms"]
+__all__ = ["check_settings", "corrupt_one", "watch_alarms"]
 
 #: How often the cores of a simulated cluster compare their states.
 CHECK_S: Final = 4.0
@@ -43,6 +44,12 @@ SLACK_S: Final = 10.0
 ROW_BYTES: Final = 2_000
 # For stopping, replacing and the end of the alarms.
 WAIT_S: Final = 60.0
+
+
+def check_settings(seed: int) -> dict[str, Any]:
+    """What the nodes of this seed have in their configuration."""
+    kind = random.Random(f"{seed}/on corruption").choice(("stop", "rebuild"))
+    return {"corruption_check_s": CHECK_S, "on_corruption": kind}
 
 
 @contextlib.contextmanager
@@ -82,8 +89,7 @@ def corrupt_one(cluster: SimulatedCluster, rng: random.Random) -> None:
 
 
 def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
-    world, operator = cluster.world, cluster.operator
-    assert operator is not None
+    world = cluster.world
     configuration = cluster.observer.possible_configurations()[-1]
     voters = [name_of(voter) for voter in configuration.voters]
     if len(voters) < 3 or configuration.distrusted or not all(map(cluster.is_up, voters)):
@@ -100,16 +106,47 @@ def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
     with _violation(cluster, f"{name} does not stop although its state is damaged"):
         world.wait(lambda: not host.is_up, _bound_s(machine), "the end of the corrupt core")
     _expect_corrupt(cluster, name)
-    cluster.start(name)
-    with _violation(cluster, f"{name} starts from the directory of a corrupt core"):
-        world.wait(lambda: not host.is_up, SLACK_S, "the refusal of the marked directory")
-    _expect_corrupt(cluster, name)
     cluster.marks.hit("corrupt core stopped")
-    operator._start_empty(name)
-    world.complete(operator._rejoin(name), WAIT_S)
+    if cluster.configs[name].on_corruption == "rebuild":
+        _await_rebuilt(cluster, name)
+    else:
+        _replace(cluster, name)
     cluster.settle_members()
     with _violation(cluster, "an alarm goes on although the corrupt core is gone"):
         world.wait(lambda: not _alarms(cluster), WAIT_S, "the end of the alarms")
+
+
+def _replace(cluster: SimulatedCluster, name: str) -> None:
+    """It does not start again; the operator gives it an empty disk."""
+    world, operator = cluster.world, cluster.operator
+    assert operator is not None
+    cluster.start(name)
+    with _violation(cluster, f"{name} starts from the directory of a corrupt core"):
+        world.wait(
+            lambda: not world.host(name).is_up, SLACK_S, "the refusal of the marked directory"
+        )
+    _expect_corrupt(cluster, name)
+    operator._start_empty(name)
+    world.complete(operator._rejoin(name), WAIT_S)
+
+
+def _await_rebuilt(cluster: SimulatedCluster, name: str) -> None:
+    """It comes back under another raft id, without an operator."""
+    world, operator = cluster.world, cluster.operator
+    former = cluster.running_id(name)
+    assert operator is not None
+    assert former is not None
+    operator._gone.add(former)
+    cluster.observer.promises.wiped.add(former)
+    cluster.start(name)
+
+    def votes() -> bool:
+        voters = cluster.observer.possible_configurations()[-1].voters
+        return cluster.running_id(name) in voters and cluster.running_id(name) != former
+
+    with _violation(cluster, f"{name} does not come back as a new core"):
+        world.wait(votes, WAIT_S, "the rebuilt core among the voters")
+    cluster.marks.hit("corrupt core rebuilt")
 
 
 def _alarms(cluster: SimulatedCluster) -> list[str]:

@@ -54,6 +54,7 @@ EXPECTED = (
     "damage noticed",
     "states compared",
     "corrupt core stopped",
+    "corrupt core rebuilt",
     "uncommitted entry survived an election",
     "members changed",
     "core add",

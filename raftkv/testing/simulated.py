@@ -50,7 +50,7 @@ from raftkv.runtime import Runtime
 from raftkv.state.core import Core
 from raftkv.testing import current
 from raftkv.testing.charges import Charges
-from raftkv.testing.corrupting import CHECK_S, watch_alarms
+from raftkv.testing.corrupting import check_settings, watch_alarms
 from raftkv.testing.costly import Costly
 from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
@@ -143,7 +143,7 @@ class SimulatedCluster:
         self._plugins = list(plugins)
         self.cores = [f"core{number}" for number in range(1, cores + 1)]
         self.names = self.cores + [f"replicant{number}" for number in range(1, replicants + 1)]
-        self._base = _base(fsync, raft, limits)
+        self._base = _base(seed, fsync, raft, limits)
         self.configs = {name: self._config(name, self.cores) for name in self.names}
         # The cores that a node knew from its configuration when it was last started.
         self.started_with: dict[str, tuple[str, ...]] = {}
@@ -578,7 +578,9 @@ class SimulatedCluster:
         return part if isinstance(part, CorePart) else None
 
 
-def _base(fsync: Literal["on", "off"], raft: RaftTimes | None, limits: Limits | None) -> NodeConfig:
+def _base(
+    seed: int, fsync: Literal["on", "off"], raft: RaftTimes | None, limits: Limits | None
+) -> NodeConfig:
     """What the configurations of all nodes have in common."""
     return NodeConfig(
         name="",
@@ -588,7 +590,7 @@ def _base(fsync: Literal["on", "off"], raft: RaftTimes | None, limits: Limits | 
         insecure=True,
         fsync=fsync,
         plugins=(),
-        corruption_check_s=CHECK_S,
+        **check_settings(seed),
         raft=raft or RaftTimes(),
         limits=limits or Limits(),
     )

@@ -1,0 +1,117 @@
+"""`on_corruption = "rebuild"`: a corrupt core comes back by itself, as a new one.
+
+A core that was found corrupt (corruption_check.py) cannot mend its state: its snapshot may hold the
+damage, and only a member with an empty directory is sent everything. So it goes the way on which an
+operator replaces a core (docs/operations.md), and nothing else:
+
+1. It asks the leader to remove it, and notes in the marker of its directory that this is committed.
+   Where that is refused (too few of the other voters could go on), it only stops.
+2. It stops. Whatever supervises the process starts it again.
+3. It finds the marker with that note, empties its directory, and begins as a new node: under a new
+   raft id, as one that was never a member. Its log, its votes and its state are gone.
+4. It asks the cores of its configuration file to add it, until it votes. A learner first, it gets
+   a snapshot and catches up.
+
+A crash between any two steps repeats a step. A directory whose core was not removed is never
+emptied: its log may be the last copy of something.
+"""
+
+from __future__ import annotations
+
+import logging
+import os.path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from .errors import RaftkvError
+from .member_changes import Request
+from .parts import CorePart
+from .raft import corrupt_marker
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .node import Node
+
+__all__ = ["Rebuild"]
+
+log = logging.getLogger("raftkv.node")
+
+#: How long the removal may take, and one request to be added.
+REMOVE_S: Final = 30.0
+ADD_S: Final = 30.0
+# Beyond that, the answer is on its way.
+GRACE_S: Final = 0.5
+LOOK_S: Final = 0.05
+RETRY_S: Final = 1.0
+
+
+class Rebuild:
+    """The rebuilding of one core, before its end and after its next start."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        #: The core has asked for its removal.
+        self.leaving = False
+        #: The cluster has told that it is done.
+        self.removed = False
+        self._joining: asyncio.Task[Any] | None = None
+
+    async def ask_for_removal(self) -> bool:
+        """Whether the removal is committed. It is tried for REMOVE_S."""
+        node, runtime = self._node, self._node.runtime
+        self.leaving = True
+        removing = runtime.spawn(
+            node.membership.remove(node.name, timeout_s=REMOVE_S), "ask for the own removal"
+        )
+        until = runtime.monotonic() + REMOVE_S + GRACE_S
+        while not (removing.done() or self.removed) and runtime.monotonic() < until:
+            await runtime.sleep(LOOK_S)
+        if not removing.done():
+            removing.cancel()
+        elif not removing.cancelled():
+            error = removing.exception()
+            self.removed = self.removed or error is None
+            if not self.removed:
+                log.error("%s cannot be rebuilt, because it was not removed: %s", node.name, error)
+        return self.removed
+
+    def start(self) -> None:
+        """After the start of a node: if its directory was emptied, see to it that it votes."""
+        node = self._node
+        if node.runtime.files.exists(os.path.join(node.config.dir, corrupt_marker.REJOIN)):
+            self._joining = node.runtime.spawn(self._rejoin(), "rejoin the cluster")
+
+    def stop(self) -> None:
+        if self._joining is not None:
+            self._joining.cancel()
+
+    async def _rejoin(self) -> None:
+        node = self._node
+        while not self._votes():
+            for core in sorted(node.config.cores):
+                if core != node.name and await self._ask_to_add(core):
+                    break
+            await node.runtime.sleep(RETRY_S)
+        path = os.path.join(node.config.dir, corrupt_marker.REJOIN)
+        await node.runtime.offload(lambda: node.runtime.files.remove(path))
+        log.warning("%s is rebuilt: it votes as %s", node.name, node.raft_id)
+
+    def _votes(self) -> bool:
+        part = self._node._part
+        return isinstance(part, CorePart) and part.engine.me in part.engine.configuration.voters
+
+    async def _ask_to_add(self, core: str) -> bool:
+        """Ask this core, which may not lead."""
+        node = self._node
+        request = Request("add", node.name, False, ADD_S, node.config.peer_address)
+        payload = msgspec.msgpack.encode(request)
+        try:
+            answer = await node.membership._answer_of(core, payload, ADD_S + GRACE_S)
+        except (RaftkvError, msgspec.MsgspecError) as error:
+            log.debug("%s does not add %s: %s", core, node.name, error)
+            return False
+        if answer.outcome == "refused":
+            log.warning("%s does not add %s: %s", core, node.name, answer.text)
+        return answer.outcome == "done"
