@@ -15,6 +15,7 @@ from raftkv.plugin import View
 
 from .commands import Part, Queue, SessionRow, Span, TransactionRow, size_of
 from .deciding import KEPT, UNDECIDED, VISIBLE, reserved_of
+from .quota import QUOTA
 from .views import meta_of
 
 __all__ = ["violations"]
@@ -30,6 +31,7 @@ def violations(view: View) -> list[str]:
         *_of_sessions(state),
         *_of_transactions(state),
         *_of_staged(state),
+        *_of_reserves(state),
         *_of_due(state),
         *_of_branches(state),
         *_of_meta(state),
@@ -228,6 +230,19 @@ def _of_number(state: _State, session: int, row: SessionRow) -> list[str]:
     if row.ended_ms and transaction.state != "preparing":
         return [f"session {session} has ended and its transaction has not"]
     return []
+
+
+def _of_reserves(state: _State) -> list[str]:
+    """What an undecided transaction would publish counts against the quota already."""
+    reserved: Counter[int] = Counter()
+    size = QUOTA.sizes["staged"]
+    for key, staged in state.staged.items():
+        reserved[key[0]] += size(key, staged)
+    return [
+        f"transaction {number} is {row.state} and has reserved {reserved[number]} of {row.bytes}"
+        for number, row in state.undecided()
+        if reserved[number] < row.bytes
+    ]
 
 
 def _of_transactions(state: _State) -> list[str]:

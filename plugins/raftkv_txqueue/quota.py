@@ -11,9 +11,9 @@ from typing import Any, Final
 from raftkv.plugin import Quota
 
 from .commands import Commit, DeclareQueue, End, Publish, Stage
-from .rows import PublishTo, Queue, StagedMessage, Stored, size_of
+from .rows import Message, PublishTo, Queue, StagedMessage, Stored, size_of
 
-__all__ = ["QUEUE_BYTES", "QUOTA"]
+__all__ = ["QUEUE_BYTES", "QUOTA", "reserved_bytes"]
 
 #: What a queue counts besides its name.
 QUEUE_BYTES: Final = 512
@@ -27,8 +27,13 @@ def _message(key: tuple[int, int], row: Stored) -> int:
     return size_of(row.message)
 
 
+def reserved_bytes(message: Message) -> int:
+    """What a staged message counts: what it will count in its queue."""
+    return size_of(message)
+
+
 def _staged(key: tuple[int, int, int], row: StagedMessage) -> int:
-    return size_of(row.message)
+    return reserved_bytes(row.message)
 
 
 def _adds(command: Any) -> bool:

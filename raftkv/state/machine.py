@@ -352,6 +352,8 @@ class StateMachine:
             self._after.clear()
             if self._overrun:
                 self._raise_alarms()
+                if self._capture.touched:
+                    self._capture.collect()
                 undo.clear()
             return self._refusal(routed.name, command, error)
         if self._overrun:
@@ -437,8 +439,6 @@ class StateMachine:
         for plugin in self._overrun:
             alarms.put((NOSPACE, plugin), self.now)
         self._overrun.clear()
-        if self._capture.touched:
-            self._capture.collect()
 
     def _finish(self) -> None:
         todo = self._after[:]

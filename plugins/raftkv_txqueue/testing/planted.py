@@ -29,6 +29,7 @@ from raftkv_txqueue import (
     delivering,
     ending,
     queues,
+    quota,
     settling,
     sweeping,
     transactions,
@@ -42,6 +43,22 @@ from .planting import SEEDS_MAX, applying, everywhere, nothing, patching, wrappi
 __all__ = ["BUGS", "SEEDS_MAX", "planted"]
 
 planted = BUGS.planted
+
+
+# The quota ----------------------------------------------------------------------------------------
+
+
+@wrapping(
+    "prepare-does-not-reserve",
+    "what is staged counts against the quota only once it is committed",
+    quota,
+    "reserved_bytes",
+)
+def _prepare_does_not_reserve(_: Callable[..., int]) -> Callable[..., int]:
+    def broken(message: Any) -> int:
+        return 0
+
+    return broken
 
 
 # Atomic -------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ QUICK = {
     "first-yes-decides": "txqueue: transactions are decided by those who may",
     "observers-are-not-asked": "txqueue: participants are asked",
     "repeated-commit-executes": "txqueue: answers are true",
+    "prepare-does-not-reserve": "txqueue: invariants",
     "busy-is-prepared": "txqueue: the log decides rightly",
     "participant-may-go": "txqueue: transactions are decided by those who may",
 }
