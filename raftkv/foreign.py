@@ -43,6 +43,7 @@ from .errors import (
     NumberReused,
     Overloaded,
     Refused,
+    SequenceTooFar,
     SessionExpired,
     Stopped,
     Timeout,
@@ -352,7 +353,8 @@ class Foreign:
                     self.settle(session, seq, opened)
                 continue
             outcome = self._machine.recall(session, seq, waiter.kind)
-            if outcome is not ABSENT:
+            # A number beyond the window of the older state was not judged by it either.
+            if outcome is not ABSENT and type(outcome) is not SequenceTooFar:
                 self.settle(session, seq, outcome, jumped=True)
         if len(keys) > SETTLED_PER_TURN:
             self._runtime.call_soon(self._settle_jumped, keys[SETTLED_PER_TURN:])

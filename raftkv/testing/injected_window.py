@@ -23,3 +23,21 @@ def _window_forgotten(init: Callable[..., None]) -> Callable[..., None]:
         init(queue, *arguments, window=10**9)
 
     return broken
+
+
+@wrapping(
+    "renumbered-unasked",
+    "a node sends what later commands have overtaken under a new number, without asking the log",
+    raftkv.outbox.Outbox,
+    "_resolve",
+    harsh=True,
+    seeds_max=50,
+)
+def _renumbered_unasked(resolve: Callable[..., bool]) -> Callable[..., bool]:
+    def broken(queue: Any, waiter: Any) -> bool:
+        if waiter.future.done():
+            return resolve(queue, waiter)
+        queue._renumber(waiter)
+        return True
+
+    return broken

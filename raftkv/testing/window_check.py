@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
+
+import msgspec
 
 import raftkv.outbox
 from raftkv.errors import SequenceTooFar
-from raftkv.state import sessions
+from raftkv.state import OutcomeReport, SettleOutcome, sessions
 from raftkv.testing.current import running_host
 from raftkv.testing.patching import around, replaced
 
@@ -24,24 +27,61 @@ def small_windows() -> contextlib.AbstractContextManager[None]:
     return replaced(sessions, "SESSION_WINDOW", WORLD_WINDOW)
 
 
-def checked_answers(
-    violated: Callable[[str, str], NoReturn],
-) -> contextlib.AbstractContextManager[None]:
-    """While this is entered, a command of a node that is refused without a verdict is a violation.
+@contextlib.contextmanager
+def checked_answers(violated: Callable[[str, str], NoReturn]) -> Iterator[None]:
+    """While this is entered, the proposal queues of the nodes are checked.
 
-    Streams keep the order of commands, so a number that the session does not judge was given out
-    too early, not overtaken.
+    A command that is refused without a verdict is a violation: streams keep the order of commands,
+    so a number that the session does not judge was given out too early, not overtaken. So is a
+    command that goes on under a new number although a copy of it may be applied under the former.
     """
+    queues = raftkv.outbox.Outbox
+    known: weakref.WeakKeyDictionary[Any, set[tuple[int, int]]] = weakref.WeakKeyDictionary()
+    with (
+        around(queues, "settle", lambda settle: _answered(settle, known, violated)),
+        around(queues, "_renumber", lambda renumber: _renumbered(renumber, known, violated)),
+    ):
+        yield
 
-    def wrap(settle: Callable[..., None]) -> Callable[..., None]:
-        def checked(queue: Any, seq: int, outcome: Any, **named: Any) -> None:
-            if type(outcome) is SequenceTooFar:
-                violated(
-                    "a refusal is a verdict",
-                    f"{running_host()} gave out number {seq}, which its session cannot judge yet",
-                )
-            settle(queue, seq, outcome, **named)
 
-        return checked
+_decode_question = msgspec.msgpack.Decoder(SettleOutcome).decode
 
-    return around(raftkv.outbox.Outbox, "settle", wrap)
+
+def _answered(
+    settle: Callable[..., None],
+    known: weakref.WeakKeyDictionary[Any, set[tuple[int, int]]],
+    violated: Callable[[str, str], NoReturn],
+) -> Callable[..., None]:
+    """Note what was not applied by the word of the log, and never will be."""
+
+    def checked(queue: Any, seq: int, outcome: Any, **named: Any) -> None:
+        if type(outcome) is SequenceTooFar:
+            violated(
+                "a refusal is a verdict",
+                f"{running_host()} gave out number {seq}, which its session cannot judge yet",
+            )
+        waiter = queue._sent.get(seq)
+        if waiter is not None and waiter.kind is SettleOutcome:
+            asked = _decode_question(waiter.command)
+            if type(outcome) is OutcomeReport and outcome.verdict == "not_applied":
+                known.setdefault(queue, set()).add((asked.session, asked.seq))
+        settle(queue, seq, outcome, **named)
+
+    return checked
+
+
+def _renumbered(
+    renumber: Callable[..., None],
+    known: weakref.WeakKeyDictionary[Any, set[tuple[int, int]]],
+    violated: Callable[[str, str], NoReturn],
+) -> Callable[..., None]:
+    def checked(queue: Any, waiter: Any) -> None:
+        number = (queue.session, waiter.seq)
+        if waiter.sends and number not in known.get(queue, ()):
+            violated(
+                "a command has one number at a time",
+                f"{running_host()} gave number {waiter.seq} up, of which a copy may be applied",
+            )
+        renumber(queue, waiter)
+
+    return checked
