@@ -47,10 +47,12 @@ from .state import (
     Quota,
     Setting,
     SettingChange,
+    Steps,
     Table,
     TableSpec,
     TableView,
     View,
+    at_once,
 )
 
 if TYPE_CHECKING:
@@ -86,12 +88,14 @@ __all__ = [
     "Service",
     "Setting",
     "SettingChange",
+    "Steps",
     "Table",
     "TableSpec",
     "TableView",
     "Under",
     "View",
     "answered",
+    "at_once",
     "body_of",
     "error_response",
     "fresh",
@@ -370,7 +374,12 @@ class Plugin(Generic[ApiT]):
     quota: ClassVar[Quota | None] = None
 
     def apply(self, command: Any, ctx: Context) -> Any:
-        """Apply one command. Pure; raising a Refused undoes everything it did."""
+        """Apply one command. Pure; raising a Refused undoes everything it did.
+
+        A command of long work may return a generator (`Steps`) instead of its result, which the
+        generator returns: at each `yield` the node does something else, while readers see the state
+        before the command. Tables that are runs are written behind the last `yield`.
+        """
         raise NotImplementedError(f"{type(self).__name__}.apply")
 
     def cost(self, command: Any, view: View) -> int:

@@ -14,10 +14,10 @@ Rules of this file
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from raftkv.plugin import Context, Table
+from raftkv.plugin import Context, Steps, Table, at_once
 
 from .budget import FORMAT_COST, Budget, compared_values
 from .commands import (
@@ -31,6 +31,7 @@ from .commands import (
     KeyValue,
     LeaseGiven,
     LimitExceeded,
+    LogOperation,
     PutOp,
     PutResult,
     PutWith,
@@ -39,7 +40,7 @@ from .commands import (
     ValueGiven,
 )
 from .compaction import TRIM_BYTES, TRIM_REVISIONS, trim
-from .history import ALL_EVENTS, FIRST_REVISION, Past, record, require_readable, row_bytes
+from .history import ALL_EVENTS, FIRST_REVISION, Past, event_bytes, record, require_readable
 from .leasing import attach, detach, forget, keys_of, require_lease
 from .ranges import count_range, read_range, reads_all, scan_range
 
@@ -48,6 +49,10 @@ __all__ = ["FORMAT_LEASES", "LIMIT_MIN", "Changing", "check_ignored", "check_siz
 KIB: Final = 1024
 #: A key and value of together this size pass without a look at the settings: no limit is lower.
 LIMIT_MIN: Final = KIB
+#: Keys that a deletion looks at, or deletes, before it may be left: about 2 ms.
+SLICE_KEYS: Final = 1_000
+#: Events that are summed up before it may be left: about 2 ms.
+SLICE_EVENTS: Final = 8_000
 #: The command format that has leases, a history, and everything else that 0.1.0 did not have.
 FORMAT_LEASES: Final = 2
 
@@ -120,19 +125,31 @@ class Changing:
         self._changed(new, old)
         return PutResult(at, self._given([old])[0] if operation.prev_kv else None)
 
-    def delete(self, operation: DeleteRange | DeleteRangeOp) -> DeleteRangeResult:
-        """Delete a key, or those of a range."""
+    def delete(self, operation: DeleteRange | DeleteRangeOp) -> Steps[DeleteRangeResult]:
+        """Delete a key, or those of a range, in slices of SLICE_KEYS."""
         require_key(operation.key)
         key, range_end = operation.key, operation.range_end
         self._change(count_range(self._keys, key, range_end))
-        kvs = []
+        kvs: list[KeyValue] = []
         for _, kv in scan_range(self._keys, key, range_end):
             if operation.prev_kv:
                 self._given((kv,))  # refused before anything is deleted
             kvs.append(kv)
-        for kv in kvs:
+            if len(kvs) % SLICE_KEYS == 0:
+                yield
+        for number, kv in enumerate(kvs, 1):
             self._delete(kv)
+            if number % SLICE_KEYS == 0:
+                yield
         return DeleteRangeResult(self.revision, len(kvs), tuple(kvs) if operation.prev_kv else ())
+
+    def deletes_many(self, operations: Iterable[DeleteRange | LogOperation]) -> bool:
+        """Whether the deletions among these, as the keys are now, are to be left in the middle."""
+        keys, rows = self._keys, 0
+        for operation in operations:
+            if type(operation) is DeleteRangeOp or type(operation) is DeleteRange:
+                rows += count_range(keys, operation.key, operation.range_end)
+        return rows > SLICE_KEYS
 
     def revoke(self, id: int) -> int:
         """End a lease, which must exist; the number of keys that are gone with it."""
@@ -215,14 +232,26 @@ class Changing:
 
     def finish(self) -> None:
         """Write the revision and its row, if anything was changed."""
-        if not self._events:
+        at_once(self.finishing())
+
+    def finishing(self) -> Steps[None]:
+        """`finish`, in slices: nothing is written before the last one."""
+        events = self._events
+        if not events:
             return
         revision = self.revision
+        size = 0
+        if self._ctx.version >= FORMAT_LEASES:
+            for first in range(0, len(events), SLICE_EVENTS):
+                if first:
+                    yield
+                some = events[first : first + SLICE_EVENTS]
+                size += sum([event_bytes(event.kv, event.prev) for event in some])
         self._meta.put("revision", revision)
         if self._ctx.version < FORMAT_LEASES:
             return
-        row = record(self._ctx.table("history"), self._meta, revision, self._events)
-        if revision % TRIM_REVISIONS == 0 or row_bytes(row) > TRIM_BYTES:
+        record(self._ctx.table("history"), self._meta, revision, events)
+        if revision % TRIM_REVISIONS == 0 or size > TRIM_BYTES:
             trim(self._ctx, revision)
 
     def _changed(self, kv: KeyValue, prev: KeyValue | None) -> None:

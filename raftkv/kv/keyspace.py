@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from raftkv.errors import Refused, UnknownCommand
-from raftkv.plugin import Context, Host, Plugin, Quota, Setting, TableSpec, View
+from raftkv.plugin import Context, Host, Plugin, Quota, Setting, Steps, TableSpec, View, at_once
 
 from .api import KVApi
 from .changing import (
@@ -47,6 +47,7 @@ from .commands import (
     Compact,
     Compacted,
     DeleteRange,
+    DeleteRangeResult,
     DuplicateKey,
     EmptyKey,
     Expire,
@@ -232,8 +233,13 @@ def _put_with(command: PutWith, ctx: Context) -> PutResult:
 
 def _delete(command: DeleteRange, ctx: Context) -> Any:
     change = Changing(ctx)
-    result = change.delete(command)
-    change.finish()
+    steps = _delete_in_slices(command, change)
+    return steps if change.deletes_many((command,)) else at_once(steps)
+
+
+def _delete_in_slices(command: DeleteRange, change: Changing) -> Steps[DeleteRangeResult]:
+    result = yield from change.delete(command)
+    yield from change.finishing()
     return result
 
 

@@ -50,7 +50,11 @@ def _history(table: Callable[[str], TableView[Any, Any]]) -> int:
     if compacted is not None:
         # Its own row stays until the next compaction. It does not count: after a deletion of all
         # keys in one revision, and a compaction up to that, there has to be room again.
-        size -= compacted.bytes_before + row_bytes(compacted)
+        # Counted by the row behind it: of a revision that deleted all keys it would take as long.
+        behind = history.get(meta.get("compacted", FIRST_REVISION) + 1)
+        size -= (
+            compacted.bytes_before + row_bytes(compacted) if behind is None else behind.bytes_before
+        )
     return size
 
 

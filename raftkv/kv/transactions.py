@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from raftkv.errors import Refused
-from raftkv.plugin import Context
+from raftkv.plugin import Context, Steps, at_once
 
 from .budget import FORMAT_COST, reserve
 from .certain import require_certain
@@ -165,8 +165,8 @@ def part_of(txn: Txn, number: int) -> Part:
 # Applying ---------------------------------------------------------------------------------------
 
 
-def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome:
-    """See `Txn`."""
+def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome | Steps[TxnOutcome]:
+    """See `Txn`. One that deletes many keys is applied in slices."""
     swapped = swap(txn, ctx)
     if swapped is not None:
         return swapped
@@ -182,13 +182,20 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome:
     _choose(txn, -1, change, chosen)
     _check_puts(txn, -1, chosen, change, ctx)
     _check_ranges(txn, -1, chosen, change)
-    if ctx.version >= FORMAT_COST:
-        operations = tuple(_chosen_operations(txn, -1, chosen))
-        if reserve(operations, ctx, change.budget) > change.budget.rows_max:
-            require_certain(operations, ctx)
+    operations = tuple(_chosen_operations(txn, -1, chosen))
+    if (
+        ctx.version >= FORMAT_COST
+        and reserve(operations, ctx, change.budget) > change.budget.rows_max
+    ):
+        require_certain(operations, ctx)
+    steps = _apply_in_slices(txn, chosen, change)
+    return steps if change.deletes_many(operations) else at_once(steps)
+
+
+def _apply_in_slices(txn: Txn, chosen: dict[int, bool], change: Changing) -> Steps[TxnOutcome]:
     nested: list[FlatTxnResult] = []
-    results = _perform(txn, -1, chosen, change, nested)
-    change.finish()
+    results = yield from _perform(txn, -1, chosen, change, nested)
+    yield from change.finishing()
     return TxnOutcome(change.revision, chosen[-1], results, tuple(nested))
 
 
@@ -356,7 +363,7 @@ def _perform(
     chosen: dict[int, bool],
     change: Changing,
     nested: list[FlatTxnResult],
-) -> tuple[LogResult, ...]:
+) -> Steps[tuple[LogResult, ...]]:
     results: list[LogResult] = []
     for operation in branch_of(part_of(txn, number), chosen[number]):
         if type(operation) is PutOp:
@@ -364,13 +371,13 @@ def _perform(
         elif type(operation) is RangeOp:
             results.append(change.read(operation))
         elif type(operation) is DeleteRangeOp:
-            results.append(change.delete(operation))
+            results.append((yield from change.delete(operation)))
         else:
             assert isinstance(operation, NestedTxn)
             place = len(nested)
             succeeded = chosen[operation.number]
             nested.append(FlatTxnResult(succeeded, ()))
-            inner = _perform(txn, operation.number, chosen, change, nested)
+            inner = yield from _perform(txn, operation.number, chosen, change, nested)
             nested[place] = FlatTxnResult(succeeded, inner)
             results.append(NestedResult(place))
     return tuple(results)

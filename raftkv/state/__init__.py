@@ -29,6 +29,7 @@ from .core import (
     SetVoters,
 )
 from .machine import Fault, StateMachine
+from .slicing import Steps, at_once
 from .snapshot import Frozen, Image, Reader
 from .tables import ABSENT, Absent, Table, TableView
 from .views import StateView
@@ -65,10 +66,12 @@ __all__ = [
     "SettleOutcome",
     "StateMachine",
     "StateView",
+    "Steps",
     "Table",
     "TableSpec",
     "TableView",
     "View",
+    "at_once",
     "check_envelope",
     "encode_batch",
 ]

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from types import GeneratorType
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -52,6 +53,7 @@ from .contract import (
 from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport, Voters
 from .costs import Work, of_size
 from .estimating import estimated
+from .hiding import Hidden
 from .quota import NOSPACE, QUOTA_FORMAT, CountedTable, Gate, Usage
 from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
@@ -63,7 +65,7 @@ from .sessions import (
     Sessions,
     unknown_session,
 )
-from .slicing import FEW_ROWS, SLICE_COMMANDS, SLICE_ROWS
+from .slicing import FEW_ROWS, SLICE_COMMANDS, SLICE_ROWS, Running, Steps
 from .snapshot import (
     FORMAT,
     KIND_REFUSAL,
@@ -127,6 +129,8 @@ class StateMachine:
         self._last_bytes = 0
         self._undo: UndoLog = []
         self._after: list[Callable[[], None]] = []
+        # A command that has given its slices instead of a result.
+        self._unfinished: tuple[Routed, Any, Steps[Any]] | None = None
         # Plugins that the command which is being applied has taken beyond their quotas.
         self._overrun: list[str] = []
         self._sessions = Sessions() if sessions is None else sessions
@@ -248,7 +252,13 @@ class StateMachine:
             if seq in done or not 0 <= seq - session.floor < window:
                 outcome = self._again(session, envelope)
             else:
-                outcome = done[seq] = run(envelope)
+                outcome = run(envelope)
+                if self._unfinished is not None:
+                    self._publish(index)
+                    yield outcomes
+                    outcomes = []
+                    outcome = yield from self._finish_in_slices(*self._unfinished)
+                done[seq] = outcome
                 if isinstance(outcome, Refused):
                     outcome = fresh(outcome)
                 if not session.node:
@@ -281,6 +291,7 @@ class StateMachine:
         self._undo.clear()
         self._after.clear()
         self._overrun.clear()
+        self._unfinished = None
         self._capture.drop()
 
     def skip(self, index: int) -> None:
@@ -344,18 +355,15 @@ class StateMachine:
         try:
             result = routed.apply(command, ctx)
             if type(result) not in routed.results[type(command)]:
+                if type(result) is GeneratorType:
+                    self._unfinished = (routed, command, result)
+                    return None
                 routed.checked(command, result)
         except (MemoryError, OSError, RecursionError):
             raise
         except Exception as error:
             undo_to(undo, 0)
-            self._after.clear()
-            if self._overrun:
-                self._raise_alarms()
-                if self._capture.touched:
-                    self._capture.collect()
-                undo.clear()
-            return self._refusal(routed.name, command, error)
+            return self._failed(routed, command, error)
         if self._overrun:
             self._raise_alarms()
         if self._after:
@@ -367,6 +375,47 @@ class StateMachine:
                 work.slice_rows += len(undo)
             undo.clear()
         return result
+
+    def _finish_in_slices(
+        self, routed: Routed, command: Any, steps: Steps[Any]
+    ) -> Generator[Outcomes, None, Any]:
+        """Apply a command that gave its slices; its outcome. Readers see nothing of it before."""
+        self._unfinished = None
+        hidden = Hidden(self._undo, self.waste)
+        try:
+            for _ in (running := Running(steps)):
+                hidden.take_up()
+                yield []
+            routed.checked(command, running.result)
+        except (MemoryError, OSError, RecursionError):
+            raise
+        except Exception as error:
+            while hidden.undo_some():
+                yield []
+            outcome = self._failed(routed, command, error)
+            hidden.lift()
+            return outcome
+        if self._overrun:
+            self._raise_alarms()
+        if self._after:
+            self._finish()
+        if self._capture.touched:
+            self._capture.collect()
+        self._work.slice_rows += len(self._undo)
+        self.waste.add(self._undo[:])
+        self._undo.clear()
+        hidden.lift()
+        return running.result
+
+    def _failed(self, routed: Routed, command: object, error: Exception) -> Refused:
+        """The outcome of a command that raised, whose writes are undone."""
+        self._after.clear()
+        if self._overrun:
+            self._raise_alarms()
+            if self._capture.touched:
+                self._capture.collect()
+            self._undo.clear()
+        return self._refusal(routed.name, command, error)
 
     def _refusal(self, plugin: str, command: object, error: Exception) -> Refused:
         """The outcome of a command that raised."""

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.errors import NoSpace
 
 from .contract import Quota, Setting, TableSpec
 from .runs import _FIRST, RunTable
+from .slicing import Steps, at_once
 from .tables import ABSENT, Table, TableView, UndoLog
 
 if TYPE_CHECKING:
@@ -240,15 +242,28 @@ class Gate:
             return self._apply(command, ctx)
         self._require_disarmed()
         result = self._apply(command, ctx)
+        if type(result) is GeneratorType:
+            return self._judged(result)
+        self._require_room()
+        return result
+
+    def _judged(self, steps: Steps[Any]) -> Steps[Any]:
+        """A command in slices: judged at its end."""
+        result = yield from steps
+        self._require_room()
+        return result
+
+    def _require_room(self) -> None:
         own = self._own
         if own.exceeds(own.quota_bytes):
             self._overrun.append(own.plugin)
             raise NoSpace(own.plugin)
-        return result
 
     def called(self, command: Any, ctx: Context) -> Any:
         """By another plugin: see rule 3."""
         result = self._apply(command, ctx)
+        if type(result) is GeneratorType:
+            result = at_once(result)
         own = self._own
         if self._is_judged(command) and own.exceeds(own.quota_bytes):
             self._overrun.append(own.plugin)

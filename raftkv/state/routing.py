@@ -20,6 +20,7 @@ from raftkv.errors import ConfigError, UnknownCommand, UnknownPlugin
 from .contract import Member, PurePlugin, Setting, TableSpec
 from .costs import Work
 from .quota import Gate, Usage, made_table, quota_setting
+from .slicing import at_once
 from .tables import Table, TableView, UndoLog, undo_to
 from .types import require_bounded, require_frozen
 from .views import MembersView, SettingsView, voters_in
@@ -102,7 +103,10 @@ class CommandContext:
         ctx.serial, ctx.session = self.serial, self.session
         mark = len(self._undo)
         try:
-            return callee.checked(command, callee.apply_called(command, ctx))
+            result = callee.apply_called(command, ctx)
+            if type(result) is types.GeneratorType:
+                result = at_once(result)
+            return callee.checked(command, result)
         except BaseException:
             undo_to(self._undo, mark)
             raise

@@ -207,14 +207,14 @@ class TestLargeDeletions:
             deleting[:] = [change]
             delete(change, kv)
 
-        finish = Changing.finish
+        finishing = Changing.finishing
 
-        def finished(change: Changing) -> None:
+        def finished(change: Changing) -> Any:
             deleting.clear()
-            finish(change)
+            return finishing(change)
 
         monkeypatch.setattr(Changing, "_delete", counted)
-        monkeypatch.setattr(Changing, "finish", finished)
+        monkeypatch.setattr(Changing, "finishing", finished)
         yield
         assert deleting == []
 
