@@ -42,7 +42,7 @@ from .commands import (
 from .compaction import TRIM_BYTES, TRIM_REVISIONS, trim
 from .history import ALL_EVENTS, FIRST_REVISION, Past, event_bytes, record, require_readable
 from .leasing import attach, detach, forget, keys_of, require_lease
-from .ranges import count_range, read_range, reads_all, scan_range
+from .ranges import KV_OF, count_range, read_range, reads_all, scan_range
 
 __all__ = ["FORMAT_LEASES", "LIMIT_MIN", "Changing", "check_ignored", "check_sizes", "require_key"]
 
@@ -224,7 +224,7 @@ class Changing:
             self.budget.rows(count)
         else:
             self._spend(count)
-        kvs = (kv for _, kv in scan_range(self._keys, compare.key, compare.range_end))
+        kvs = map(KV_OF, scan_range(self._keys, compare.key, compare.range_end))
         operand = compare.operand
         if self._counts_first and compare.range_end and type(operand) is bytes:
             return compared_values(kvs, operand, self.budget)

@@ -14,7 +14,7 @@ Rules of this file
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import eq, gt, lt, ne
+from operator import attrgetter, eq, gt, lt, ne
 from typing import Any, Final
 
 from raftkv.plugin import Context
@@ -33,11 +33,11 @@ _ROWS: Final = 2
 
 #: What a comparison looks at.
 TARGETS: Final[dict[str, Callable[[KeyValue], Any]]] = {
-    "value": lambda kv: kv.value,
-    "version": lambda kv: kv.version,
-    "create": lambda kv: kv.create_revision,
-    "mod": lambda kv: kv.mod_revision,
-    "lease": lambda kv: kv.lease,
+    "value": attrgetter("value"),
+    "version": attrgetter("version"),
+    "create": attrgetter("create_revision"),
+    "mod": attrgetter("mod_revision"),
+    "lease": attrgetter("lease"),
 }
 OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {"=": eq, "!=": ne, ">": gt, "<": lt}
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Final
 
 from raftkv.errors import Refused
@@ -391,4 +392,6 @@ def _holds(compare: Compare, change: Changing) -> bool:
     if first is None:
         return compare.target != "value" and holds(0, operand)
     target = TARGETS[compare.target]
-    return holds(target(first), operand) and all(holds(target(kv), operand) for kv in found)
+    if not holds(target(first), operand):
+        return False
+    return all(map(holds, map(target, found), repeat(operand)))
