@@ -112,6 +112,11 @@ class Detector:
         engine = self._engine
         now = engine.runtime.monotonic()
         self._presences.arrived(link, message, now)
+        if engine.leading is not None and engine.leading is self._leading:
+            member = self._members().get(link.peer_name)
+            identity = (message.incarnation, message.nonce)
+            if member is not None and self._presences.is_current(member, *identity):
+                self._decider.heard(member.name, member.incarnation, now)
         if link.purpose != "raft" or link.peer_id not in engine.configuration.members:
             return
         if engine.leading is not None:

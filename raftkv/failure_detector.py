@@ -109,6 +109,11 @@ class FailureDetector:
             self._clock += min(max(0.0, now - self._stepped_at), STEP_MAX_S)
         self._stepped_at = now
 
+    def heard(self, name: str, incarnation: int, now: float) -> None:
+        """The leader has heard a node; its stream may be gone before the next look."""
+        self.step(now)
+        self._heard_at[name, incarnation] = self._clock
+
     def report(self, core: str, heard: Iterable[str], made_at: float) -> None:
         """A core reported the names that it has heard, at `made_at` on this clock or later."""
         self._reports[core] = _Report(made_at, frozenset(heard))

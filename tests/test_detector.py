@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from raftkv.config import RaftTimes
 from raftkv.detector import LOOK_S, PERIOD_S, REPORT_DELAY_S, Detector
 from raftkv.failure_detector import Verdict
@@ -240,6 +242,21 @@ class TestRule30Presence:
             assert watch.bench.runtime.now - silent_at < 2 * DOWN_S
         assert set(watch.declared) == {"r2"}
         assert watch.bench.runtime.now - silent_at <= DOWN_S + 2 * LOOK_S + 0.2
+
+    @pytest.mark.parametrize("late_s", [0.01, 0.1, 0.2])
+    def test_what_came_just_before_the_stream_ended_counts(self, late_s: float) -> None:
+        """Between two looks: the stream is gone at the next one."""
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        watch.go(PERIOD_S, present="b c r1 r2", heard={"b": "c", "c": "b"})
+        watch.go(PERIOD_S, present="b c r1", heard={"b": "c", "c": "b"})
+        watch.bench.runtime.advance(late_s)
+        watch.be_present("r2")
+        heard_at = watch.bench.runtime.now
+        watch.fed = ["r1"]
+        while not watch.declared:
+            watch.go(0.1, present="b c r1", heard={"b": "c", "c": "b"})
+        assert watch.bench.runtime.now - heard_at >= DOWN_S
 
     def test_a_deadline_that_nothing_confirms_brings_no_flood_of_periods(self) -> None:
         watch = Present()
