@@ -21,6 +21,7 @@ COMMANDS = {
     "analyse": "turn the log of a run into tables, a summary and a report",
     "check": "check recorded histories for linearizability",
     "chaos": "break real processes, links and disks under load, and check every promise",
+    "deaths": "which nodes are declared dead when processes stand still or end",
     "failover": "how long nobody can write after the leader was killed, stopped or cut off",
     "keys": "what a large keyspace costs: memory, rates, a snapshot, a restart",
     "peers": "beside etcd, zookeeper, mnesia, tarantool, rabbitmq or stock pysyncobj",
