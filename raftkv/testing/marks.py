@@ -100,6 +100,11 @@ EXPECTED = (
     "distrusted voter replaced",
     "sector lost at rest",
     "read refused by the disk",
+    "node declared dead",
+    "drill: gone",
+    "drill: paused",
+    "drill: apart",
+    "drill: overtaken",
 )
 
 

@@ -39,6 +39,7 @@ from raftkv.testing import (
     injected_quota,
     injected_space,
     injected_variations,
+    injected_verdicts,
     injected_window,
     planted_leases,
     planted_members,
@@ -58,6 +59,7 @@ assert injected_inbox.__name__
 assert injected_quota.__name__
 assert injected_space.__name__
 assert injected_variations.__name__
+assert injected_verdicts.__name__
 assert injected_window.__name__
 assert planted_leases.__name__
 assert planted_members.__name__

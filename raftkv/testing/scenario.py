@@ -20,6 +20,8 @@ from msgspec import structs
 from raftkv.config import Limits, RaftTimes
 from raftkv.testing.corrupting import corrupt_one
 from raftkv.testing.costly import Costly
+from raftkv.testing.death_check import checked_deaths
+from raftkv.testing.death_drill import drill
 from raftkv.testing.disaster import recover_by_force
 from raftkv.testing.nemesis import (
     DAMAGE_FAULTS,
@@ -66,6 +68,8 @@ UPGRADE_SHARE = 0.12
 ROLLBACK_SHARE = 0.5
 # What a command needs beside the largest value: key, envelope, and a batch's head.
 COMMAND_BYTES_LEFT = 200
+# In so many the storm is followed by a death, or by what only looks like one.
+DRILL_SHARE = 0.25
 # How long faults then go on.
 AFTERMATH_S = 5.0
 
@@ -99,6 +103,8 @@ class Scenario:
     spender: bool = False
     heavy: Heavy | None = None
     more: Variations = field(default_factory=Variations)
+    # A drill follows the storm (death_drill.py).
+    drill: bool = False
 
     def __str__(self) -> str:
         tiny = "" if self.limits == Limits() else ", tiny limits"
@@ -110,6 +116,7 @@ class Scenario:
         early += ", then a core is damaged" if self.corrupt else ""
         early += ", costly transactions" if self.costly else ""
         early += ", the quota is used up" if self.spender else ""
+        early += ", then a drill of deaths" if self.drill else ""
         early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
         early += str(self.more)
         return (
@@ -178,6 +185,7 @@ def draw(
         hostile=random.Random(f"{seed}/is hostile").random() < HOSTILE_SHARE,
         costly=random.Random(f"{seed}/is costly").random() < COSTLY_SHARE,
         spender=random.Random(f"{seed}/is spender").random() < SPENDER_SHARE,
+        drill=random.Random(f"{seed}/has a drill").random() < DRILL_SHARE,
     )
     if drawn_scenario.members and not drawn_scenario.disaster:
         corrupt = random.Random(f"{seed}/is corrupt").random() < CORRUPT_SHARE
@@ -366,6 +374,7 @@ def run_seed(
             stack.enter_context(planted(bug))
         stack.enter_context(small_windows())
         stack.enter_context(checked_answers(cluster.violated))
+        deaths = stack.enter_context(checked_deaths(cluster))
         try:
             with cluster:
                 storm = {
@@ -374,6 +383,9 @@ def run_seed(
                     "down_max": scenario.down_max,
                 }
                 cluster.storm(seconds, scenario.faults, **storm)
+                if scenario.drill:
+                    cluster.settle_members()
+                    drill(cluster, deaths, random.Random(f"{seed}/drill"))
                 if scenario.corrupt:
                     cluster.settle_members()
                     corrupt_one(cluster, random.Random(f"{seed}/corrupt"))

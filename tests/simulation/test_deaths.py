@@ -1,0 +1,65 @@
+"""The checks of death verdicts checked: each injected bug is seen, and only the bug.
+
+docs/internals/planted-bugs.md has the seeds that each needs at full length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from raftkv.config import RaftTimes
+from raftkv.testing.death_check import CHECK
+from raftkv.testing.death_drill import LATE, bound_s
+from raftkv.testing.planted import BUGS
+from raftkv.testing.scenario import Scenario, plain, run_seed
+
+SECONDS = 1.0
+
+# The bug; cores, seed and drill that show it after a short storm; the check that sees it.
+FOUND = {
+    "verdict-alone": (3, 4, "drill: apart", CHECK),
+    "verdict-missing-report": (3, 4, "drill: apart", CHECK),
+    "verdict-open-stream": (1, 8, "drill: gone", LATE),
+    "verdict-own-absence": (1, 0, "drill: paused", CHECK),
+    "verdict-right-after-election": (3, 0, "drill: paused", CHECK),
+    "verdict-sent-again": (3, 3, "drill: overtaken", CHECK),
+}
+
+
+def scenario(seed: int, cores: int) -> Scenario:
+    return dataclasses.replace(
+        plain(seed),
+        cores=cores,
+        replicants=2,
+        rate_per_s=30.0,
+        raft=RaftTimes(node_down_ms=2_000),
+        drill=True,
+    )
+
+
+@pytest.mark.parametrize("bug", FOUND)
+def test_an_injected_bug_is_found(bug: str) -> None:
+    cores, seed, drill, check = FOUND[bug]
+    found = run_seed(seed, seconds=SECONDS, bug=bug, scenario=scenario(seed, cores))
+    assert found.check == check, found.message
+    assert found.marks[drill] == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "seed", "drill"), sorted({run[:3] for run in FOUND.values()})
+)
+def test_without_a_bug_the_same_runs_find_nothing(cores: int, seed: int, drill: str) -> None:
+    result = run_seed(seed, seconds=SECONDS, scenario=scenario(seed, cores))
+    assert not result.check, result.message
+    assert result.marks[drill] == 1
+
+
+def test_every_injected_bug_of_verdicts_has_a_run_here() -> None:
+    assert {bug for bug in BUGS if bug.startswith("verdict-")} == set(FOUND)
+
+
+def test_the_bound_counts_from_the_shortest_time_that_is_taken_at_its_word() -> None:
+    assert bound_s(10_000, silent=False) == 13.0
+    assert bound_s(2_000, silent=True) == 6.0
