@@ -75,6 +75,8 @@ class Upgrade:
             if self._world.host(name).is_up:
                 self._world.crash(name, power_cut=False)
                 self._world.restart(name)
+        # Those that were started again are not up before their programs have run.
+        await asyncio.sleep(LOOK_S)
         while not self.done:
             await self._raise()
         self._cluster.marks.hit("core format raised")
