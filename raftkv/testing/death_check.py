@@ -140,7 +140,7 @@ class DeathCheck:
 
         return become_leader
 
-    def _hears(self, core: str, name: str, incarnation: int | None) -> bool:
+    def _receives(self, core: str, name: str, incarnation: int | None) -> bool:
         """Whether the core has heard the node all the time lately; None: any incarnation."""
         seen = self._heard.get((core, name))
         now = self._world.loop.now
@@ -183,10 +183,10 @@ class DeathCheck:
         hearing = [
             core
             for core in voters
-            if core != verdict.name and self._hears(core, verdict.name, verdict.incarnation)
+            if core != verdict.name and self._receives(core, verdict.name, verdict.incarnation)
         ]
         if not verdict.name.startswith("core"):
-            hearing = [c for c in hearing if c == leader or self._hears(leader, c, None)]
+            hearing = [c for c in hearing if c == leader or self._receives(leader, c, None)]
             wrong = bool(hearing)
         else:
             itself = verdict.name in voters and self._runs(verdict.name)
