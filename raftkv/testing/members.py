@@ -93,7 +93,7 @@ class Operator:
             "finish": (1, self._finish_one),
             "two at once": (2, self._two_at_once),
             "nonsense": (1, self._nonsense),
-            "promote a replicant": (1, self._promote_replicant),
+            "promote a replicant": (3, self._promote_replicant),
         }
         if rng.random() < FORCES_SHARE:
             self._verbs["remove by force"] = (2, self._remove_by_force)
