@@ -185,6 +185,9 @@ def _refused(error: errors.Refused) -> Failure:
     code, text = _REFUSALS.get(error.code, (FAILED_PRECONDITION, f"{error.code}: {error}"))
     if error.code == "limit_exceeded" and ("txn_ops_max" in text or "bytes_max" in text):
         code, text = INVALID_ARGUMENT, _limit_text(text)
+    if isinstance(error, errors.NoSpace):
+        # Its argument is no text: a client makes the same error of it.
+        return Failure(_HTTP_STATUS[code], code, text, error.code, str(error), error.args)
     if len(error.args) < 2:
         return _failure(code, text, error.code, str(error))
     detail = str(error.args[0])

@@ -13,6 +13,7 @@ from raftkv.kv import KV, Put
 from raftkv.state import DisarmAlarm, PurePlugin, SetSetting, StateMachine
 from raftkv_cluster_call import Calls
 from raftkv_lcr import LCR
+from raftkv_lcr.commands import Register
 from raftkv_limbo import Limbo
 from raftkv_limbo.commands import Submit
 from raftkv_subscriptions import Subscriptions
@@ -21,6 +22,7 @@ from raftkv_txqueue import TxQueue
 from raftkv_txqueue import commands as txqueue
 
 from .raftkv_cluster_call.pure import CallLog
+from .raftkv_lcr.one_log import Log
 from .raftkv_limbo.pure import LimboLog, put
 from .raftkv_subscriptions.pure import RegionLog
 from .raftkv_txqueue.pure import TxLog, accept_of, publish_to
@@ -177,3 +179,31 @@ def test_topics_refuse_what_is_published_and_what_arrives() -> None:
         log.anywhere(subscriptions.Deliver("t", "elsewhere", ()))
     log.anywhere(subscriptions.DeleteTopic("t"))
     assert disarm(log) == ("subscriptions",)
+
+
+def test_acknowledgements_of_messages_work_beyond_the_quota() -> None:
+    log = RegionLog()
+    log.subscribe("t", "s", initial="earliest")
+    with_quota(log, "subscriptions")
+    taken = fill(lambda: log.publish("t", BODY))
+    with pytest.raises(NoSpace):
+        log.subscribe("t", "other")
+    log.ack(1, 3)
+    log.ack_to(taken)
+    log.unsubscribe("t", "s")
+
+
+def test_channels_leave_the_registry_beyond_the_quota() -> None:
+    log = Log()
+    with_quota(log, "lcr")
+    taken = fill(lambda: log.send("n1", Register(f"c{log.machine.index}", "channel", None, None)))
+    assert taken > 10
+    before = used(log, "lcr")
+    assert before <= LIMIT
+    owners = [entry.owner for _, entry in log.view().table("clients").scan(limit=1)]
+    assert log.unregister("n1", owners[0])
+    assert used(log, "lcr") <= before
+    log.node_up("n1")  # again: the former incarnation has ended
+    with pytest.raises(NoSpace):
+        log.register("n1", "other")
+    assert disarm(log) == ("lcr",)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from raftkv import errors
+from raftkv.client.failures import error_of
 from raftkv.errors import NoSpace
 from tests.server.conftest import Served, b64
 from tests.server.wire import Wire, post
@@ -82,6 +83,9 @@ def test_a_write_beyond_the_quota_has_etcds_text(served: Served) -> None:
         assert answer["error"] == "etcdserver: mvcc: database space exceeded"
         assert (answer["code"], answer["reason"]) == (8, "no_space")
         assert "raftkv alarm disarm" in answer["detail"]
+        again = error_of("http://n1", code, json.dumps(answer).encode())
+        assert isinstance(again, NoSpace)
+        assert (again.args, str(again)) == (("kv",), answer["detail"])
 
 
 def test_a_lease_is_granted_looked_at_and_revoked(served: Served) -> None:

@@ -30,6 +30,8 @@ REASONS = (
     "knows 1 at most: upgrade raftkv there",
     "the cluster runs the plugin 'core', which this node lacks",
     "which this version does not know: it was written by a newer version. Upgrade this node",
+    # It has written a snapshot since the raise.
+    "has format version 2, this version of raftkv reads up to 1",
 )
 # So few would mean that the load stood still for most of the time.
 WRITES_MIN = 300
