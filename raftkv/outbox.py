@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +47,8 @@ from .errors import (
     Timeout,
 )
 from .fates import Fates
-from .histogram import Histogram
+from .flight_times import FlightTimes
+from .kept_outcomes import KeptOutcomes
 from .resending import NOT_SENT, Resending
 from .runtime import Runtime, Timer
 from .state import sessions
@@ -100,6 +100,7 @@ class Outbox:
         # The highest number that was answered: the streams keep the order, so it has overtaken
         # those below it that were not.
         self._highest = 0
+        self._kept = KeptOutcomes()
         self._runtime = runtime
         self._limits = limits
         self._resending = Resending(
@@ -119,10 +120,8 @@ class Outbox:
         # Commands whose callers were told that time is up, and that still hold the floor.
         self._abandoned = 0
         self.fates = Fates()
-        # From leaving this outbox to the answer, by the messages under way: (last number, when it
-        # left, commands). So no command costs a look at the clock.
-        self.latency_s = Histogram()
-        self._flights: deque[tuple[int, float, int]] = deque()
+        self._flights = FlightTimes(runtime.monotonic)
+        self.latency_s = self._flights.latency_s
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._unsent)
@@ -205,6 +204,7 @@ class Outbox:
             self.session = session
             self._next_seq = self._floor = 1
             self._highest = 0
+            self._kept.restart()
             self._resending.clear()
             self._flights.clear()
             for seq, waiter in orphans.items():
@@ -236,7 +236,7 @@ class Outbox:
         unsent, self._unsent = self._unsent, {}
         self._raise_floor()
         seq, floor = self._next_seq, self._floor
-        if seq - floor >= self._window // 2:
+        if seq - floor >= self._window // 2 or self._kept.full:
             self._make_room()
             floor = self._floor
         for waiter in unsent:
@@ -254,7 +254,7 @@ class Outbox:
             waiters.append(waiter)
         self._next_seq = seq
         if waiters:
-            self._flights.append((seq - 1, self._runtime.monotonic(), len(waiters)))
+            self._flights.left(seq - 1, len(waiters))
         self._resending.transmit(waiters)
 
     def office_changed(self) -> None:
@@ -277,6 +277,8 @@ class Outbox:
             return  # that is no verdict: the number was not judged, and is sent again
         if seq > self._highest:
             self._highest = seq
+        if self._kept.held:
+            self._kept.add(seq, outcome)
         if waiter.abandoned:
             waiter.decided = True
             return  # it goes on holding the floor, so that its outcome can be asked for
@@ -326,15 +328,7 @@ class Outbox:
 
     def landed(self) -> None:
         """An entry was applied here: note how long what it has answered was on its way."""
-        flights, sent = self._flights, self._sent
-        while flights:
-            last, left_at, count = flights[0]
-            waiter = sent.get(last)
-            if waiter is None:
-                self.latency_s.observe(self._runtime.monotonic() - left_at, count)
-            elif not waiter.abandoned:
-                return
-            flights.popleft()
+        self._flights.landed(self._sent)
 
     def _gone(self, waiter: Waiter) -> None:
         """Forget a command whose caller has left, or has been told that time is up."""
@@ -369,6 +363,8 @@ class Outbox:
             return
         self._resending.retry_stalled()
         self._resending.transmit(self._resending.due())
+        self._raise_floor()
+        self._kept.look(self._floor, waits=bool(self._sent))
         self._flush()
         if self._sent or self._unsent:
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)

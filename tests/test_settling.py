@@ -12,8 +12,9 @@ import pytest
 import raftkv.outbox
 from raftkv.config import Limits, RaftTimes
 from raftkv.errors import Refused
+from raftkv.kept_outcomes import KEPT_BYTES_MAX
 from raftkv.kv import KV
-from raftkv.kv.commands import Put, PutResult
+from raftkv.kv.commands import Put, PutResult, RangeOp, Txn
 from raftkv.state import Envelope, NodeUp, SettleOutcome, StateMachine, encode_batch
 from raftkv.state.sessions import SESSION_WINDOW, Sessions
 from raftkv.waiter import Waiter
@@ -157,3 +158,28 @@ def test_a_number_that_never_left_is_replaced_without_a_question() -> None:
     node.write(2000)
     assert isinstance(slow.result(), PutResult)
     assert node.lost == []
+
+
+LARGE = b"x" * 100_000
+READ = Txn(success=(RangeOp(b"large"),))
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_small_requests_for_large_answers_do_not_fill_the_state_behind_a_lost_number(
+    abandoned: bool,
+) -> None:
+    node = Node()
+    node.machine.raise_format(node.machine.index + 1, msgspec.msgpack.encode(2))
+    node.put(Put(b"large", LARGE))
+    slow = node.put(SLOW, timeout_s=0.2 if abandoned else 600.0)
+    node.runtime.advance(0.5)
+    assert slow.done() is abandoned
+    reads, largest = 600, 0
+    for _ in range(reads):
+        answer = node.queue.submit("kv", READ, 60.0)
+        node.runtime.advance(0.01)
+        assert answer.result().results[0].kvs[0].value == LARGE
+        kept = node.machine._sessions.by_id[node.queue.session].done
+        largest = max(largest, len(kept))
+    assert largest * len(LARGE) < KEPT_BYTES_MAX + 3_000_000
+    assert reads * len(LARGE) > 3 * KEPT_BYTES_MAX
