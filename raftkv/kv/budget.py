@@ -81,7 +81,7 @@ class Budget:
         return TxnTooCostly(
             f"the comparisons and ranges of the transaction look at more than {limit} {what} "
             f"(kv.rows_max = {self.rows_max}): read first, then compare mod revisions of single "
-            f"keys; or use smaller ranges and a limit; or raise kv.rows_max",
+            f"keys; or use smaller ranges and a limit; or raise it (PUT /v1/kv/settings/rows_max)",
             self.rows_max,
         )
 

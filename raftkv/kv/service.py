@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raftkv.plugin import Host, Metric, Service
+from raftkv.plugin import Host, Metric, Route, Service
 
 from .lessor import Lessor
+from .routes import routes
 from .watch_hub import WatchHub
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class KVService(Service):
     def __init__(self, host: Host, api: KVApi) -> None:
         self.hub = WatchHub(host)
         api.hub = self.hub
-        self._api, self._pasts = api, api.pasts
+        self._host, self._api, self._pasts = host, api, api.pasts
         self.lessor = Lessor(host)
 
     async def start(self) -> None:
@@ -53,6 +54,9 @@ class KVService(Service):
 
     def on_fault(self) -> None:
         self.hub.stop()
+
+    def routes(self) -> Sequence[Route]:
+        return routes(self._host)
 
     def metrics(self) -> Sequence[Metric]:
         pasts = Metric("pasts", "gauge", len(self._pasts), "Reads of the past that may go on.")
