@@ -1,15 +1,13 @@
-"""Injected bugs of old disks, of the core format and of limits that differ; see planted.py."""
+"""Injected bugs of old disks and of the core format; see planted.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from raftkv.core_format import CoreFormat, FormatSurvey
-from raftkv.proposals import Proposals
-from raftkv.raft import wire
 from raftkv.raft.leading import Leading
 from raftkv.state.machine import StateMachine
 from raftkv.testing.patching import replaced
@@ -23,7 +21,7 @@ __all__: list[str] = []
     "a leader that finds entries lost, which were acknowledged, only logs it",
     Leading,
     "_distrust",
-    seeds_max=60,
+    seeds_max=200,
 )
 def _only_logged(distrust: Callable[..., None]) -> Callable[..., None]:
     return lambda leading: None
@@ -50,7 +48,7 @@ def _distrusted_counts(counted: Callable[..., int]) -> Callable[..., int]:
     "the core format is raised although some members do not know it",
     CoreFormat,
     "_look",
-    seeds_max=60,
+    seeds_max=200,
 )
 def _raised_by_majority(look: Callable[..., Any]) -> Callable[..., Any]:
     async def broken(core_format: CoreFormat, part: Any) -> tuple[FormatSurvey, Any]:
@@ -62,27 +60,10 @@ def _raised_by_majority(look: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@wrapping(
-    "bad-proposal-closes-link",
-    "a leader closes the link over which a command above its own limit came",
-    Proposals,
-    "fit",
-    seeds_max=200,
-)
-def _closes_link(fit: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(proposals: Proposals, sender: str, commands: Sequence[bytes]) -> Sequence[bytes]:
-        fitting: Sequence[bytes] = fit(proposals, sender, commands)
-        if len(fitting) < len(commands):
-            raise wire.ProtocolError("a bad proposal")
-        return fitting
-
-    return broken
-
-
 BUGS["format-by-software"] = Bug(
     "a node decides in the newest core format that its software knows",
     lambda: replaced(
         StateMachine, "core_format", property(lambda machine: machine.core_format_max)
     ),
-    seeds_max=60,
+    seeds_max=200,
 )
