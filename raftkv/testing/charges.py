@@ -6,9 +6,9 @@ nothing. While entered, `Charges` adds the time that work takes to the process t
 The node's own clock shows that time at once, so code that yields after some milliseconds does; and
 once a little has come together, the loop holds the process back for that long (clock.py).
 
-What is charged: each row that a scan of a table gives, each applied command, each byte of a message
-that is encoded. What is left out: everything else, and the time of the disk's thread, which has
-its own (worker.py).
+What is charged: each row that a scan of a table gives or a command deletes, each applied command,
+each byte of a message that is encoded. What is left out: everything else, and the time of the
+disk's thread, which has its own (worker.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from raftkv.raft import wire
 from raftkv.replica import Replica
 from raftkv.state.machine import Outcomes
-from raftkv.state.tables import TableView
+from raftkv.state.tables import Table, TableView
 from raftkv.testing.current import CURRENT
 from raftkv.testing.marks import Marks
 from raftkv.testing.patching import around
@@ -51,6 +51,7 @@ class Charges:
     def __enter__(self) -> Self:
         enter = self._patches.enter_context
         enter(around(TableView, "scan", self._wrap_scan))
+        enter(around(Table, "delete", self._wrap_delete))
         enter(around(Replica, "_apply_slice", self._wrap_slice))
         enter(around(wire, "encode", self._wrap_encode))
         return self
@@ -75,6 +76,15 @@ class Charges:
                 yield row
 
         return scan
+
+    def _wrap_delete(self, original: Callable[..., bool]) -> Callable[..., bool]:
+        def delete(table: Table[Any, Any], key: Any) -> bool:
+            process = _working()
+            if process is not None:
+                process.charge(ROW_S)
+            return original(table, key)
+
+        return delete
 
     def _wrap_slice(self, original: Callable[..., bool]) -> Callable[..., bool]:
         def apply_slice(replica: Replica, index: int, slices: Iterator[Outcomes]) -> bool:

@@ -86,6 +86,7 @@ EXPECTED = (
     "entry that takes long",
     "range of many keys compared",
     "entry applied in several turns",
+    "thousands of keys deleted at once",
     "transaction too costly",
     "deletion beyond the limit of rows",
     "quota used up",

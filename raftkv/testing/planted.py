@@ -37,6 +37,7 @@ from raftkv.testing import (
     injected_hostile,
     injected_inbox,
     injected_quota,
+    injected_shares,
     injected_space,
     injected_variations,
     injected_verdicts,
@@ -57,6 +58,7 @@ assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_inbox.__name__
 assert injected_quota.__name__
+assert injected_shares.__name__
 assert injected_space.__name__
 assert injected_variations.__name__
 assert injected_verdicts.__name__

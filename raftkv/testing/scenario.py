@@ -33,6 +33,7 @@ from raftkv.testing.nemesis import (
 )
 from raftkv.testing.network import NetworkOptions
 from raftkv.testing.planted import planted
+from raftkv.testing.poison import MASS_KEYS, Poison
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 from raftkv.testing.spender import Spender
 from raftkv.testing.variations import Variations
@@ -101,6 +102,8 @@ class Scenario:
     costly: bool = False
     # A client uses up the quota of the keyspace (spender.py).
     spender: bool = False
+    # Clients' single commands are much work (poison.py); only where work takes time.
+    poison: bool = False
     heavy: Heavy | None = None
     more: Variations = field(default_factory=Variations)
     # A drill follows the storm (death_drill.py).
@@ -117,6 +120,7 @@ class Scenario:
         early += ", costly transactions" if self.costly else ""
         early += ", the quota is used up" if self.spender else ""
         early += ", then a drill of deaths" if self.drill else ""
+        early += ", commands of much work" if self.poison else ""
         early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
         early += str(self.more)
         return (
@@ -210,9 +214,11 @@ def _with_more(scenario: Scenario) -> Scenario:
         and not (scenario.members or scenario.early or scenario.messages or upgraded)
     )
     charged = happens("charged", CHARGED_SHARE) and not scenario.early
+    laden = _laden(scenario.limits)
     return replace(
         scenario,
-        heavy=_laden(scenario.limits) if charged else None,
+        poison=charged and laden.keys > MASS_KEYS,
+        heavy=laden if charged else None,
         more=Variations(charged, happens("variety", VARIETY_SHARE), upgraded, rolled_back),
     )
 
@@ -426,6 +432,8 @@ def _cluster_of(scenario: Scenario, seed: int, deliveries: bool) -> SimulatedClu
         cluster.costly = Costly(cluster, random.Random(f"{seed}/costly"))
     if scenario.spender:
         cluster.spender = Spender(cluster, random.Random(f"{seed}/spender"))
+    if scenario.poison and scenario.heavy is not None:
+        cluster.poison = Poison(cluster, random.Random(f"{seed}/poison"), scenario.heavy)
     return cluster
 
 

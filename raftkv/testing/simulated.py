@@ -63,8 +63,10 @@ from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
 from raftkv.testing.patching import around
+from raftkv.testing.poison import Poison
 from raftkv.testing.process import PROCESS
 from raftkv.testing.rollback import Rollback
+from raftkv.testing.share_check import checked_shares
 from raftkv.testing.spender import Spender, miscounted
 from raftkv.testing.upgrade import Upgrade
 from raftkv.testing.variations import Variations
@@ -109,11 +111,13 @@ class SimulatedCluster:
 
     `names` are the nodes in service now; operators and faults look at it anew each time. With
     `costly` set, a client's transactions look at as much as they may during a storm, and more; with
-    `spender`, a client uses up the quota of the keyspace.
+    `spender`, a client uses up the quota of the keyspace; with `poison`, single commands are much
+    work.
     """
 
     costly: Costly | None = None
     spender: Spender | None = None
+    poison: Poison | None = None
 
     def __init__(
         self,
@@ -202,6 +206,7 @@ class SimulatedCluster:
         enter(around(Replica, "_apply_slice", self._wrap_slice))
         if self._more.charged:
             enter(Charges(self.marks))
+            enter(checked_shares(self.violated))
         enter(watch_alarms(self))
         enter(self.world)
         try:
@@ -440,7 +445,7 @@ class SimulatedCluster:
             if self.costly is not None:
                 costly = self.world.spawn(self.costly.storm(), "costly client")
                 during.callback(costly.cancel)
-            for beside in (self.upgrade, self._rollback, self.spender):
+            for beside in (self.upgrade, self._rollback, self.spender, self.poison):
                 if beside is not None:
                     during.callback(self.world.spawn(beside.storm(), "beside").cancel)
             if self._is_hostile:

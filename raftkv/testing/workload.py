@@ -222,6 +222,12 @@ class Workload:
             puts = [PutOp(BULK + b"%08d" % number, b"%d" % number) for number in numbers]
             await self._world.call(name, node.kv.txn([], puts, [], timeout_s=TIMEOUT_S))
 
+    def compare_range(self, name: str, node: Node, key: bytes) -> None:
+        """One more write that looks at many rows first, by another client (poison.py)."""
+        if self._heavy is not None:
+            work = self._compare_range(name, node, key, self._heavy)
+            self._world.spawn(work, "operation")
+
     async def _compare_range(self, name: str, node: Node, key: bytes, heavy: Heavy) -> None:
         """A write that looks at many rows first; the comparison holds for all of them."""
         first = self._rng.randrange(max(1, heavy.keys - heavy.compared_keys))
