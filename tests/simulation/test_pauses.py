@@ -63,6 +63,24 @@ def test_a_node_that_is_gone_is_declared_dead_within_the_bound(seed: int) -> Non
         cluster.settle()
 
 
+@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_leader_that_is_gone_is_declared_dead_in_time(seed: int, power_cut: bool) -> None:
+    """The next one is elected and leads for the whole time within `node_down_ms` and 3 s."""
+    with SimulatedCluster(seed, cores=3, replicants=1, rate_per_s=30.0) as cluster:
+        cluster.run(2.0)
+        gone = leader_of(cluster)
+        other = next(name for name in cluster.cores if name != gone)
+        cluster.world.crash(gone, power_cut=power_cut)
+        cluster.run(10.0)
+        assert standing(cluster, other)[gone][1]
+        cluster.run(3.0)
+        after = standing(cluster, other)
+        assert [name for name, (_, up) in after.items() if not up] == [gone]
+        cluster.world.restart(gone)
+        cluster.settle()
+
+
 def ended_by_another_leader() -> bool:
     """A leader reaches a verdict and is cut off before it can commit it: is it in the log later?"""
     with SimulatedCluster(3, cores=3, replicants=1, rate_per_s=30.0) as cluster:
