@@ -4,12 +4,13 @@ It is no member. It dials any node in the name of a core or of a replicant that 
 epochs that are newer than the cluster's, with other cluster ids, with a node's raft id, and with an
 address that is another node's. As a replicant it is let in where no certificates are in
 use; then it sends proposals that cannot be decoded, requests for no method, positions beyond the
-log, and reports about nodes that it has never met.
+log, reports about nodes that it has never met, and what only a core may send: commands about other
+members, under a node's own session too, entries of a later term, and answers to reads that the core
+has just asked its leader for. It guesses numbers as well as can be: it is shown them.
 
 What it must not achieve is checked by all other checks: no node stops itself, no promise breaks.
 It takes a running node's raft id only to reach that node itself: without certificates nothing
-tells the two apart elsewhere. `lies` adds forged read replies, which a core believes from any
-replicant that is linked to it.
+tells the two apart elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import msgspec
 
 from raftkv.raft import wire
 from raftkv.raft.epoch import Epoch
+from raftkv.raft.membership import Configuration, encode
 from raftkv.runtime import Runtime
+from raftkv.state import SetVoters
 from raftkv.testing.marks import Marks
 
 if TYPE_CHECKING:
@@ -44,6 +47,14 @@ MESSAGES_MAX: Final = 8
 # Of the connections, those that come as a replicant that wants to follow.
 FOLLOW_SHARE: Final = 0.4
 PURPOSES: Final = ("raft", "follow", "rpc")
+# Of the visits as a replicant, those that repeat one forgery, how often and how fast on average.
+FORGE_SHARE: Final = 0.5
+FORGED_MAX: Final = 20
+FORGED_EVERY_S: Final = 0.02
+# Numbers of a session that its node has not used yet, and that its window still judges.
+SEQ_AHEAD: Final = 30
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class _Stream(asyncio.Protocol):
@@ -73,10 +84,9 @@ class _Stream(asyncio.Protocol):
 class Hostile:
     """What the program does; `program` runs on a host of its own until it is crashed."""
 
-    def __init__(self, cluster: SimulatedCluster, rng: random.Random, *, lies: bool) -> None:
+    def __init__(self, cluster: SimulatedCluster, rng: random.Random) -> None:
         self._cluster = cluster
         self._rng = rng
-        self._lies = lies
         self._marks: Marks = cluster.marks
         # Learnt from the first answer, as anyone can.
         self._cluster_id = ""
@@ -101,7 +111,7 @@ class Hostile:
                 self._raft_ids[target] = message.raft_id
                 if hello.purpose == "follow":
                     self._marks.hit("hostile replicant let in")
-                    self._misbehave(transport)
+                    await self._misbehave(runtime, transport, target)
                 await runtime.sleep(self._rng.uniform(*STAY_S))
             elif isinstance(message, wire.Refusal):
                 unproved = message.code == "unproved_epoch"
@@ -143,22 +153,55 @@ class Hostile:
             about,
         )
 
-    def _misbehave(self, transport: asyncio.Transport) -> None:
+    async def _misbehave(self, runtime: Runtime, transport: asyncio.Transport, target: str) -> None:
+        """Some messages; or one kind of forgery again and again, for as long as the link lives."""
+        forgeries = self._forgeries(target)
+        if forgeries and self._rng.random() < FORGE_SHARE:
+            forge = self._rng.choice(forgeries)
+            for _ in range(FORGED_MAX):
+                transport.write(wire.encode(forge()))
+                await runtime.sleep(self._rng.uniform(0, 2 * FORGED_EVERY_S))
+                if transport.is_closing():
+                    return
+            return
         makers = self._messages()
         for _ in range(self._rng.randint(1, MESSAGES_MAX)):
             transport.write(wire.encode(self._rng.choice(makers)()))
 
+    def _forgeries(self, target: str) -> Sequence[Callable[[], wire.Message]]:
+        """What only a core may send, with numbers that fit."""
+        node, part = self._cluster.nodes.get(target), None
+        if node is not None and self._cluster.is_up(target):
+            part = self._cluster.part(target)
+        if node is None or part is None:
+            return ()
+        engine = part.engine
+
+        def read_reply() -> wire.Message:
+            return wire.ReadReply(node.reader._number, 1)
+
+        def voters() -> wire.Message:
+            command = SetVoters((f"{HOST}-0badbad0",), node.machine.voters[0])
+            number = node.outbox._next_seq + SEQ_AHEAD
+            return wire.Propose(
+                [_encode((node.session, number, 0, "core", _encode(command)))],
+            )
+
+        def entry() -> wire.Message:
+            last, term = engine.wal.last_index, engine.term + 1
+            entries = [(term, b"\2" + encode(Configuration((f"{HOST}-0badbad0",))))]
+            return wire.Append(term, last, engine.wal.last_term, last + 1, 1, entries)
+
+        return (read_reply, voters, entry)
+
     def _messages(self) -> Sequence[Callable[[], wire.Message]]:
         rng = self._rng
         number = rng.choice((0, 1, 7, 10**6, wire.NUMBER_MAX))
-        kinds: list[Callable[[], wire.Message]] = [
+        return (
             lambda: wire.Propose([rng.randbytes(rng.randint(0, 40)) for _ in range(3)]),
             lambda: wire.ReadRequest(number),
             lambda: wire.Progressed(number),
             lambda: wire.Liveness([*self._cluster.names, HOST]),
             lambda: wire.RpcRequest(number, "core.nothing", rng.randbytes(8)),
             lambda: wire.Follow(number, number),
-        ]
-        if self._lies:
-            kinds.append(lambda: wire.ReadReply(rng.randint(0, 50), 1))
-        return kinds
+        )

@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +42,21 @@ from raftkv.errors import (
     RemovedNode,
     WipedNode,
 )
+from raftkv.member_changes import MemberChange
 from raftkv.raft.membership import Configuration, name_of
+from raftkv.testing.current import running_host
 from raftkv.testing.host import HostCrashed
+from raftkv.testing.patching import around
 from raftkv.testing.world import NotReached
 
 if TYPE_CHECKING:
     from raftkv.config import NodeConfig
     from raftkv.node import Node
     from raftkv.raft.engine import Engine
+    from raftkv.testing.observer import Observer, Violated
     from raftkv.testing.simulated import SimulatedCluster
 
-__all__ = ["CORES_MAX", "Operator", "with_cores"]
+__all__ = ["CORES_MAX", "Operator", "checked_changes", "with_cores"]
 
 # No cluster grows beyond this.
 CORES_MAX = 5
@@ -72,6 +77,16 @@ LOOK_S = 0.1
 # How long a wiped core is watched being refused, before its old self is removed.
 WATCH_S = 3.0
 FOREVER_S = float("inf")
+# A promotion and a removal at once: how long the leader's words to the replicant are held up, and
+# how much later the second operator asks.
+STALL_S = (0.5, 4.0)
+BETWEEN_S = (0.0, 1.5)
+# Operators at once: how often several ask for the same removal, how many more, and how far apart.
+SAME_SHARE = 0.5
+SAME_ASKED = 6
+APART_S = (0.0, 0.01)
+# How long a voter is away that is to be behind.
+AWAY_S = (2.0, 6.0)
 # What healing lets through now may have been asked long ago.
 GRACE_S = 2.0
 
@@ -94,6 +109,8 @@ class Operator:
             "two at once": (2, self._two_at_once),
             "nonsense": (1, self._nonsense),
             "promote a replicant": (3, self._promote_replicant),
+            "promote and remove": (1, self._promote_and_remove),
+            "remove while one is behind": (1, self._remove_while_one_is_behind),
         }
         if rng.random() < FORCES_SHARE:
             self._verbs["remove by force"] = (2, self._remove_by_force)
@@ -361,8 +378,13 @@ class Operator:
             asked.append(("add", free[0]))
         while len(asked) < 2 and self._newest.members:
             asked.append(("remove", name_of(self._rng.choice(self._newest.members))))
-        tasks = [self._world.spawn(self._once(*each), "operator") for each in asked]
+            if self._rng.random() < SAME_SHARE:
+                asked += [asked[-1]] * SAME_ASKED
+        tasks = []
         try:
+            for each in asked:
+                tasks.append(self._world.spawn(self._once(*each), "operator"))
+                await asyncio.sleep(self._rng.uniform(*APART_S))
             for task in tasks:
                 await task
         finally:
@@ -377,6 +399,64 @@ class Operator:
             name = self._rng.choice(replicants)
             if await self._ask("promote", name) and self._is_core(name):
                 self._cluster.marks.hit("replicant became a core")
+
+    async def _promote_and_remove(self) -> None:
+        """A replicant becomes a core while another operator removes one.
+
+        Now and then the leader's words reach the replicant late, so that it is asked again.
+        """
+        replicants = [name for name in self._cluster.names if not self._is_core(name)]
+        members = [name_of(member) for member in self._newest.members if not self._leads_id(member)]
+        if not replicants or not members or len(self._named()) >= CORES_MAX:
+            return
+        replicant = self._rng.choice(replicants)
+        leader = next((name for name in self._cluster.names if self._leads(name)), None)
+        if leader is not None and self._rng.random() < 0.5:
+            self._world.network.stall(leader, replicant, self._rng.uniform(*STALL_S))
+        asked = [("promote", replicant), ("remove", self._rng.choice(members))]
+        tasks = [self._world.spawn(self._once(*asked[0]), "operator")]
+        try:
+            await asyncio.sleep(self._rng.uniform(*BETWEEN_S))
+            tasks.append(self._world.spawn(self._once(*asked[1]), "operator"))
+            for task in tasks:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+        self._count("promoted and removed at once")
+        if self._is_core(replicant):
+            self._cluster.marks.hit("replicant became a core")
+        self._retire_removed(asked[1][1])
+
+    async def _remove_while_one_is_behind(self) -> None:
+        """A voter was away for a while and comes back as another one is to be removed."""
+        voters = [name_of(voter) for voter in self._newest.voters if not self._leads_id(voter)]
+        if len(voters) < 2 or self._rng.random() < 0.5:
+            return
+        away, other = self._rng.sample(voters, 2)
+        host = self._world.host(away)
+        if not host.is_up or not self.can_spare([away]):
+            return
+        self._world.crash(away, power_cut=False)
+        boots = host.boots
+        await asyncio.sleep(self._rng.uniform(*AWAY_S))
+        task = self._world.spawn(self._once("remove", other), "operator")
+        try:
+            await asyncio.sleep(self._rng.uniform(*BETWEEN_S))
+            self._back(away, boots)
+            await task
+        finally:
+            task.cancel()
+        self._count("removed while one was behind")
+        self._retire_removed(other)
+
+    def _back(self, name: str, boots: int) -> None:
+        host = self._world.host(name)
+        if name in self._cluster.names and not host.is_up and host.boots == boots:
+            self._world.restart(name)
+
+    def _leads_id(self, raft_id: str) -> bool:
+        return self._leads(name_of(raft_id))
 
     async def _nonsense(self) -> None:
         verb = self._rng.choice(("add", "promote", "remove"))
@@ -406,8 +486,10 @@ class Operator:
                 break
             await self._ask("remove", name_of(lost[0]), patient=True)
         for name in list(self._cluster.names):
-            raft_id = self._cluster.running_id(name)
-            if self._is_core(name) and raft_id not in configuration.members:
+            raft_id, host = self._cluster.running_id(name), self._world.host(name)
+            # A replicant that was a copy, and removed before it became a core.
+            told = not host.is_up and isinstance(host.failure, RemovedNode)
+            if told or (self._is_core(name) and raft_id not in configuration.members):
                 self._switch_off(name)
         await self._restart_strangers(configuration)
 
@@ -444,3 +526,42 @@ def with_cores(config: NodeConfig, cores: Sequence[str], port: int) -> NodeConfi
         return config
     names = sorted({*others, config.name} if config.role == "core" else others)
     return msgspec.structs.replace(config, cores={name: f"{name}:{port}" for name in names})
+
+
+def checked_changes(observer: Observer, violated: Violated) -> AbstractContextManager[None]:
+    """While this is entered, a change that a leader reports as done must be committed.
+
+    That is, a configuration in which it is done, and no older one than when it was asked for.
+    """
+
+    def last_committed() -> int:
+        for index, term, _ in reversed(observer.configurations):
+            if observer.committed.get(index) == term:
+                return index
+        return 0
+
+    def wrap(carry_out: Callable[..., Any]) -> Callable[..., Any]:
+        async def checked(change: Any) -> bool:
+            since = last_committed()
+            done: bool = await carry_out(change)
+            if done and not any(
+                index >= since
+                and observer.committed.get(index) == term
+                and _is_done(change._verb, change._name, configuration)
+                for index, term, configuration in observer.configurations
+            ):
+                violated(
+                    "a change that is done is committed",
+                    f"{change._verb} {change._name} is reported as done by {running_host()}, and "
+                    f"no committed configuration has it",
+                )
+            return done
+
+        return checked
+
+    return around(MemberChange, "carry_out", wrap)
+
+
+def _is_done(verb: str, name: str, configuration: Configuration) -> bool:
+    raft_id = configuration.raft_id_of(name)
+    return raft_id is None if verb == "remove" else raft_id in configuration.voters

@@ -25,7 +25,8 @@ lease by its own clock.
 Who votes is asked of the log, not of its owner: of everything that was ever appended, the last
 configuration that stands in this log. At elections and commits the engine must count by the same
 one. A leader appends a new one only when the one before is committed and an entry of its own term
-is, with one voter more or less, and one more only if that copy has caught up. Where a log begins,
+is, with one voter more or less, and one more only if that copy has caught up; and, unless it is
+forced, only if a majority of the voters after it holds the log. Where a log begins,
 after a start, a snapshot or a promotion, stands the configuration that was committed there.
 """
 
@@ -49,7 +50,7 @@ from raftkv.testing.patching import around
 from raftkv.testing.promises import Promises
 from raftkv.testing.world import World
 
-__all__ = ["Observer"]
+__all__ = ["Observer", "Violated"]
 
 Violated = Callable[[str, str], NoReturn]
 """(name of the check, what was seen)"""
@@ -90,6 +91,8 @@ class Observer:
         self._committed_in: dict[int, int] = {}
         # index -> voters of the configuration by which a leader committed it; None: not followed.
         self._committed_by: dict[int, frozenset[str]] | None = {}
+        # Whether a change of the members that is being appended is forced.
+        self._forced = False
         # Hosts whose data belong to a history that was given up (disaster.py).
         self.outdated: set[str] = set()
         # (index, term, configuration) of every configuration ever appended, in this order.
@@ -100,6 +103,7 @@ class Observer:
         enter = self._patches.enter_context
         enter(around(Engine, "__init__", self._wrap_init))
         enter(around(Engine, "become_leader", self._wrap_become_leader))
+        enter(around(Engine, "change_configuration", self._wrap_change))
         enter(around(Engine, "become_follower", self._wrap_become_follower))
         enter(around(Engine, "_onTick", self._wrap_tick))
         enter(around(Leading, "check_quorum", self._wrap_check_quorum))
@@ -228,9 +232,37 @@ class Observer:
                     "caught up before it votes",
                     f"{name} lets {added} vote: it lacks {lack} entries",
                 )
+        if new.voters != old.voters and not self._forced:
+            self._check_holders(name, engine, new)
         self._marks.hit("members changed")
         if frozenset(new.distrusted) - frozenset(old.distrusted):
             self._marks.hit("voter distrusted")
+
+    def _check_holders(self, name: str, engine: Engine, new: Configuration) -> None:
+        """After a change that is not forced, a majority can commit at once."""
+        least = engine.commit - CAUGHT_UP_ENTRIES
+        holders = [
+            voter
+            for voter in new.voters
+            if new.trusts(voter)
+            and (voter == engine.me or self.promises.acknowledged(voter) >= least)
+        ]
+        if 2 * len(holders) <= len(new.voters):
+            self._violated(
+                "a majority holds the log after a change",
+                f"{name} changes the voters to {new.voters}; of these only {holders} hold what is "
+                f"committed up to {engine.commit}, but for {CAUGHT_UP_ENTRIES} entries",
+            )
+
+    def _wrap_change(self, original: Callable[..., int]) -> Callable[..., int]:
+        def change_configuration(engine: Engine, proposed: Configuration, *, force: bool) -> int:
+            self._forced = force
+            try:
+                return original(engine, proposed, force=force)
+            finally:
+                self._forced = False
+
+        return change_configuration
 
     # -- elections
 

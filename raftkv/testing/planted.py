@@ -31,6 +31,7 @@ from raftkv.raft.snapshot import SnapshotWriter
 from raftkv.raft.wal import Wal
 from raftkv.state.machine import StateMachine
 from raftkv.testing import (
+    injected_authority,
     injected_corruption,
     injected_cost,
     injected_distrust,
@@ -54,6 +55,7 @@ __all__ = ["BUGS", "Bug", "planted"]
 # They register themselves.
 assert injected_corruption.__name__
 assert injected_cost.__name__
+assert injected_authority.__name__
 assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_inbox.__name__

@@ -58,7 +58,7 @@ from raftkv.testing.hostile import HOST, Hostile
 from raftkv.testing.lease_holders import LeaseHolders
 from raftkv.testing.linearizability import Budget, check_per_key
 from raftkv.testing.marks import Marks
-from raftkv.testing.members import CORES_MAX, Operator, with_cores
+from raftkv.testing.members import CORES_MAX, Operator, checked_changes, with_cores
 from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
@@ -137,7 +137,6 @@ class SimulatedCluster:
         members: bool = False,
         early: bool = False,
         hostile: bool = False,
-        lies: bool = False,
         heavy: Heavy | None = None,
         more: Variations | None = None,
     ) -> None:
@@ -163,7 +162,7 @@ class SimulatedCluster:
         )
         seen_by = (self.world, self.names, self._up, self.violated, self.marks)
         self.watchers, self.holders = Watchers(*seen_by), LeaseHolders(*seen_by)
-        self.hostile = Hostile(self, random.Random(f"{seed}/hostile"), lies=lies)
+        self.hostile = Hostile(self, random.Random(f"{seed}/hostile"))
         self._is_hostile, self._heavy = hostile, heavy
         self._more = more or Variations()
         self._changes_members = members
@@ -199,6 +198,7 @@ class SimulatedCluster:
         enter = self._patches.enter_context
         enter(current.installed(pysyncobj.syncobj))
         enter(self.observer)
+        enter(checked_changes(self.observer, self.violated))
         enter(Coverage(self.marks))
         if self.harsh is not None:
             enter(self.harsh)
