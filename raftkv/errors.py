@@ -208,30 +208,49 @@ class Refused(RaftkvError):
     Subclasses declare a unique `code`. Their arguments must be plain values that msgpack can
     carry (str, int, bytes, bool, None, lists and dicts of these), because the exactly-once table
     keeps refusals: `type(r)(*r.args)` must rebuild the refusal.
+
+    What is kept is the code and the arguments. A class whose first argument is a text for people,
+    as that of `Refused` itself is, sets `has_text`: from core format 2 on the text is no part of
+    the state, so two versions may word it differently, and a command that is repeated after a
+    restart may be answered with the first paragraph of the class's docstring instead.
     """
 
     code = "refused"
+    has_text: ClassVar[bool] = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+
+    @classmethod
+    def keeps_text_apart(cls) -> bool:
+        """Whether the first argument is a text, which is no part of the state."""
+        return cls.has_text or cls is Refused
+
+    def __str__(self) -> str:
+        if self.keeps_text_apart() and (not self.args or self.args[0] == ""):
+            return " ".join((type(self).__doc__ or self.code).split("\n\n")[0].split())
+        return super().__str__()
 
 
 class SessionExpired(Refused):
     """The session is unknown: it ended with its node's incarnation or expired."""
 
     code = "session_expired"
+    has_text = True
 
 
 class OutcomeExpired(Refused):
     """The sequence number lies below the session's floor: its answer is no longer kept."""
 
     code = "outcome_expired"
+    has_text = True
 
 
 class SequenceTooFar(Refused):
     """The sequence number lies beyond the session's window of unanswered commands."""
 
     code = "sequence_too_far"
+    has_text = True
 
 
 class NumberReused(Refused):
@@ -241,6 +260,7 @@ class NumberReused(Refused):
     """
 
     code = "number_reused"
+    has_text = True
 
 
 class PluginFault(Refused):
@@ -253,24 +273,28 @@ class UnknownPlugin(Refused):
     """The command names a plugin that this cluster does not run."""
 
     code = "unknown_plugin"
+    has_text = True
 
 
 class UnknownCommand(Refused):
     """The plugin could not decode the command: unknown tag, or fields of the wrong type."""
 
     code = "unknown_command"
+    has_text = True
 
 
 class InvalidSetting(Refused):
     """The setting does not exist, or its own check refused the value."""
 
     code = "invalid_setting"
+    has_text = True
 
 
 class StaleIncarnation(Refused):
     """The command belongs to an earlier life of its node, which the cluster has ended."""
 
     code = "stale_incarnation"
+    has_text = True
 
 
 class NoSpace(Refused):

@@ -426,54 +426,63 @@ class NoOrigin(Refused):
     """A channel belongs to a node, and this command was sent by none. Register through a node."""
 
     code = "lcr_no_origin"
+    has_text = True
 
 
 class BadTicket(Refused):
     """The ticket was not issued to this connection: it lies ahead of the log, or is in use."""
 
     code = "lcr_bad_ticket"
+    has_text = True
 
 
 class SelfTakeover(Refused):
     """A channel cannot be its own predecessor."""
 
     code = "lcr_self_takeover"
+    has_text = True
 
 
 class NotAMember(Refused):
     """The life of the node that is said to hold a channel, or to announce itself, is over."""
 
     code = "lcr_not_a_member"
+    has_text = True
 
 
 class OldNodes(Refused):
     """Nodes that know the old registry only are members: upgrade them, or stop them, first."""
 
     code = "lcr_old_nodes"
+    has_text = True
 
 
 class NotAdopted(Refused):
     """Nodes have not entered all of their channels for the present mode yet: wait, try again."""
 
     code = "lcr_not_adopted"
+    has_text = True
 
 
 class WrongStep(Refused):
     """No step leads from the present mode to the wanted one. The message names one that does."""
 
     code = "lcr_wrong_step"
+    has_text = True
 
 
 class ModeMoved(Refused):
     """The mode was switched since this switch was asked for: look at it, and ask again."""
 
     code = "lcr_mode_moved"
+    has_text = True
 
 
 class BadEpoch(Refused):
     """An epoch that has not begun was announced: only what the log said can be adopted."""
 
     code = "lcr_bad_epoch"
+    has_text = True
 
 
 REFUSALS: tuple[type[Refused], ...] = (

@@ -94,6 +94,7 @@ class EmptyKey(Refused):
     """A key was empty; the keyspace has no such key."""
 
     code = "empty_key"
+    has_text = True
 
 
 class LimitExceeded(Refused):
@@ -109,30 +110,35 @@ class TxnTooCostly(LimitExceeded):
     """
 
     code = "txn_too_costly"
+    has_text = True
 
 
 class DuplicateKey(Refused):
     """A transaction would change one key twice in one revision."""
 
     code = "duplicate_key"
+    has_text = True
 
 
 class KeyNotFound(Refused):
     """`ignore_value` or `ignore_lease` was asked for a key that does not exist."""
 
     code = "key_not_found"
+    has_text = True
 
 
 class ValueGiven(Refused):
     """`ignore_value` was asked for together with a value."""
 
     code = "value_provided"
+    has_text = True
 
 
 class LeaseGiven(Refused):
     """`ignore_lease` was asked for together with a lease."""
 
     code = "lease_provided"
+    has_text = True
 
 
 class Compacted(Refused):
@@ -142,36 +148,42 @@ class Compacted(Refused):
     """
 
     code = "compacted"
+    has_text = True
 
 
 class FutureRevision(Refused):
     """The revision asked for has not been reached. Arguments: text, the current revision."""
 
     code = "future_revision"
+    has_text = True
 
 
 class LeaseNotFound(Refused):
     """There is no such lease: it was never granted, was revoked, or has expired."""
 
     code = "lease_not_found"
+    has_text = True
 
 
 class LeaseExists(Refused):
     """A lease was to be granted under an id that another one has."""
 
     code = "lease_exists"
+    has_text = True
 
 
 class LeaseTtlTooLarge(Refused):
     """A lease was to live longer than `lease_ttl_max_s`."""
 
     code = "lease_ttl_too_large"
+    has_text = True
 
 
 class NotLessor(Refused):
     """A command of a lessor came from one that another node has replaced since (fencing)."""
 
     code = "not_lessor"
+    has_text = True
 
 
 class _Struct(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

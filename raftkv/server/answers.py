@@ -190,7 +190,7 @@ def _refused(error: errors.Refused) -> Failure:
         return Failure(_HTTP_STATUS[code], code, text, error.code, str(error), error.args)
     if len(error.args) < 2:
         return _failure(code, text, error.code, str(error))
-    detail = str(error.args[0])
+    detail = str(error.args[0] or error)
     return Failure(_HTTP_STATUS[code], code, text, error.code, detail, error.args)
 
 

@@ -55,7 +55,7 @@ from .deaths import DeclareDead, NodeDown, NodeDownResult
 from .quota import QUOTA_FORMAT
 from .refusals import Refusals
 from .sessions import ABANDONED, DROPPED, Sessions
-from .snapshot import encode_outcome
+from .snapshot import NO_TEXTS_SINCE, encode_outcome
 from .tables import ABSENT, Table
 from .views import decode_setting
 
@@ -509,7 +509,8 @@ class Core:
             return OutcomeReport("not_applied")
         if outcome is DROPPED:
             return OutcomeReport("expired")
-        _, data = encode_outcome(outcome, self._refusals)
+        texts = ctx.version < NO_TEXTS_SINCE
+        _, data = encode_outcome(outcome, self._refusals, texts=texts)
         return OutcomeReport("refused" if isinstance(outcome, Refused) else "applied", data)
 
 

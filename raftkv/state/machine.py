@@ -74,7 +74,7 @@ from .snapshot import (
     Image,
     Reader,
     decode_outcome,
-    encode_outcome,
+    outcome_size,
     require_plugin,
 )
 from .tables import UndoLog, undo_to
@@ -263,7 +263,7 @@ class StateMachine:
                     outcome = fresh(outcome)
                 if not session.node:
                     sessions.touch(session, self.now, self.serial)
-                    session.weigh(seq, len(encode_outcome(outcome, self._refusals)[1]))
+                    session.weigh(seq, outcome_size(outcome, self._refusals))
                     if self.core_format >= 2 and session.bytes > OUTCOME_BYTES_MAX:
                         session.drop_beyond(OUTCOME_BYTES_MAX, seq)
                     sessions.count(session)

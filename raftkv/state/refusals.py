@@ -45,12 +45,18 @@ class Refusals:
                 raise TypeError(f"{owner}: {cls.__name__} and {other} share the code {cls.code!r}")
             self._owners[cls] = key
 
-    def encode(self, refusal: Refused) -> bytes:
-        """Raises TypeError when the class is not registered or its arguments are not plain."""
+    def encode(self, refusal: Refused, *, texts: bool = True) -> bytes:
+        """As it is kept. Without `texts`, which are no state from core format 2 on (errors.py).
+
+        Raises TypeError when the class is not registered or its arguments are not plain.
+        """
         owner = self._owners.get(type(refusal))
         if owner is None:
             raise TypeError(f"{type(refusal).__name__} stands in no plugin's refusals")
-        return _pack((*owner, refusal.args))
+        args = refusal.args
+        if not texts and args and refusal.keeps_text_apart():
+            args = ("", *args[1:])
+        return _pack((*owner, args))
 
     def decode(self, data: bytes) -> Refused:
         """Raises LookupError for a refusal of a plugin that is not here."""

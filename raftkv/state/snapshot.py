@@ -64,6 +64,9 @@ KIND_ABANDONED: Final = 2
 # From core format 2 on.
 KIND_DROPPED: Final = 3
 
+#: The core format from which on the texts of refusals are no part of the state.
+NO_TEXTS_SINCE: Final = 2
+
 
 class _Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     pass
@@ -117,17 +120,25 @@ _decode_chunk = msgspec.msgpack.Decoder(Header | Rows | Opened | Outcomes | End 
 _decode_outcomes = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]]).decode
 
 
-def encode_outcome(outcome: Any, refusals: Refusals) -> tuple[int, bytes]:
-    """A kept outcome as (kind, bytes)."""
+def encode_outcome(outcome: Any, refusals: Refusals, *, texts: bool = True) -> tuple[int, bytes]:
+    """A kept outcome as (kind, bytes). `texts` of refusals are state at core format 1 only."""
     if outcome is ABANDONED:
         return KIND_ABANDONED, b""
     if outcome is DROPPED:
         return KIND_DROPPED, b""
     if isinstance(outcome, Refused):
-        return KIND_REFUSAL, refusals.encode(outcome)
+        return KIND_REFUSAL, refusals.encode(outcome, texts=texts)
     if isinstance(outcome, RestoredResult):
         return KIND_RESULT, outcome.data
     return KIND_RESULT, _encoder.encode(outcome)
+
+
+def outcome_size(outcome: Any, refusals: Refusals) -> int:
+    """What an outcome counts in its session: its bytes without texts, at every core format.
+
+    Texts are gone on a node that was restored after the raise, and all must count alike.
+    """
+    return len(encode_outcome(outcome, refusals, texts=False)[1])
 
 
 def decode_outcome(kind: int, data: bytes, refusals: Refusals) -> Any:
@@ -207,6 +218,7 @@ class Frozen:
         self._tables = tables
         self._sessions = sessions
         self._refusals = refusals
+        self._texts = dict(header.plugins).get("core", 1) < NO_TEXTS_SINCE
         self._digest = _Digest()
         self._hex = ""
 
@@ -285,7 +297,7 @@ class Frozen:
     ) -> tuple[int, bytes] | None:
         body, count = _array(), 0
         for seq in todo:
-            outcome = encode_outcome(done[seq], self._refusals)
+            outcome = encode_outcome(done[seq], self._refusals, texts=self._texts)
             _encoder.encode_into((seq, *outcome), body, -1)
             count += 1
             if count == rows_max or len(body) >= CHUNK_BYTES:
@@ -418,7 +430,7 @@ class Reader:
             for seq, kind, data in outcomes:
                 session.done[seq] = decode_outcome(kind, data, self._refusals)
                 if not session.node and kind in (KIND_RESULT, KIND_REFUSAL):
-                    session.weigh(seq, len(data))
+                    session.weigh(seq, outcome_size(session.done[seq], self._refusals))
             count = len(outcomes)
         else:
             self._take_end(chunk)
