@@ -80,7 +80,14 @@ class Observer:
         self._world = world
         self._violated = violated
         self._marks = marks
-        self.promises = Promises(world, violated, marks, leader_of=self._leader_of, synced=synced)
+        self.promises = Promises(
+            world,
+            violated,
+            marks,
+            leader_of=self._leader_of,
+            base_of=self._base_of,
+            synced=synced,
+        )
         self._seen: dict[str, _Seen] = {}
         self._leaders: dict[int, tuple[str, int]] = {}
         self._newest_term = 0
@@ -158,6 +165,11 @@ class Observer:
         """The engine of the newest life of a core; it may be over."""
         seen = self._seen.get(name)
         return None if seen is None else seen.engine
+
+    def _base_of(self, name: str) -> int:
+        """What the newest log on a host begins behind; 0 if there is none."""
+        engine = self.running(name)
+        return 0 if engine is None else engine.wal.base_index
 
     def configuration_in(self, wal: Wal) -> Configuration:
         """The one in force in this log: the last of those that stand in it or under its base."""

@@ -76,12 +76,15 @@ class Promises:
         marks: Marks,
         *,
         leader_of: Callable[[int], Engine | None],
+        base_of: Callable[[str], int],
         synced: bool,
     ) -> None:
         self._world = world
         self._violated = violated
         self._marks = marks
         self._leader_of = leader_of
+        # Of the log on a host: a snapshot holds what comes before it.
+        self._base_of = base_of
         self._synced = synced
         self._by_id: dict[str, _Promised] = {}
         # Raft ids whose disks were wiped: nothing can be looked up there.
@@ -234,10 +237,14 @@ class Promises:
             )
 
     def _still_holds(self, voter: str, entry: Entry) -> bool:
-        """A wiped disk held what it had acknowledged; its old self counts nowhere any more."""
+        """A wiped disk held what it had acknowledged; its old self counts nowhere any more.
+
+        Others may have written a snapshot long since when a leader that stood still commits.
+        """
         if voter in self.wiped:
             return self._of(voter).index >= entry.index
-        return self._holds(name_of(voter), entry)
+        name = name_of(voter)
+        return entry.index <= self._base_of(name) or self._holds(name, entry)
 
     def truncated(self, raft_id: str, index: int) -> None:
         """The node cuts its log from `index` on, as a leader of a newer term told it."""

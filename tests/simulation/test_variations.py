@@ -116,3 +116,19 @@ def test_every_variation_is_drawn_often_enough() -> None:
     for variation in Variations._fields:
         assert 20 < sum(getattr(scenario.more, variation) for scenario in drawn) < 200, variation
     assert not any(scenario.more.rolled_back and scenario.more.upgraded for scenario in drawn)
+
+
+def test_an_entry_below_the_base_of_a_log_is_held_by_its_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with SimulatedCluster(1, 3, rate_per_s=20, deliveries=False) as cluster:
+        cluster.run(1)
+        promises = cluster.observer.promises
+        engine = cluster.observer.running("core1")
+        assert engine is not None
+        entry = engine.wal.entries(engine.commit, engine.commit)[0]
+        assert promises._still_holds(engine.me, entry)
+        monkeypatch.setattr(promises, "_on_platter", lambda name, record: False)
+        assert not promises._still_holds(engine.me, entry)
+        monkeypatch.setattr(promises, "_base_of", lambda name: entry.index)
+        assert promises._still_holds(engine.me, entry)
