@@ -28,8 +28,8 @@ def of_size(size: int) -> int:
 class Work:
     """The rows that the command being applied was charged with, beyond `of_size`.
 
-    `slice_rows`: what the commands before it in this slice of the entry were charged with, and the
-    rows that commands have written (slicing.py). `total`: of all commands since the process began.
+    `slice_rows`: what all commands in this slice of the entry were charged with, and the rows that
+    they have written (slicing.py).
     """
 
     __slots__ = ("rows", "slice_rows", "total")
@@ -40,4 +40,5 @@ class Work:
     def charge(self, rows: int) -> None:
         """Add `rows`; what is undone later stays counted, for it was done."""
         self.rows += rows
+        self.slice_rows += rows
         self.total += rows

@@ -228,14 +228,14 @@ class StateMachine:
         window = sessions.window
         walks = sessions.walks
         run, work = self._run, self._work
-        work.slice_rows, slice_ends = -work.rows, SLICE_COMMANDS
+        work.slice_rows, slice_ends, rows_max = 0, SLICE_COMMANDS, SLICE_ROWS
         outcomes: Outcomes = []
         for number, envelope in enumerate(batch.commands):
-            if number == slice_ends or work.slice_rows + work.rows > SLICE_ROWS:
+            if number == slice_ends or work.slice_rows > rows_max:
                 self._publish(index)
                 yield outcomes
                 outcomes = []
-                work.slice_rows, slice_ends = -work.rows, number + SLICE_COMMANDS
+                work.slice_rows, slice_ends = 0, number + SLICE_COMMANDS
             id = envelope.session
             seq = envelope.seq
             session = open_session(id)
@@ -334,7 +334,6 @@ class StateMachine:
         """Apply one command that was not seen before; returns its outcome as it is to be kept."""
         self.serial = serial = self.serial + 1
         work = self._work
-        work.slice_rows += work.rows
         work.rows = 0
         self._last_bytes = len(envelope.command)
         routed = self._active.get(envelope.plugin)
