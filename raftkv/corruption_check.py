@@ -256,7 +256,15 @@ class CorruptionCheck:
             self._leaving = node.runtime.spawn(self._end(self.alarm), "stop as corrupt")
 
     async def _end(self, text: str) -> None:
-        """Mark the directory, hand leadership over, let replicants copy again, stop."""
+        """Whatever becomes of the preparations: a corrupt node stops."""
+        try:
+            await self._prepare_end(text)
+        except Exception:
+            log.exception("%s stops as corrupt without all preparations", self._node.name)
+        self._node._faulted(CorruptState(f"{text}. {_REMEDY}"))
+
+    async def _prepare_end(self, text: str) -> None:
+        """Mark the directory, hand leadership over, let replicants copy again."""
         node, part = self._node, self._node._part
         assert isinstance(part, CorePart)
         files, directory = node.runtime.files, node.config.dir
@@ -274,7 +282,6 @@ class CorruptionCheck:
                     lambda: corrupt_marker.mark(files, directory, text, removed=True)
                 )
         part.feeds.refuse_all(wire.Refusal(CorruptState.code, text))
-        node._faulted(CorruptState(f"{text}. {_REMEDY}"))
 
 
 _REMEDY: Final = (

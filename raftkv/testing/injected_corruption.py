@@ -55,7 +55,7 @@ def _without_sessions(slices: Callable[..., Any]) -> Callable[..., Any]:
     seeds_max=200,
 )
 def _unmarked(mark: Callable[..., None]) -> Callable[..., None]:
-    return lambda files, directory, text: None
+    return lambda *arguments, **named: None
 
 
 @wrapping(
