@@ -20,6 +20,8 @@ from raftkv import failure_detector
 from raftkv.errors import DamagedLog
 from raftkv.failure_detector import FailureDetector
 from raftkv.raft import campaigning, engine, identity, wal
+from raftkv.raft.applying import Applying
+from raftkv.raft.composition import Composition
 from raftkv.raft.election import Deadline
 from raftkv.raft.engine import Engine
 from raftkv.raft.leading import Leading
@@ -34,7 +36,9 @@ from raftkv.testing.planted import planted
 from tests import test_detector, test_failure_detector, test_rules_node
 from tests.raft import (
     harness,
+    test_applying,
     test_changing,
+    test_composition,
     test_office,
     test_rules_answers,
     test_rules_bounds,
@@ -458,6 +462,22 @@ mutant(
     "one tick makes one entry, however large",
     wrapped(Leading, "_append_batches", _unlimited),
     _bounds.test_what_one_tick_gathers_is_split_at_the_limit_of_a_batch,
+)
+mutant(
+    31,
+    "costly commands are taken as they come",
+    wrapped(
+        Composition,
+        "take",
+        lambda take: lambda self, size, count, flight, marks: take(self, size, count, flight, ()),
+    ),
+    test_composition.test_an_entry_and_the_entries_on_their_way_hold_a_bounded_share,
+)
+mutant(
+    28,
+    "an entry is applied in one turn, however long that takes",
+    wrapped(Applying, "run", lambda run: lambda self, until: run(self, float("inf"))),
+    test_applying.test_a_long_entry_takes_many_turns_and_moves_the_applied_index_once,
 )
 mutant(
     31,
