@@ -252,7 +252,7 @@ class Changing:
             return
         record(self._ctx.table("history"), self._meta, revision, events)
         if revision % TRIM_REVISIONS == 0 or size > TRIM_BYTES:
-            trim(self._ctx, revision)
+            trim(self._ctx, revision, size)
 
     def _changed(self, kv: KeyValue, prev: KeyValue | None) -> None:
         self.revision = self.begin + 1

@@ -62,22 +62,28 @@ def compact(command: Compact, ctx: Context) -> CompactResult:
     history: Table[int, Revision] = ctx.table("history")
     if len(history) > 0:
         first = _first(history)
-        end = _not_needed(ctx, history, first, command.revision)
+        last = history[newest]
+        bytes_end = last.bytes_before + row_bytes(last)
+        end = _not_needed(ctx, history, first, command.revision, bytes_end)
         rows = max(0, min(end - first, COMPACT_ROWS_MAX))
         ctx.charge(rows)
         history.delete_first(rows)
     return CompactResult(newest)
 
 
-def trim(ctx: Context, revision: int) -> None:
-    """Give up what is more than the settings allow. `revision` is the newest one, with its row."""
+def trim(ctx: Context, revision: int, size: int | None = None) -> None:
+    """Give up what is more than the settings allow. `revision` is the newest one, with its row.
+
+    `size`: what that row counts, if the caller knows; of a large one it takes long to find out.
+    """
     history: Table[int, Revision] = ctx.table("history")
     compacted = lowest_revision(ctx)
     last = history[revision]
     # Rows that begin below this many bytes are too many.
-    bytes_from = last.bytes_before + row_bytes(last) - ctx.settings["history_bytes_max"]
+    end = last.bytes_before + (row_bytes(last) if size is None else size)
+    bytes_from = end - ctx.settings["history_bytes_max"]
     first = _first(history)
-    free_to = _not_needed(ctx, history, first, compacted) if compacted > first else first
+    free_to = _not_needed(ctx, history, first, compacted, end) if compacted > first else first
     keep_from = max(free_to, revision - ctx.settings["history_revisions"] + 1)
     stop = min(first + TRIM_ROWS_MAX, revision)
     number = max(first, min(keep_from, stop))
@@ -88,16 +94,18 @@ def trim(ctx: Context, revision: int) -> None:
         ctx.table("meta").put("compacted", number)
 
 
-def _not_needed(ctx: Context, history: Table[int, Revision], first: int, compacted: int) -> int:
+def _not_needed(
+    ctx: Context, history: Table[int, Revision], first: int, compacted: int, end: int
+) -> int:
     """Below which revision, not above `compacted`, rows may be freed because they are compacted.
 
-    There is at least one row, and `first` is the revision of the first.
+    There is at least one row, and `first` is the revision of the first; `end` is what all rows ever
+    held.
     """
     if ctx.version < FORMAT_GRACE:
         return compacted
     newest = revision_of(ctx)
-    last = history[newest]
-    bytes_from = last.bytes_before + row_bytes(last) - GRACE_BYTES
+    bytes_from = end - GRACE_BYTES
     oldest = max(first, newest - GRACE_ROWS + 1)
     # Rows have no gaps, and `bytes_before` grows from one to the next.
     grace = bisect_left(
