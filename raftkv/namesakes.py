@@ -7,6 +7,10 @@ directory, or that follows this very core out of another process: it dials the f
 and looks whether that still is the first one. While it answers, the second is refused and tries
 again, with growing pauses; a first one that does not answer within PING_S gives way.
 
+Two that come at once are both let in: the log has none of them yet. So a core also looks at
+standing streams: one whose name another node holds in the log by now is ended, and judged when it
+comes back (replicant/upstream.py).
+
 Every core judges for itself. A check takes at most PING_S; until it is done the answer is no, and
 the replicant comes back.
 """
@@ -117,6 +121,11 @@ class Namesakes:
             f"another node called {name!r} runs at {first.peer_address} (data directory "
             f"{first.raft_id}): give each node a name of its own, or stop the other one",
         )
+
+    def holder(self, name: str) -> str | None:
+        """The raft id of the node of this name that is up by the log, if one is."""
+        member = self._members().get(name)
+        return None if member is None or not member.up else member.raft_id
 
     def _differs(self, first: Member, hello: wire.Hello) -> bool:
         """Whether the log or this core's own stream speaks of another node than this one."""

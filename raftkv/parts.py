@@ -127,9 +127,8 @@ class CorePart:
         )
         peering.engine = self.engine
         self.feeds = Feeds(self.engine)
-        peering.judge_follower = Namesakes(
-            peering.hub, lambda: replica.machine.members, self.feeds.hello_of
-        ).judge
+        namesakes = Namesakes(peering.hub, lambda: replica.machine.members, self.feeds.hello_of)
+        peering.judge_follower, self.feeds.holder = namesakes.judge, namesakes.holder
         self.twins = peering.twins = Twins(
             peering.hub,
             lambda: peering.about,

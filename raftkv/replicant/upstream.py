@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from raftkv.presence import Stream
@@ -69,6 +70,8 @@ class Feed:
         self.link = link
         self.next: int | None = None
         self.applied = 0
+        # Whether the log has had this node as the one of its name since the stream began.
+        self.named = False
         # Whether this stream has carried the configuration in force.
         self.configured = False
         # From when it waits for a snapshot until it has been sent one.
@@ -105,6 +108,8 @@ class Feeds:
         self._frames: dict[tuple[int, int], bytes] = {}
         self._timer: Timer | None = None
         self._leader_at = engine.runtime.monotonic()
+        # The raft id of the node of a name that is up by the log, if one is.
+        self.holder: Callable[[str], str | None] = lambda name: None
         self.snapshots_sent = 0
         self.snapshot_sent_bytes = 0
         # Snapshots under way, and the replicants whose turn is to come.
@@ -363,11 +368,28 @@ class Feeds:
         self._timer = None
         if self._engine.stopped or not self._feeds:
             return
-        for feed in self._feeds.values():
+        for raft_id, feed in list(self._feeds.items()):
+            if self._is_displaced(raft_id, feed):
+                continue
             self._say_status(feed.link)
             if not feed.snapshotting:
                 self._send_configuration(feed)  # the format may have been raised meanwhile
         self._timer = self._engine.runtime.call_later(STATUS_S, self._status)
+
+    def _is_displaced(self, raft_id: str, feed: Feed) -> bool:
+        """Whether another node has taken the name since; it must be judged again then.
+
+        Two nodes that come at once are both let in, as none of them is in the log yet, and would
+        end each other's incarnation for as long as both streams stand.
+        """
+        holder = self.holder(name_of(raft_id))
+        if holder == raft_id:
+            feed.named = True
+        elif holder is not None and feed.named:
+            log.warning("%s is another node in the log now (%s)", feed.link.peer_name, holder)
+            feed.link.close()
+            return True
+        return False
 
     def _say_status(self, link: Link) -> None:
         engine = self._engine

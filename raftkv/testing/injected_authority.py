@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raftkv import member_changes, permissions, relaying
+from raftkv import bootstrap, member_changes, permissions, relaying
+from raftkv.namesakes import Namesakes
 from raftkv.parts import CorePart
 from raftkv.permissions import End, Verdict
 from raftkv.promotion import Promotion
@@ -93,6 +94,37 @@ BUGS["consensus-from-a-replicant"] = Bug(
 def _commands_not_judged(_: Callable[..., Verdict]) -> Callable[..., Verdict]:
     def broken(*_: Any) -> Verdict:
         return Verdict.GRANTED
+
+    return broken
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+@wrapping(
+    "bootstrap-compares-nothing",
+    "nodes whose files name different cores bootstrap a cluster together",
+    bootstrap,
+    "judge",
+    seeds_max=200,
+)
+def _compares_nothing(_: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(*_: Any) -> None:
+        return None
+
+    return broken
+
+
+@wrapping(
+    "two-nodes-under-one-name",
+    "a second replicant under a name is taken while the first one answers",
+    Namesakes,
+    "judge",
+    seeds_max=200,
+)
+def _two_under_one_name(_: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(*_: Any) -> None:
+        return None
 
     return broken
 

@@ -67,6 +67,9 @@ CHARGED_SHARE = 0.15
 VARIETY_SHARE = 0.25
 UPGRADE_SHARE = 0.12
 ROLLBACK_SHARE = 0.5
+# Of the runs that begin with faults, and of those with replicants.
+DISAGREEING_SHARE = 0.5
+NAMESAKE_SHARE = 0.25
 # What a command needs beside the largest value: key, envelope, and a batch's head.
 COMMAND_BYTES_LEFT = 200
 # In so many the storm is followed by a death, or by what only looks like one.
@@ -214,12 +217,28 @@ def _with_more(scenario: Scenario) -> Scenario:
         and not (scenario.members or scenario.early or scenario.messages or upgraded)
     )
     charged = happens("charged", CHARGED_SHARE) and not scenario.early
+    # Nodes of core format 1 compare no files, and cannot be told from each other.
+    plain_names = not (scenario.members or upgraded or rolled_back)
+    disagreeing = (
+        happens("disagreeing", DISAGREEING_SHARE)
+        and scenario.early
+        and scenario.cores > 1
+        and plain_names
+    )
+    namesake = happens("namesake", NAMESAKE_SHARE) and scenario.replicants > 0 and plain_names
     laden = _laden(scenario.limits)
     return replace(
         scenario,
         poison=charged and laden.keys > MASS_KEYS,
         heavy=laden if charged else None,
-        more=Variations(charged, happens("variety", VARIETY_SHARE), upgraded, rolled_back),
+        more=Variations(
+            charged,
+            happens("variety", VARIETY_SHARE),
+            upgraded,
+            rolled_back,
+            disagreeing,
+            namesake,
+        ),
     )
 
 

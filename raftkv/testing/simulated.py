@@ -55,6 +55,7 @@ from raftkv.testing.costly import Costly
 from raftkv.testing.coverage import Coverage
 from raftkv.testing.harsh import Harsh
 from raftkv.testing.hostile import HOST, Hostile
+from raftkv.testing.identities import SECOND, Disagreement, Namesake, one_cluster
 from raftkv.testing.lease_holders import LeaseHolders
 from raftkv.testing.linearizability import Budget, check_per_key
 from raftkv.testing.marks import Marks
@@ -169,6 +170,8 @@ class SimulatedCluster:
         self.operator: Operator | None = None
         self.upgrade: Upgrade | None = None
         self._rollback: Rollback | None = None
+        self._disagreement: Disagreement | None = None
+        self._namesake: Namesake | None = None
         self._employ_operators()
         # Every name that a core may ever have here.
         self.core_names = list(self.cores)
@@ -199,6 +202,7 @@ class SimulatedCluster:
         enter(current.installed(pysyncobj.syncobj))
         enter(self.observer)
         enter(checked_changes(self.observer, self.violated))
+        enter(one_cluster(self))
         enter(Coverage(self.marks))
         if self.harsh is not None:
             enter(self.harsh)
@@ -266,6 +270,10 @@ class SimulatedCluster:
             self.upgrade = Upgrade(self, random.Random(f"{seed}/upgrade"))
         if more.rolled_back:
             self._rollback = Rollback(self, random.Random(f"{seed}/rollback"))
+        if more.disagreeing:
+            self._disagreement = Disagreement(self, random.Random(f"{seed}/disagreement"))
+        if more.namesake:
+            self._namesake = Namesake(self, self.names[len(self.cores)])
 
     def employ(self, name: str, cores: Sequence[str]) -> None:
         """Start a machine of this name; its configuration names these cores and itself."""
@@ -445,9 +453,14 @@ class SimulatedCluster:
             if self.costly is not None:
                 costly = self.world.spawn(self.costly.storm(), "costly client")
                 during.callback(costly.cancel)
-            for beside in (self.upgrade, self._rollback, self.spender, self.poison):
+            besides = (self.upgrade, self._rollback, self.spender, self.poison, self._namesake)
+            for beside in (*besides, self._disagreement):
                 if beside is not None:
                     during.callback(self.world.spawn(beside.storm(), "beside").cancel)
+            if self._disagreement is not None:
+                during.callback(self._disagreement.finish)
+            if self._namesake is not None:
+                during.callback(self.world.crash, SECOND, power_cut=False)
             if self._is_hostile:
                 self.world.start(HOST, self.hostile.program)
                 during.callback(self.world.crash, HOST, power_cut=False)

@@ -11,13 +11,20 @@ class Variations(NamedTuple):
     """`charged`: work takes processor time (charges.py). `differing`: limits and time-outs differ
     between nodes and change (varied.py). `upgraded`: all nodes begin with the former software
     (upgrade.py). `rolled_back`: one core's disk is put back to what it held (rollback.py).
+    `disagreeing`: the files name different cores at first; `namesake`: a second node runs under the
+    name of the first replicant (identities.py).
     """
 
     charged: bool = False
     differing: bool = False
     upgraded: bool = False
     rolled_back: bool = False
+    disagreeing: bool = False
+    namesake: bool = False
 
     def __str__(self) -> str:
-        texts = ("work takes time", "limits differ", "an upgrade", "a disk is rolled back")
+        texts = (
+            *("work takes time", "limits differ", "an upgrade", "a disk is rolled back"),
+            *("files disagree at first", "two nodes under one name"),
+        )
         return "".join(f", {text}" for text, happens in zip(texts, self, strict=True) if happens)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from raftkv.testing.planted import planted
 from raftkv.testing.scenario import draw, run_seed
+from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
+from raftkv.testing.variations import Variations
 
 SEEDS = [seed for seed in range(100) if draw(seed).hostile][:6]
 
@@ -29,3 +32,34 @@ def test_what_the_table_of_permissions_keeps_out_is_seen(bug: str) -> None:
             assert result.check in FOUND[bug], result.message
             return
     pytest.fail(f"{bug} was not found")
+
+
+def early(seed: int, cores: int, **more: bool) -> SimulatedCluster:
+    return SimulatedCluster(
+        seed, cores, 1, rate_per_s=20.0, deliveries=False, early=True, more=Variations(**more)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_replicants_that_start_at_once_under_one_name(seed: int) -> None:
+    """Both streams begin before the log has either of the nodes."""
+    with early(seed, 3, namesake=True) as cluster:
+        cluster.storm(6.0, {"jump_wall": 1.0})
+        cluster.settle()
+
+
+def test_a_second_node_that_is_not_refused_is_seen() -> None:
+    with (
+        planted("two-nodes-under-one-name"),
+        early(1, 1, namesake=True) as cluster,
+        pytest.raises(SafetyViolation, match="one node under a name"),
+    ):
+        cluster.storm(10.0, {"reset": 1.0})
+
+
+def test_files_that_disagree_and_are_not_compared_are_seen() -> None:
+    seeds = [seed for seed in range(200) if draw(seed).more.disagreeing]
+    assert len(seeds) > 4
+    bug = "bootstrap-compares-nothing"
+    found = {run_seed(seed, seconds=2.0, bug=bug).check for seed in seeds[:6]}
+    assert "one cluster" in found

@@ -47,9 +47,7 @@ def test_an_injected_bug_is_found(bug: str) -> None:
     assert found.marks[drill] == 1
 
 
-@pytest.mark.parametrize(
-    ("cores", "seed", "drill"), sorted({run[:3] for run in FOUND.values()})
-)
+@pytest.mark.parametrize(("cores", "seed", "drill"), sorted({run[:3] for run in FOUND.values()}))
 def test_without_a_bug_the_same_runs_find_nothing(cores: int, seed: int, drill: str) -> None:
     result = run_seed(seed, seconds=SECONDS, scenario=scenario(seed, cores))
     assert not result.check, result.message

@@ -1,0 +1,127 @@
+"""Who is who in the simulated world: files that disagree before the bootstrap, and a second node.
+
+`Disagreement`: the configuration file of one core does not name the first one, so two cores take
+themselves for the one that bootstraps the cluster. After a while the file is corrected. Whatever
+happens, the nodes never belong to two clusters.
+
+`Namesake`: a second replicant runs under the name of the first, from a copy of its configuration
+file, on a machine and with a directory of its own. Only one of the two may take part at a time, and
+the incarnation of the name must not change hands faster than faults explain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from raftkv.node import Node
+from raftkv.raft.identity import DataDirectory
+from raftkv.testing.members import with_cores
+from raftkv.testing.patching import around
+
+if TYPE_CHECKING:
+    from raftkv.runtime import Runtime
+    from raftkv.testing.simulated import SimulatedCluster
+
+__all__ = ["SECOND", "Disagreement", "Namesake", "one_cluster"]
+
+PORT: Final = 7000
+# How long the file stays wrong, uniform.
+WRONG_S: Final = (0.5, 4.0)
+#: The machine of the second node.
+SECOND: Final = "second"
+# How often the incarnation of the name is looked at, and how far it may have come meanwhile: a
+# session that ends, a restart and a change of hands are one each, and each takes its time. Two
+# nodes that start at once do more for a moment: it is a violation if it lasts for a second look.
+LOOK_S: Final = 1.0
+INCARNATIONS_MAX: Final = 6
+
+
+class Disagreement:
+    """Makes the file of one core wrong before it starts; `storm` corrects it."""
+
+    def __init__(self, cluster: SimulatedCluster, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._rng = rng
+        # The one that is then the first by its own file.
+        self._name = cluster.cores[1]
+        self._give(cluster.cores[1:])
+
+    def _give(self, cores: list[str]) -> None:
+        configs = self._cluster.configs
+        configs[self._name] = with_cores(configs[self._name], cores, PORT)
+
+    async def storm(self) -> None:
+        cluster, name = self._cluster, self._name
+        await asyncio.sleep(self._rng.uniform(*WRONG_S))
+        self.finish()
+        if cluster.world.host(name).is_up:
+            cluster.world.crash(name, power_cut=False)
+            cluster.start(name)
+
+    def finish(self) -> None:
+        """From the next start on the file is right."""
+        self._give(self._cluster.cores)
+
+
+def one_cluster(cluster: SimulatedCluster) -> AbstractContextManager[None]:
+    """While this is entered, all directories that join a cluster must join the same one."""
+    known: list[str] = []
+
+    def wrap(join: Callable[..., None]) -> Callable[..., None]:
+        def checked(directory: Any, cluster_id: str, *rest: Any) -> None:
+            known.append(cluster_id)
+            if known[0] != cluster_id:
+                cluster.violated(
+                    "one cluster",
+                    f"{directory.identity.name} joins the cluster {cluster_id}; the first one was "
+                    f"{known[0]}",
+                )
+            join(directory, cluster_id, *rest)
+
+        return checked
+
+    return around(DataDirectory, "join", wrap)
+
+
+class Namesake:
+    """The second node; `storm` starts it and looks at the incarnations of the name."""
+
+    def __init__(self, cluster: SimulatedCluster, name: str) -> None:
+        self._cluster = cluster
+        self._name = name
+
+    async def program(self, runtime: Runtime) -> None:
+        given = self._cluster.configs[self._name]
+        config = msgspec.structs.replace(given, dir=f"/{SECOND}", peer_address=f"{SECOND}:{PORT}")
+        node = Node(config, runtime=runtime)
+        async with node:
+            raise await asyncio.shield(node.fault)
+
+    async def storm(self) -> None:
+        """Until cancelled."""
+        self._cluster.world.start(SECOND, self.program)
+        before: int | None = None
+        often = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = self._incarnation()
+            many = now is not None and before is not None and now > before + INCARNATIONS_MAX
+            often = often + 1 if many else 0
+            if often > 1:
+                self._cluster.violated(
+                    "one node under a name",
+                    f"{self._name} came to incarnation {now} from {before} within {LOOK_S:g} s",
+                )
+            before = now
+
+    def _incarnation(self) -> int | None:
+        """By the node that knows most."""
+        nodes = [node for name, node in self._cluster.nodes.items() if self._cluster.is_up(name)]
+        members = [node.machine.members.get(self._name) for node in nodes]
+        return max((each.incarnation for each in members if each is not None), default=None)
