@@ -47,7 +47,9 @@ class Before:
             self.changed(key)
 
     def changed(self, key: Any) -> None:
-        """A row that is known to be written was written once more, or the write was undone."""
+        """A row was written once more, or the write was undone. Nothing if it was not noted."""
+        if key not in self._saved:
+            return
         covered = self._covered
         if key in self._live:
             if key not in covered:
@@ -129,9 +131,12 @@ class Hidden:
         return before
 
     def undo_some(self) -> bool:
-        """Undo a slice of the newest writes; True if there are more."""
+        """Undo a slice of the newest writes; True if there are more.
+
+        At first all that was not taken up: readers get their turn after it.
+        """
         undo = self._undo
-        mark = max(0, len(undo) - SLICE_ROWS)
+        mark = max(0, min(len(undo) - SLICE_ROWS, self._seen))
         newest = undo[mark:]
         undo_to(undo, mark)
         for table, key, _ in newest:

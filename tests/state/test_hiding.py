@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import Refused
-from raftkv.kv import KV, DeleteRange, DeleteRangeOp, Put, PutOp, RangeOp, Txn
+from raftkv.kv import (
+    KV,
+    DeleteRange,
+    DeleteRangeOp,
+    Grant,
+    Put,
+    PutOp,
+    PutWith,
+    RangeOp,
+    Txn,
+)
 from raftkv.kv.changing import SLICE_KEYS
 from raftkv.state.hiding import Hidden
 from raftkv.state.machine import StateMachine
@@ -133,6 +143,26 @@ def test_what_a_gate_refuses_at_the_end_is_undone_in_slices_unseen() -> None:
     routed.apply = plain
     log.machine.apply(5, log.body(DeleteRange(*ALL)))
     assert look(log.machine)[2] == 0
+
+
+def test_the_writes_of_the_last_slice_are_undone_unseen() -> None:
+    """They were not taken up, for no reader has had a turn since."""
+    keys = 2 * SLICE_KEYS - 1
+    log = Log()
+    log.machine.apply(3, log.body(Grant(600, 7)))
+    log.machine.apply(4, log.body(*[PutWith(put.key, put.value, lease=7) for put in puts(keys)]))
+    before = look(log.machine)
+    routed = log.machine._all["kv"]
+    plain = routed.apply
+
+    def refusing(command: Any, ctx: Any) -> Any:
+        yield from plain(command, ctx)
+        raise Refused("at the end")
+
+    routed.apply = refusing
+    for _ in log.machine.slices(5, log.body(DeleteRange(*ALL))):
+        assert look(log.machine) == before
+    assert log.machine.index == 5
 
 
 def test_listeners_get_the_revision_whole() -> None:
