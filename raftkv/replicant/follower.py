@@ -315,10 +315,11 @@ class Follower:
                 collector.settle()
             return
         collector.settle()
+        # First: if it is damaged, the entry under way is applied to its end.
+        self._loading.adopt(message.index)
         # Everything queued lies below the snapshot: it is part of it.
         self._queue.clear()
         self.applying.drop()
-        self._loading.adopt(message.index)
 
     def _forget_queue(self) -> None:
         """Ask again for what is not applied. An entry that is under way is applied to its end."""

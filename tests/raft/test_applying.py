@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from raftkv.config import NodeConfig
+from raftkv.errors import DamagedSnapshot
 from raftkv.raft import wire
 from raftkv.raft.engine import APPLY_S_PER_TICK
 from raftkv.replicant.follower import Follower
@@ -208,6 +209,26 @@ def test_a_damaged_snapshot_leaves_the_entry_that_is_being_applied() -> None:
     feed(follower, 3, "b")
     runtime.settle()
     assert slow.applied[-2:] == [2, 3]
+
+
+def test_a_snapshot_that_ends_too_early_leaves_the_entry_that_is_being_applied() -> None:
+    follower, slow, runtime = replicant()
+    feed(follower, 2, "long", "b")
+    follower._apply()
+    loading = slow.loading()
+
+    def adopt(index: int) -> None:
+        raise DamagedSnapshot("the snapshot's state", 0, "it ends before its end marker")
+
+    loading.adopt = adopt  # type: ignore[method-assign]
+    follower._loading, follower._snapshot_chunks = loading, 1
+    chunk = wire.FeedSnapshot(9, 1, 1, True, b"")
+    follower.on_snapshot(follower.link, chunk)  # type: ignore[arg-type]
+    assert follower.applying.busy
+    feed(follower, 3, "b")
+    runtime.settle()
+    assert slow.applied == [2, 3]
+    assert not follower.stopped
 
 
 def test_the_clock_ends_a_turn_between_the_slices_of_short_work() -> None:
