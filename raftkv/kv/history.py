@@ -22,6 +22,7 @@ read, until the first change, which becomes the lowest revision.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -66,6 +67,11 @@ NEVER_COMPACTED: Final = -1
 ALL_EVENTS: Final = 1 << 62
 #: What an event counts besides its keys and values: about what Python needs for it.
 EVENT_BYTES: Final = 256
+#: So many events of a row are summed up in no time.
+FEW_EVENTS: Final = 64
+# The sizes of large rows, known by the first event's own object, which is of no other row, so that
+# the rows are not kept. They follow from the rows alone: it does not matter whose machine's.
+_large: Final[deque[tuple[KeyValue, int, int]]] = deque(maxlen=8)
 
 
 class Tables(Protocol):
@@ -114,7 +120,22 @@ def event_bytes(kv: KeyValue, prev: KeyValue | None) -> int:
 
 
 def row_bytes(row: Revision) -> int:
-    """What a row counts against `history_bytes_max`."""
+    """What a row counts against `history_bytes_max`.
+
+    The newest row is asked for with each command, and may have an event for each key that there
+    was. So a large one is summed up once, as long as few others come in between.
+    """
+    if len(row.more) <= FEW_EVENTS:
+        return _summed(row)
+    for kv, events, size in _large:
+        if kv is row.kv and events == len(row.more):
+            return size
+    size = _summed(row)
+    _large.appendleft((row.kv, len(row.more), size))
+    return size
+
+
+def _summed(row: Revision) -> int:
     size = event_bytes(row.kv, row.prev)
     for event in row.more:
         size += event_bytes(event.kv, event.prev)

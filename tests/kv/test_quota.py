@@ -26,6 +26,7 @@ from raftkv.kv import (
     RangeOp,
     Revoke,
     Txn,
+    history,
 )
 from raftkv.state import DisarmAlarm, Envelope, SetSetting, StateMachine
 from raftkv.state.batch import encode_batch
@@ -133,6 +134,31 @@ def test_only_a_disarm_ends_the_alarm_and_what_is_beyond_raises_it_again() -> No
     assert keyspace.core(DisarmAlarm("NOSPACE", "kv")) == ("kv",)
     assert isinstance(keyspace.kv(Put(b"z", VALUE * 8)), NoSpace)
     assert keyspace.alarms == [("NOSPACE", "kv")]
+
+
+def test_the_events_of_a_large_deletion_are_summed_up_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keyspace = Keyspace(quota=None)
+    for number in range(2000):
+        keyspace.kv(Put(b"k%04d" % number, b""))
+    revision = keyspace.kv(DeleteRange(b"k", b"l")).revision
+    summed = 0
+    real = history.event_bytes
+
+    def counting(kv: Any, prev: Any) -> int:
+        nonlocal summed
+        summed += 1
+        return real(kv, prev)
+
+    monkeypatch.setattr(history, "event_bytes", counting)
+    # Small commands that are judged by the quota, and leave that row the newest one.
+    swap = Txn((Compare(b"a", "version", "=", 5),), (PutOp(b"a", b""),))
+    for number in range(20):
+        assert not keyspace.kv(swap).succeeded
+        keyspace.kv(Grant(60, number + 1))
+    keyspace.kv(Compact(revision))
+    assert summed <= 2000
 
 
 def test_a_lowered_quota_refuses_the_next_write() -> None:
