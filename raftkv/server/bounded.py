@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import httptools
@@ -55,6 +55,10 @@ __all__ = ["BoundedHttp", "DoorState", "protocol_of"]
 HELD_BYTES_MAX: Final = 64 * 1024
 # Within a body at least so much is parsed at a time, whatever it looks like.
 BODY_PIECE_BYTES: Final = 4096
+
+# Over TLS answers are written in such pieces. Whatever is written at once goes to the connection
+# below, which does not tell what it holds; behind 64 KiB there, pieces wait where they are counted.
+TLS_PIECE_BYTES: Final = 64 * 1024
 
 _CLOSED: Final = b"content-length: 0\r\nconnection: close\r\n\r\n"
 _HEAD_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSED
@@ -136,12 +140,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._path = b""
         # What counts as not sent in `app.outgoing`.
         self._unsent = 0
+        self._tls = False
 
     # -- connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        self._tls = transport.get_extra_info("sslcontext") is not None
         state = self._state
         if len(state.connections) >= state.limits.connections_max:
             state.refused["connections_max"] += 1
@@ -414,6 +420,11 @@ class BoundedHttp(HttpToolsProtocol):
 
         async def run(scope: Any, receive: Any, send: Any) -> None:
             async def sent(message: Any) -> None:
+                if self._tls and len(message.get("body", b"")) > TLS_PIECE_BYTES:
+                    for piece in _in_pieces(message):
+                        await send(piece)
+                        self._count_unsent()
+                    return
                 await send(message)
                 self._count_unsent()
 
@@ -465,9 +476,23 @@ class BoundedHttp(HttpToolsProtocol):
         failure = None
         if error is not None:
             failure = state.app.failure(self._path.decode("ascii"), error)
-        transport.write(response(answer, failure))
+        whole = response(answer, failure)
+        if self._tls and len(whole) > TLS_PIECE_BYTES:
+            for begin in range(0, len(whole), TLS_PIECE_BYTES):
+                transport.write(whole[begin : begin + TLS_PIECE_BYTES])
+        else:
+            transport.write(whole)
         self._count_unsent()
         if self._leaving:
             transport.close()
         elif self._held:
             self._go_on()
+
+
+def _in_pieces(message: Any) -> Iterator[dict[str, Any]]:
+    """A part of a body as several."""
+    body, more = message["body"], message.get("more_body", False)
+    for begin in range(0, len(body), TLS_PIECE_BYTES):
+        end = begin + TLS_PIECE_BYTES
+        rest = more or end < len(body)
+        yield {"type": message["type"], "body": body[begin:end], "more_body": rest}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from raftkv.config import HttpLimits
 from raftkv.server.answers import Busy
 from raftkv.server.outgoing import Outgoing
+from raftkv.server.tls import DoorTls
 from tests.server.conftest import Served, b64
 from tests.server.test_pipelines import connected, post, read
-from tests.server.test_tls import until
+from tests.server.test_tls import World, until
 
 KIB = 1024
 VALUE = b"v" * (768 * KIB)
@@ -63,6 +66,36 @@ def test_what_clients_do_not_take_is_bounded_over_all_connections(served: Served
         client.close()
     until(served, lambda _: held(served) == 0)
     assert served.post("/v3/kv/put", {"key": "YQ=="})[0] == 200
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_over_tls_they_are_counted_as_well(tmp_path: Path, hot: bool) -> None:
+    world = World(tmp_path)
+    server = Served(tls=DoorTls(world.files))
+    server.start()
+    clients = []
+    try:
+        for number in range(12):
+            server.run(server.node.kv.put(b"k%02d" % number, VALUE))
+        for _ in range(3):
+            raw = socket.create_connection(("127.0.0.1", server.door.port), 10)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client = world.context(world.client).wrap_socket(raw, server_hostname="127.0.0.1")
+            clients.append(client)
+            if hot:  # the head is known then
+                nothing = b'{"key":"eg==","range_end":"ew=="}'
+                client.sendall(post("/v3/kv/range", nothing))
+                read(client, b'"revision"')
+            client.sendall(post("/v3/kv/range", ALL))
+        # Of 12 MiB each the sockets of both sides hold 4 or so.
+        until(server, lambda _: server.app.requests == 0 and held(server) > 16 * KIB * KIB)
+        time.sleep(0.1)
+        assert held(server) > 16 * KIB * KIB
+    finally:
+        for client in clients:
+            client.close()
+        until(server, lambda _: held(server) == 0)
+        server.stop()
 
 
 def test_an_answer_that_is_taken_counts_no_more(served: Served) -> None:
