@@ -96,6 +96,7 @@ class CorruptionCheck:
         self._received: dict[str, dict[int, Report]] = {}
         self._round: _Round | None = None
         self._walking: asyncio.Task[Any] | None = None
+        self._walk_now: DigestWalk | None = None
         self._running: asyncio.Task[Any] | None = None
         self._leaving: asyncio.Task[Any] | None = None
         # Not before the next check is due; and when the newest report was sent last.
@@ -146,9 +147,12 @@ class CorruptionCheck:
         if not isinstance(part, CorePart) or period_s <= 0:
             return
         self._due_at = node.runtime.monotonic() + period_s
-        if self._walking is not None:
+        if self._walking is not None and self._walk_now is not None:
+            # A task that is cancelled before its first step never closes what it was given, and the
+            # log that is read at a start has many such entries in a row.
             self._walking.cancel()
-        walk = DigestWalk(node.machine.freeze())
+            self._walk_now.close()
+        walk = self._walk_now = DigestWalk(node.machine.freeze())
         configuration = part.engine.configurations.at(walk.index)
         core_format = node.machine.core_format
         walking = self._walk(part.engine, walk, configuration, core_format)

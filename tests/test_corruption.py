@@ -16,6 +16,7 @@ from raftkv.corruption import Report, Verdict, judge
 from raftkv.corruption_check import CORRUPT
 from raftkv.errors import CorruptState
 from raftkv.membership import CoreMember
+from raftkv.parts import CorePart
 from raftkv.raft.corrupt_marker import FILE, REJOIN, empty_if_removed, mark, refuse_marked
 from raftkv.raft.membership import Configuration
 from raftkv.runtime import OsFiles
@@ -132,6 +133,26 @@ def test_cores_agree_while_they_are_written_to() -> None:
             assert cluster.replicants[0].machine.digest() == cluster.cores[0].machine.digest()
 
     asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_a_start_holds_on_to_no_state_for_the_digests_in_its_log() -> None:
+    async def play() -> None:
+        async with cluster_of() as cluster:
+            await cluster.nodes[0].kv.put(b"a", b"1")
+            await cluster.converge()
+            leader = cluster.leader()
+            assert isinstance(leader, Node)
+            assert isinstance(leader._part, CorePart)
+            follower = next(node for node in cluster.cores if node is not leader)
+            await cluster.kill(follower.name)
+            for _ in range(5):
+                assert leader._part.engine.ask_for_digests()
+            await leader.kv.put(b"a", b"2")
+            started = await cluster.start(follower.name)
+            await until(lambda: started.corruption.agreed_index)
+            assert len(started.machine._sessions.walks) <= 1
+
+    asyncio.run(asyncio.wait_for(play(), 60))
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])

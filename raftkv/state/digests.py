@@ -66,6 +66,10 @@ class DigestWalk:
         finally:
             self._frozen.close()
 
+    def close(self) -> None:
+        """Let go of the state: for a walk whose `slices` may never begin. Idempotent."""
+        self._frozen.close()
+
     def _take(self, name: str, digest: bytes) -> None:
         if name:
             self.tables[name] = digest
