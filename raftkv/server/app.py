@@ -280,8 +280,10 @@ class App:
                 watching = WatchStream(self._node, self._headers, watches)
                 answers: Stream = watching.answers
                 on_stop: Callable[[], None] | None = watching.stop
+                room: Callable[[], Awaitable[None]] | None = self.outgoing.room
             else:
-                answers, on_stop = self._keep_alive, None
+                # Its answers are small, and one that waited would let the client's leases expire.
+                answers, on_stop, room = self._keep_alive, None, None
             await serve_stream(
                 answers,
                 scope,
@@ -289,7 +291,7 @@ class App:
                 send,
                 stopping=self._stopping,
                 on_stop=on_stop,
-                room=self.outgoing.room,
+                room=room,
             )
         finally:
             self.streams -= 1

@@ -10,6 +10,7 @@ Rules of this file
    `result_bytes_max`.
 2. A stream waits until there is room before it takes its next line from its watch. What waits there
    is bounded by the watch; one that is too late ends as slow, with the revision to go on from.
+   Keep-alives do not wait: their answers are small, and the client's leases would expire.
 3. One answer alone is never too large for it: `gateway.ANSWER_BYTES_MAX` bounds that.
 
 What a connection has not sent is looked at after each write, when it has sent most of it, and once

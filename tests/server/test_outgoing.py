@@ -127,6 +127,19 @@ def test_a_stream_waits_until_there_is_room(served: Served) -> None:
     stream.close()
 
 
+def test_leases_are_kept_alive_without_room(served: Served) -> None:
+    stream = connected(served)
+    one = b'{"ID":"5"}'
+    head = b"POST /v3/lease/keepalive HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (3 * len(one))
+    served.run(_moved(served, LIMIT))
+    stream.sendall(head)
+    for _ in range(3):
+        stream.sendall(one)
+        assert b'"ID":"5"' in read(stream, b"result")
+    served.run(_moved(served, -LIMIT))
+    stream.close()
+
+
 def _waiting_lines(stream: socket.socket) -> int:
     """How many events come until none comes any more."""
     found = b""
