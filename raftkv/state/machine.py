@@ -363,10 +363,11 @@ class StateMachine:
         except Exception as error:
             undo_to(undo, 0)
             return self._failed(routed, command, error)
-        if self._overrun:
-            self._raise_alarms()
         if self._after:
             self._finish()
+        # Behind the hooks, whose calls may be beyond a quota, too.
+        if self._overrun:
+            self._raise_alarms()
         if undo:
             if self._capture.touched:
                 self._capture.collect()
@@ -394,10 +395,10 @@ class StateMachine:
             outcome = self._failed(routed, command, error)
             hidden.lift()
             return outcome
-        if self._overrun:
-            self._raise_alarms()
         if self._after:
             self._finish()
+        if self._overrun:
+            self._raise_alarms()
         if self._capture.touched:
             self._capture.collect()
         self._work.slice_rows += len(self._undo)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -28,7 +29,8 @@ from raftkv.kv import (
     Txn,
     history,
 )
-from raftkv.state import DisarmAlarm, Envelope, SetSetting, StateMachine
+from raftkv.plugin import Context, MemberChange, Plugin
+from raftkv.state import DisarmAlarm, Envelope, PurePlugin, SetSetting, StateMachine
 from raftkv.state.batch import encode_batch
 from tests.state.harness import copy_of, encode, node_up
 
@@ -40,8 +42,13 @@ VALUE = b"v" * KIB
 class Keyspace:
     """One machine of a keyspace with a small quota."""
 
-    def __init__(self, core_format: int = 2, quota: int | None = LIMIT) -> None:
-        self.machine = StateMachine([KV()])
+    def __init__(
+        self,
+        core_format: int = 2,
+        quota: int | None = LIMIT,
+        plugins: Sequence[PurePlugin] = (),
+    ) -> None:
+        self.machine = StateMachine(plugins or [KV()])
         if core_format > 1:
             self.machine.raise_format(1, msgspec.msgpack.encode(core_format))
         self.seq = 0
@@ -159,6 +166,34 @@ def test_the_events_of_a_large_deletion_are_summed_up_once(
         keyspace.kv(Grant(60, number + 1))
     keyspace.kv(Compact(revision))
     assert summed <= 2000
+
+
+class Noting(Plugin[None]):
+    """Notes each change of the members in the keyspace."""
+
+    name: ClassVar[str] = "noting"
+    uses: ClassVar[tuple[str, ...]] = ("kv",)
+
+    def on_members(self, change: MemberChange, ctx: Context) -> None:
+        assert change.new is not None
+        ctx.call("kv", Put(b"noted/" + change.new.name.encode(), 4 * VALUE))
+
+
+def test_what_a_hook_writes_beyond_the_quota_raises_the_alarm_with_its_command() -> None:
+    keyspace = Keyspace(plugins=[KV(), Noting()])
+    while keyspace.bytes <= LIMIT - 2 * KIB:
+        keyspace.kv(Put(b"k%d" % keyspace.seq, VALUE))
+    up = node_up(10, "n2", keyspace.machine)
+    keyspace._apply(Envelope(0, 10, 0, "core", encode(up)))
+    assert keyspace.bytes > LIMIT
+    # What waited for the next command would be lost to those that begin with a snapshot.
+    assert keyspace.alarms == [("NOSPACE", "kv")]
+    twin = StateMachine([KV(), Noting()])
+    twin.restore(list(keyspace.machine.freeze().slices()), keyspace.machine.index)
+    body = encode_batch(1, [Envelope(keyspace.session, 999, 0, "kv", encode(DeleteRange(b"k0")))])
+    for machine in (keyspace.machine, twin):
+        machine.apply(machine.index + 1, body)
+    assert twin.digest() == keyspace.machine.digest()
 
 
 def test_a_lowered_quota_refuses_the_next_write() -> None:
