@@ -355,6 +355,8 @@ class Node:
                 )
             )
             return
+        # Its session may be another's in the new history, where nothing is known of its numbers.
+        self.outbox.open(0)
         self._copy_again()
 
     def _copy_again(self) -> None:

@@ -377,8 +377,8 @@ class Outbox:
                 self._unsent.pop(waiter, None)
                 self._sent.pop(waiter.seq, None)
                 self._finish(waiter, waiter.why or no_leader())
-            elif now < waiter.deadline + ABANDONED_KEPT_S:
-                self._abandon(waiter)
+            elif now < waiter.deadline + ABANDONED_KEPT_S or not waiter.future.done():
+                self._abandon(waiter)  # the latter if this process stood still for that long
             elif waiter.decided:
                 self._let_go(waiter)
             elif not self._ask_log(waiter):

@@ -277,9 +277,18 @@ class CorePart:
         return True
 
     def _take(self, commands: Sequence[bytes], reject: Reject) -> bool:
-        """On a leader. What `reject` got counts as sent: its origin learns that it was left out."""
-        kept = self.rejecting.with_room(commands, reject)
-        return (not kept and bool(commands)) or self.engine.propose(kept)
+        """On a leader. What `reject` gets counts as sent: its origin learns that it was left out.
+
+        So it gets nothing if this returns False: no copy has left then, and of the copies that have
+        none was left out.
+        """
+        left_out: list[tuple[bytes, str, str]] = []
+        kept = self.rejecting.with_room(commands, lambda *each: left_out.append(each))
+        taken = (not kept and bool(commands)) or self.engine.propose(kept)
+        if taken:
+            for each in left_out:
+                reject(*each)
+        return taken
 
     def ask(self, number: int) -> bool:
         if self.engine.read_index((None, number)):

@@ -42,6 +42,9 @@ _ERRORS: Final[dict[str, type[NotApplied]]] = {
 }
 # The reason of a rejection, so that none fills a stream.
 _REASON_CHARS_MAX: Final = 500
+# Beyond that a stream gets none: a rejection may be much larger than the command, and a peer need
+# not read. The node that made the command sends it again until its time is up.
+_UNSENT_BYTES_MAX: Final = 1 << 20
 
 _decode = msgspec.msgpack.Decoder(Envelope).decode
 
@@ -88,7 +91,7 @@ class Rejecting:
         def reject(command: bytes, code: str, reason: str) -> None:
             rejected = _rejected(command, code, reason)
             if rejected is not None and self._machine.core_format >= FORMAT_REJECTED and link.up:
-                link.send(rejected)
+                _send(link, rejected)
 
         return reject
 
@@ -112,7 +115,7 @@ class Rejecting:
             return
         for link in self._followers():
             if clients or link.peer_name == owner:
-                link.send(rejected)
+                _send(link, rejected)
 
     def with_room(self, commands: Sequence[bytes], reject: Reject) -> Sequence[bytes]:
         """Those of a leader's commands that its disk has room for; `reject` gets the others."""
@@ -128,6 +131,11 @@ class Rejecting:
                 reject(command, Overloaded.code, _no_room(self._name, full=space.full))
         engine.counts.commands_refused += len(commands) - len(kept)
         return kept
+
+
+def _send(link: Link, rejected: wire.Rejected) -> None:
+    if link.unsent_bytes <= _UNSENT_BYTES_MAX:
+        link.send(rejected)
 
 
 def _no_room(name: str, *, full: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from typing import Any
 
 import msgspec
 
@@ -110,12 +111,17 @@ async def test_a_replicant_that_was_away_begins_anew_over_a_snapshot() -> None:
         for number in range(60):
             await core.kv.put(b"%d" % number, b"x")
         await until(lambda: replicant.machine.index == core.machine.index)
+        queue: Any = replicant.outbox
+        opened, open_session = [], queue.open
+        queue.open = lambda session: (opened.append(session), open_session(session))
         await cluster.kill("core1")
         force(core.config.dir)
         core = await cluster.restart("core1")
         # What it sends into the old history has an unknown outcome.
         await until(lambda: replicant._directory.identity.epoch == core._directory.identity.epoch)
         await until(lambda: replicant.session != 0)
+        # Nothing in the new history is taken for an answer to what went into the old one.
+        assert opened == [0, replicant.session]
         await replicant.kv.put(b"k", b"v", timeout_s=20)
         await until(lambda: replicant.machine.index == core.machine.index)
         assert replicant.machine.digest() == core.machine.digest()

@@ -243,6 +243,47 @@ def test_a_deadline_is_met_to_the_grain_of_the_clock(timeout_s: float) -> None:
     assert not later.done()
 
 
+@pytest.mark.parametrize("verdict", ["not_applied", "none"])
+def test_a_process_that_stood_still_answers_its_callers_and_sends_nothing_late(
+    verdict: str,
+) -> None:
+    bench = Bench()
+    future = bench.submit("a", timeout_s=5.0)
+    bench.take()
+    bench.runtime.now += 5.0 + ABANDONED_KEPT_S + 1.0
+    bench.runtime.advance(SWEEP_S)
+    assert type(future.exception()) is Timeout
+    ((question, about),) = bench.settling().items()
+    assert about == (7, 1)
+    bench.take()
+    if verdict == "not_applied":
+        bench.outbox.settle(question, OutcomeReport("not_applied"))
+        bench.runtime.run()
+        assert len(bench.outbox) == bench.outbox.size_bytes == 0
+    bench.runtime.advance(10.0)
+    assert {sent.seq for sent in bench.take()} <= {question}
+
+
+def test_after_the_end_of_a_history_nothing_of_its_session_is_sent_or_answered() -> None:
+    bench = Bench()
+    sent = bench.submit("a", timeout_s=60.0)
+    bench.take()
+    bench.way_open = False
+    unsent = bench.submit("b", timeout_s=60.0)
+    bench.runtime.run()
+    bench.outbox.open(0)
+    bench.way_open = True
+    assert type(sent.exception()) is Timeout
+    bench.outbox.office_changed()
+    bench.runtime.advance(10.0)
+    assert bench.take() == []
+    assert bench.outbox.waiting() == []
+    bench.outbox.open(9)
+    assert [(each.session, each.seq, each.text) for each in bench.take()] == [(9, 1, "b")]
+    bench.outbox.settle(1, "done")
+    assert unsent.result() == "done"
+
+
 def test_without_a_session_the_deadline_passes_too() -> None:
     bench = Bench(session=0)
     future = bench.submit("a", timeout_s=1.0)

@@ -16,6 +16,7 @@ from raftkv.errors import (
     Timeout,
     TooLarge,
 )
+from raftkv.parts import CorePart
 from raftkv.proposals import Proposals
 from raftkv.raft import wire
 from raftkv.rejecting import Rejecting, error_of
@@ -174,6 +175,7 @@ class FakeLink:
     def __init__(self, peer_name: str) -> None:
         self.peer_name = peer_name
         self.up = True
+        self.unsent_bytes = 0
         self.sent: list[wire.Rejected] = []
 
     def send(self, message: wire.Rejected) -> None:
@@ -246,6 +248,35 @@ def test_what_no_node_can_have_made_is_not_answered(command: bytes) -> None:
     link: Any = FakeLink("edge1")
     Core().rejecting.by(link)(command, TooLarge.code, "why")
     assert link.sent == []
+
+
+def test_a_peer_that_reads_nothing_gets_no_more_rejections() -> None:
+    core, link = Core(), FakeLink("edge1")
+    passed: Any = link
+    for each in (link, *core.edges):
+        each.unsent_bytes = 2 << 20
+    core.rejecting.by(passed)(envelope(3), TooLarge.code, "why")
+    core.rejecting.on_rejected(passed, wire.Rejected(6, 1, TooLarge.code, "why"))
+    assert link.sent == []
+    assert core.reached() == {"core1"}
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_leader_that_takes_nothing_rejects_nothing_of_its_own(*, room: bool) -> None:
+    """Else the origin would take the rejection for that of a copy that has left before."""
+    rejected: list[Any] = []
+    engine = SimpleNamespace(propose=lambda commands: room)
+    part: Any = SimpleNamespace(
+        engine=engine,
+        rejecting=SimpleNamespace(
+            with_room=lambda commands, reject: [
+                each for each in commands if each != b"put" or reject(each, "overloaded", "full")
+            ]
+        ),
+    )
+    taken = CorePart._take(part, [b"delete", b"put"], lambda *args: rejected.append(args))
+    assert taken == room
+    assert rejected == ([(b"put", "overloaded", "full")] if room else [])
 
 
 def test_a_rejection_is_bounded_and_can_be_read() -> None:
