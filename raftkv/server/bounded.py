@@ -10,7 +10,8 @@ Bounds:
   `check` is called every second by the door: it cuts connections whose request is not whole in
   time, that say nothing after they were made, or that are idle for long. A look at all connections
   once a second costs less than a timer for each request. Who takes none of an answer for
-  SEND_TIMEOUT_S is cut as well: the answer would lie in memory for ever.
+  SEND_TIMEOUT_S is cut as well: the answer would lie in memory for ever. So is who takes less than
+  TAKEN_BYTES_PER_S_MIN of a large one while others are refused for want of room (outgoing.py).
 - *There are so many connections.* One more is told so, and closed.
 - *One request at a time.* What arrives behind a request is held until that one is answered, and no
   more is read than HELD_BYTES_MAX of it: the queue of the class below has no limit, and a request
@@ -55,6 +56,10 @@ __all__ = ["BoundedHttp", "DoorState", "protocol_of"]
 HELD_BYTES_MAX: Final = 64 * 1024
 # Within a body at least so much is parsed at a time, whatever it looks like.
 BODY_PIECE_BYTES: Final = 4096
+
+# The least that a client must take of more than such an answer, if others are refused meanwhile.
+TAKEN_BYTES_PER_S_MIN: Final = 64 * 1024
+LARGE_BYTES: Final = 1024 * 1024
 
 # Over TLS answers are written in such pieces. Whatever is written at once goes to the connection
 # below, which does not tell what it holds; behind 64 KiB there, pieces wait where they are counted.
@@ -137,6 +142,10 @@ class BoundedHttp(HttpToolsProtocol):
         # What the client has not taken yet at the last look, and since when it takes nothing.
         self._unread_bytes = 0
         self._unread_since = 0.0
+        # Of answers: all bytes so far, those not yet given to the transport; from when and from
+        # where on it is measured how many the client takes, and who was refused by then.
+        self._answered_bytes = self._owed_bytes = 0
+        self._measured = (0.0, 0, 0)
         self._path = b""
         # What counts as not sent in `app.outgoing`.
         self._unsent = 0
@@ -157,6 +166,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         state.connections.add(self)
         self._receiving_since = self.loop.time()
+        self._measured = (self._receiving_since, 0, state.app.outgoing.refused)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
@@ -201,7 +211,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Cut the connection if it has been too slow, or idle for too long."""
         limits = self._state.limits
         self._count_unsent()
-        if self._takes_nothing(now):
+        if self._takes_nothing(now) or self._takes_too_little(now):
             self._state.refused["send_timeout_s"] += 1
             self.transport.abort()
         if self.transport.is_closing():
@@ -225,6 +235,18 @@ class BoundedHttp(HttpToolsProtocol):
             self._unread_since = now
         self._unread_bytes = unread
         return now - self._unread_since > SEND_TIMEOUT_S
+
+    def _takes_too_little(self, now: float) -> bool:
+        """Whether others are refused for a client that takes a large answer too slowly."""
+        unread = self.transport.get_write_buffer_size() + self._owed_bytes
+        taken, refused = self._answered_bytes - unread, self._state.app.outgoing.refused
+        since, before, refused_before = self._measured
+        if unread > LARGE_BYTES and now - since < SEND_TIMEOUT_S:
+            return False
+        self._measured = (now, taken, refused)
+        if unread <= LARGE_BYTES or refused == refused_before:
+            return False
+        return taken - before < TAKEN_BYTES_PER_S_MIN * (now - since)
 
     @property
     def _owes(self) -> bool:
@@ -420,9 +442,13 @@ class BoundedHttp(HttpToolsProtocol):
 
         async def run(scope: Any, receive: Any, send: Any) -> None:
             async def sent(message: Any) -> None:
-                if self._tls and len(message.get("body", b"")) > TLS_PIECE_BYTES:
+                size = len(message.get("body", b""))
+                self._answered_bytes += size
+                if self._tls and size > TLS_PIECE_BYTES:
+                    self._owed_bytes = size
                     for piece in _in_pieces(message):
                         await send(piece)
+                        self._owed_bytes -= len(piece["body"])
                         self._count_unsent()
                     return
                 await send(message)
@@ -477,6 +503,7 @@ class BoundedHttp(HttpToolsProtocol):
         if error is not None:
             failure = state.app.failure(self._path.decode("ascii"), error)
         whole = response(answer, failure)
+        self._answered_bytes += len(whole)
         if self._tls and len(whole) > TLS_PIECE_BYTES:
             for begin in range(0, len(whole), TLS_PIECE_BYTES):
                 transport.write(whole[begin : begin + TLS_PIECE_BYTES])

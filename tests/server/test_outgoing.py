@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.config import HttpLimits
+from raftkv.server import bounded
 from raftkv.server.answers import Busy
 from raftkv.server.outgoing import Outgoing
 from raftkv.server.tls import DoorTls
@@ -96,6 +98,29 @@ def test_over_tls_they_are_counted_as_well(tmp_path: Path, hot: bool) -> None:
             client.close()
         until(server, lambda _: held(server) == 0)
         server.stop()
+
+
+@pytest.mark.parametrize("others_refused", [False, True])
+def test_who_takes_too_little_is_cut_while_others_are_refused(
+    served: Served, others_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "SEND_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(bounded, "TAKEN_BYTES_PER_S_MIN", 16 * KIB * KIB)
+    for number in range(4, 28):
+        served.run(served.node.kv.put(b"k%d" % number, VALUE))
+    client = connected(served)
+    client.sendall(post("/v3/kv/range", ALL))
+    until(served, lambda _: held(served) > bounded.LARGE_BYTES)
+    begin, taken = time.monotonic(), 0
+    with contextlib.suppress(ConnectionError):
+        while held(served) and time.monotonic() < begin + 5:
+            if taken < (time.monotonic() - begin) * 3 * KIB * KIB:
+                taken += len(client.recv(65536))  # less than is demanded
+            else:
+                time.sleep(0.01)
+            served.app.outgoing.refused += others_refused
+    assert (held(served) == 0) == others_refused
+    client.close()
 
 
 def test_an_answer_that_is_taken_counts_no_more(served: Served) -> None:
