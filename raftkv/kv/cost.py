@@ -1,15 +1,18 @@
 """What the commands of the keyspace cost, in rows (raftkv/state/costs.py): the estimate before.
 
 A put is worth its size. What the others may look at is counted in the tables as they are now,
-without reading a row: a few bisections for each range.
+without reading a row: a few bisections for each range. A leader makes the estimate at once, so
+there are as many ranges at most as a transaction may have: one that has more is refused unseen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
-from raftkv.plugin import TableView
+from raftkv.errors import Refused
+from raftkv.plugin import TableView, View
 
 from .commands import (
     Compact,
@@ -26,16 +29,19 @@ from .commands import (
     Txn,
 )
 from .compaction import COMPACT_ROWS_MAX
-from .history import Tables, revision_of
+from .history import revision_of
 from .ranges import Keys, count_range, reads_all
+from .transactions import too_many
 
-__all__ = ["COSTLY", "estimated"]
+__all__ = ["COSTLY", "EXPIRE_LEASES_MAX", "estimated"]
 
 #: The commands that may cost more than their size.
 COSTLY: Final = (DeleteRange, Txn, Compact, Revoke, Expire)
+#: Leases that one `Expire` ends at most: the rest is for the next one.
+EXPIRE_LEASES_MAX: Final = 1000
 
 
-def estimated(command: Any, tables: Tables) -> int:
+def estimated(command: Any, tables: View) -> int:
     """The rows that a command of COSTLY may look at or change, beyond its size.
 
     Of a transaction each part, inner ones too, counts its comparisons and the dearer branch.
@@ -44,6 +50,8 @@ def estimated(command: Any, tables: Tables) -> int:
     if isinstance(command, DeleteRange):
         return count_range(keys, command.key, command.range_end)
     if isinstance(command, Txn):
+        if _is_refused(command, tables.settings["txn_ops_max"]):
+            return 0
         newest = revision_of(tables)
         parts: tuple[Txn | FlatTxn, ...] = (command, *command.nested)
         return sum(_of_part(part, keys, newest) for part in parts)
@@ -54,6 +62,14 @@ def estimated(command: Any, tables: Tables) -> int:
         return _attached(leases, (command.id,))
     assert isinstance(command, Expire)
     return _attached(leases, command.ids)
+
+
+def _is_refused(txn: Txn, ops_max: int) -> bool:
+    """Whether `apply` refuses the transaction before it looks at anything."""
+    try:
+        return too_many(txn, ops_max) is not None
+    except Refused:
+        return True
 
 
 def _of_part(part: Txn | FlatTxn, keys: Keys, newest: int) -> int:
@@ -92,5 +108,5 @@ def _of_range(operation: RangeOp, keys: Keys, newest: int) -> int:
 
 
 def _attached(leases: TableView[int, Any], ids: Sequence[int]) -> int:
-    rows = (leases.get(id) for id in ids)
+    rows = (leases.get(id) for id in islice(ids, EXPIRE_LEASES_MAX))
     return sum(1 + row.keys for row in rows if row is not None)

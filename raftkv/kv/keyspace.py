@@ -74,7 +74,7 @@ from .commands import (
     ValueGiven,
 )
 from .compaction import compact
-from .cost import COSTLY, estimated
+from .cost import COSTLY, EXPIRE_LEASES_MAX, estimated
 from .formats import in_format_1
 from .leasing import claim, due_ms, grant, lessor_epoch, require_lease
 from .plain import put
@@ -85,8 +85,6 @@ from .transactions import apply_txn
 __all__ = ["EXPIRE_LEASES_MAX", "KV"]
 
 MIB: Final = 1024 * KIB
-#: Leases that one `Expire` ends at most: the rest is for the next one.
-EXPIRE_LEASES_MAX: Final = 1000
 # With so many keys deleted it ends none any more: 10,000 deletions take about 50 ms.
 EXPIRE_KEYS: Final = 10_000
 

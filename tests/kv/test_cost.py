@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from raftkv.errors import Refused
 from raftkv.kv import (
     FROM_KEY,
     Compact,
@@ -20,6 +21,7 @@ from raftkv.kv import (
     Txn,
 )
 from raftkv.kv.commands import Expire, FlatTxn, NestedTxn
+from raftkv.kv.cost import EXPIRE_LEASES_MAX
 from raftkv.state import Envelope
 from tests.kv.fake_host import FakeHost
 
@@ -69,6 +71,35 @@ def test_estimates_of_the_commands(host: FakeHost) -> None:
     ]
     for command, rows in expected:
         assert estimate(host, command) == 1 + rows, command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Txn((ANY,) * 129),
+        Txn((), (DeleteRangeOp(b"05", b"15"),) * 129),
+        Txn((), (NestedTxn(0),), (), (FlatTxn((), (ALL,) * 128),)),
+        Txn((), (), (), (FlatTxn((ANY,)),)),
+    ],
+)
+def test_what_is_refused_unseen_costs_its_size_and_nothing_is_counted(
+    host: FakeHost, command: Txn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API sends no such transaction; a node that sends one must not hold up the leader."""
+
+    def refuse(*arguments: object) -> int:
+        raise AssertionError("counted")
+
+    monkeypatch.setattr("raftkv.kv.cost.count_range", refuse)
+    monkeypatch.setattr("raftkv.state.estimating._foreseen", lambda r, c, v: r.plugin.cost(c, v))
+    assert estimate(host, command) == 1
+    assert isinstance(host.apply(command), Refused)
+
+
+def test_of_many_leases_to_expire_only_as_many_are_looked_at_as_may_end(host: FakeHost) -> None:
+    ids = tuple(range(2, 2 + EXPIRE_LEASES_MAX))
+    assert estimate(host, Expire(1, (1, *ids[:-1]))) == 1 + 31
+    assert estimate(host, Expire(1, (*ids, 1))) == 1
 
 
 def test_what_is_applied_costs_what_it_looked_at(host: FakeHost) -> None:
