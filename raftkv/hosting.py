@@ -341,7 +341,10 @@ class Hosting:
                 f"the session {session} is one of {owner}, and a replicant asks about its own and "
                 f"about those of clients only: ask on {owner}, or on a core"
             )
-        kind = node.outbox.kind_of(seq) if session == node.outbox.session else None
+        if session == node.outbox.session:
+            kind = node.outbox.kind_of(seq)
+        else:
+            kind = node.costly.kind_of(session, seq)
         report = await node.propose("core", SettleOutcome(session, seq), timeout_s=timeout_s)
         result = node.machine.read_report(report, kind)
         return Outcome(report.verdict, result)

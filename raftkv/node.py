@@ -25,6 +25,7 @@ import msgspec
 from .config import NodeConfig
 from .core_format import CoreFormat
 from .corruption_check import CorruptionCheck
+from .costly_commands import CostlyCommands
 from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RemovedNode, Stopped
 from .failure_detector import Verdict
 from .foreign import Foreign, Ticket, TicketHost
@@ -192,6 +193,7 @@ class Node:
         self.foreign = Foreign(
             runtime, config.limits, config.raft, self.machine, self._send, config.timeout_s
         )
+        self.costly = CostlyCommands(runtime, self.machine, self.foreign)
         replica = self._replica = Replica(self.machine, self.clock, self.outbox, self.reader)
         replica.foreign = self.foreign
         replica.on_session = self._session_opened
@@ -370,6 +372,7 @@ class Node:
         # Its session may be one that the log, after a forced recovery, has never seen.
         self.session, self._replica.nonce = 0, None
         self.foreign.history_ended()
+        self.costly.history_ended()
         self.hosting.life_ended()
         self.hosting.restored(self.machine.index)
         self.runtime.call_soon(self._reopen)
@@ -424,6 +427,7 @@ class Node:
             self.reader.stop()
             self.outbox.stop()
             self.foreign.stop()
+            self.costly.stop()
         self.runtime.close()
         if self._directory is not None:
             self._directory.close()
@@ -451,6 +455,7 @@ class Node:
         self.reader.stop()
         self.outbox.stop()
         self.foreign.stop()
+        self.costly.stop()
 
     # -- session
 
@@ -647,6 +652,8 @@ class Node:
         if not self._running:
             self._check_running()
         timeout = self.config.timeout_s if timeout_s is None else timeout_s
+        if rows := self.costly.rows_of(plugin, command):
+            return await self.costly.propose(plugin, command, rows, timeout)
         return await self.outbox.submit(plugin, command, timeout)
 
     def kv_under(self, ticket: Ticket) -> KVApi:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .routing import Routed
     from .views import StateView
 
-__all__ = ["estimated"]
+__all__ = ["estimated", "foreseen"]
 
 # The first byte of an array of fewer than 16 elements, which stands before the tag.
 _ARRAY: Final = range(0x90, 0xA0)
@@ -41,7 +41,7 @@ def estimated(payload: bytes, active: Mapping[str, Routed], views: Mapping[str, 
         return size
     if type(command) not in routed.plugin.costly:
         return size
-    return size + _foreseen(routed, command, views[envelope.plugin])
+    return size + foreseen(routed, command, views[envelope.plugin])
 
 
 def _may_be_costly(command: bytes, tags: tuple[bytes, ...]) -> bool:
@@ -50,7 +50,8 @@ def _may_be_costly(command: bytes, tags: tuple[bytes, ...]) -> bool:
     return command[0] not in _ARRAY or command.startswith(tags, 1)
 
 
-def _foreseen(routed: Routed, command: Any, view: StateView) -> int:
+def foreseen(routed: Routed, command: Any, view: StateView) -> int:
+    """What the plugin expects of one of its costly commands, in rows."""
     try:
         return max(0, routed.plugin.cost(command, view))
     except (MemoryError, OSError, RecursionError):

@@ -52,7 +52,7 @@ from .contract import (
 )
 from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport, Voters
 from .costs import Work, of_size
-from .estimating import estimated
+from .estimating import estimated, foreseen
 from .hiding import Hidden
 from .quota import NOSPACE, QUOTA_FORMAT, CountedTable, Gate, Usage
 from .refusals import Refusals, fresh
@@ -479,6 +479,13 @@ class StateMachine:
     def estimate(self, payload: bytes) -> int:
         """What an encoded `Envelope` may cost, in rows, as the state is now; decides nothing."""
         return estimated(payload, self._active, self._views)
+
+    def foresee(self, plugin: str, command: msgspec.Struct) -> int:
+        """What a command may look at beyond its size, in rows; 0 if its kind is never costly."""
+        routed = self._active.get(plugin)
+        if routed is None or type(command) not in routed.plugin.costly:
+            return 0
+        return foreseen(routed, command, self._views[plugin])
 
     # What follows a command of the built-in plugin
 

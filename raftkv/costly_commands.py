@@ -1,0 +1,231 @@
+"""Costly commands of this node's callers, under a session of their own.
+
+Commands of one session keep their order in the log, and a leader lets costly ones wait for their
+share (raft/composition.py). So a cheap command that this node's callers submit behind a costly one
+would wait as long, if both were numbered under the session of the node. What may look at more than
+COSTLY_ROWS rows is therefore proposed under a client's session, which the node opens through the
+log when it first needs one.
+
+1. Costly commands keep their order among themselves; between them and the cheap ones of other
+   callers there is none. A caller that awaits each command sees its own order as before.
+2. Commands on the way have at most FLIGHT_ROWS rows together, or there is one. Others wait here,
+   without a number, in the order of their submission.
+3. A number whose outcome is unknown holds the floor for ABANDONED_KEPT_S, so that `node.outcome`
+   can ask for it. Once the floor has passed it, no late copy is executed.
+4. If the session has ended (idle for too long, or the table was full), a command that was refused
+   for that was not applied, and goes once more under a new one.
+
+Whether a command is costly is an estimate from this node's state. It decides only which session the
+command takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+import msgspec
+
+from .errors import OutcomeExpired, Overloaded, SessionExpired, Stopped, Timeout
+from .foreign import Foreign, Ticket
+from .outbox import ABANDONED_KEPT_S
+from .raft.composition import COSTLY_ROWS, FLIGHT_ROWS
+from .runtime import Runtime
+from .state.machine import StateMachine
+from .waiter import late, no_leader
+
+__all__ = ["WAITING_MAX", "CostlyCommands"]
+
+# Sessions that may end under one command, before its caller is answered.
+RENEWALS_MAX: Final = 3
+#: Commands that may wait here: at the limit of `kv.rows_max` each, minutes of work.
+WAITING_MAX: Final = 1_024
+
+
+class _Session:
+    """One session, its numbers, and until when those with an unknown outcome hold the floor."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.next_seq = 1
+        #: Numbers on the way or held: the class of the command, for `node.outcome`.
+        self.kinds: dict[int, type[msgspec.Struct]] = {}
+        self._held: deque[tuple[float, int]] = deque()
+
+    def take(self, kind: type[msgspec.Struct], now: float) -> Ticket:
+        """The next number, which is the floor unless an earlier one is held."""
+        while self._held and self._held[0][0] <= now:
+            del self.kinds[self._held.popleft()[1]]
+        seq = self.next_seq
+        self.next_seq += 1
+        self.kinds[seq] = kind
+        return Ticket(self.number, seq, next(iter(self.kinds)))
+
+    def hold(self, seq: int, until: float) -> None:
+        self._held.append((until, seq))
+
+    def end(self, seq: int) -> None:
+        del self.kinds[seq]
+
+
+class CostlyCommands:
+    """Proposes what may be costly through the queue of commands of clients' sessions."""
+
+    def __init__(self, runtime: Runtime, machine: StateMachine, clients: Foreign) -> None:
+        self._runtime = runtime
+        self._machine = machine
+        self._clients = clients
+        self._session: _Session | None = None
+        self._opening: asyncio.Future[str] | None = None
+        # Rows of the commands on the way, and those that wait for room with theirs.
+        self._rows = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._stopped = False
+
+    def __len__(self) -> int:
+        """Commands that wait here for room."""
+        return len(self._waiting)
+
+    def rows_of(self, plugin: str, command: msgspec.Struct) -> int:
+        """The rows that a command may look at if that makes it costly, else 0."""
+        rows = self._machine.foresee(plugin, command)
+        return rows if rows > COSTLY_ROWS else 0
+
+    def kind_of(self, session: int, seq: int) -> type[msgspec.Struct] | None:
+        """The class of a command that is unanswered, or was not long ago when it timed out."""
+        current = self._session
+        if current is None or current.number != session:
+            return None
+        return current.kinds.get(seq)
+
+    async def propose(
+        self, plugin: str, command: msgspec.Struct, rows: int, timeout_s: float
+    ) -> Any:
+        """As `Node.propose`, for a command that may look at so many rows."""
+        deadline = self._runtime.monotonic() + timeout_s
+        await self._room(rows, deadline)
+        try:
+            for _ in range(RENEWALS_MAX):
+                session = await self._opened(deadline)
+                try:
+                    return await self._propose(session, plugin, command, deadline)
+                except SessionExpired:
+                    if self._session is session:
+                        self._session = None
+            raise no_leader()
+        finally:
+            self._rows -= rows
+            self._admit()
+
+    async def _propose(
+        self, session: _Session, plugin: str, command: msgspec.Struct, deadline: float
+    ) -> Any:
+        now = self._runtime.monotonic()
+        ticket = session.take(type(command), now)
+        seq = ticket.seq
+        unknown = True
+        try:
+            result = await self._clients.propose(ticket, plugin, command, max(0.0, deadline - now))
+            unknown = False
+            return result
+        except (Timeout, OutcomeExpired):
+            # Another copy may have been applied; the caller may ask.
+            raise late(session.number, seq) from None
+        except Exception:
+            unknown = False
+            raise
+        finally:
+            # Cancelled callers leave an unknown outcome, too.
+            if unknown:
+                session.hold(seq, self._runtime.monotonic() + ABANDONED_KEPT_S)
+            else:
+                session.end(seq)
+
+    # -- the session
+
+    async def _opened(self, deadline: float) -> _Session:
+        """The session, opened by the first caller that needs it. Raises NoLeader."""
+        if self._session is not None:
+            return self._session
+        if self._opening is None:
+            opening = self._clients.open_session()
+            self._opening = self._runtime.spawn(opening, "open a session for costly commands")
+            self._opening.add_done_callback(self._was_opened)
+        left_s = max(0.0, deadline - self._runtime.monotonic())
+        await asyncio.wait([self._opening], timeout=left_s)
+        return self._required()
+
+    def _required(self) -> _Session:
+        if self._session is None:
+            raise no_leader()
+        return self._session
+
+    def _was_opened(self, opening: asyncio.Future[str]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._session = _Session(int(opening.result().partition("-")[0]))
+
+    # -- room
+
+    async def _room(self, rows: int, deadline: float) -> None:
+        """Wait until the command may leave. Raises Overloaded, at the deadline too, or Stopped."""
+        if self._stopped:
+            raise Stopped("this node has stopped")
+        if not self._waiting and self._has_room(rows):
+            self._rows += rows
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(
+                f"{WAITING_MAX} costly commands already wait in this node: wait for some to finish"
+            )
+        future: asyncio.Future[None] = self._runtime.future()
+        self._waiting.append((rows, future))
+        timer = self._runtime.call_later(
+            max(0.0, deadline - self._runtime.monotonic()), _give_up, future
+        )
+        try:
+            await future
+        except BaseException:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # Admitted in the turn in which its caller was cancelled.
+                self._rows -= rows
+            self._admit()
+            raise
+        finally:
+            timer.cancel()
+
+    def _has_room(self, rows: int) -> bool:
+        return not self._rows or self._rows + rows <= FLIGHT_ROWS
+
+    def _admit(self) -> None:
+        while self._waiting:
+            rows, future = self._waiting[0]
+            if not future.done():
+                if not self._has_room(rows):
+                    return
+                self._rows += rows
+                future.set_result(None)
+            self._waiting.popleft()
+
+    def history_ended(self) -> None:
+        """The history that knew the session was given up."""
+        self._session = None
+
+    def stop(self) -> None:
+        """Nothing more is sent; what waits here was not applied."""
+        self._stopped = True
+        waiting, self._waiting = self._waiting, deque()
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(Stopped("this node stops"))
+
+
+def _give_up(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_exception(
+            Overloaded(
+                "costly commands of other callers were in the way until the deadline; the command "
+                "has not left this node. Allow more time, or look at fewer rows in one command"
+            )
+        )
