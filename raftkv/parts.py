@@ -26,7 +26,7 @@ from .raft.recovery import Recovered
 from .raft.snapshotting import Snapshotting
 from .raft.transport import Link
 from .reading import Reader
-from .rejecting import Reject, Rejecting
+from .rejecting import FORMAT_REJECTED, Reject, Rejecting
 from .relaying import Relay
 from .replica import Replica
 from .replicant.follower import Follower
@@ -135,7 +135,7 @@ class CorePart:
             lambda: replica.machine.members,
             lambda: self.engine.configuration,
         )
-        self.relay = Relay(replica.machine, runtime.monotonic, self.send)
+        self.relay = Relay(replica.machine, runtime.monotonic, self._relay_on)
         self.rejecting = Rejecting(
             self.engine,
             replica.machine,
@@ -171,6 +171,7 @@ class CorePart:
         peering.route(wire.Addresses, peering.on_addresses)
         peering.route(wire.Refusal, peering.on_refusal)
         peering.route(wire.Propose, self._on_propose)
+        peering.route(wire.Relayed, self._on_relayed)
         peering.route(wire.Rejected, self.rejecting.on_rejected)
         peering.route(wire.ReadRequest, self._on_read_request)
         peering.route(wire.ReadReply, self._on_read_reply)
@@ -319,7 +320,26 @@ class CorePart:
             if leads:
                 self._take(commands, reject)
             elif commands:
-                self.send(commands)
+                self._relay_on(link.peer_name, commands)
+
+    def _on_relayed(self, link: Link, message: wire.Relayed) -> None:
+        """As `_on_propose` from a core, for commands of a replicant behind it."""
+        if self.engine.leading is not None:
+            reject = self.rejecting.by(link, message.origin)
+            self._take(self.proposals.fit(link.peer_name, message.commands, reject), reject)
+
+    def _relay_on(self, origin: str, commands: Sequence[bytes]) -> None:
+        """What a replicant that copies from here may propose goes on to the leader, if it can."""
+        if self.engine.leading is not None:
+            self._take(commands, self.rejecting.to(origin))
+            return
+        link = self._leader_link()
+        if link is None:
+            return
+        known = self._replica.core_format >= FORMAT_REJECTED
+        link.send(
+            wire.Relayed(list(commands), origin) if known else wire.Propose(list(commands))
+        )
 
     def _on_read_request(self, link: Link, message: wire.ReadRequest) -> None:
         if self.engine.read_index((link, message.number)):

@@ -137,6 +137,7 @@ MESSAGES: Final[Mapping[type, frozenset[End]]] = {
     wire.TimeoutNow: frozenset({End.CONSENSUS}),
     wire.Propose: frozenset({End.CONSENSUS, End.UPSTREAM}),
     wire.Rejected: frozenset({End.CONSENSUS, End.DOWNSTREAM}),
+    wire.Relayed: frozenset({End.CONSENSUS}),
     wire.ReadRequest: frozenset({End.CONSENSUS, End.UPSTREAM}),
     wire.ReadReply: frozenset({End.CONSENSUS, End.DOWNSTREAM}),
     wire.Liveness: frozenset({End.CONSENSUS}),

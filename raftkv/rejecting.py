@@ -6,10 +6,10 @@ origin sent it again until its caller's time was up. From core format 2 on the o
 of its own commands. Nothing of it is a verdict: only the log decides what became of a number, and a
 rejection speaks of one copy. The origin knows how many copies of a command have left.
 
-A rejection goes back the way the command came. Behind the core that a replicant copies from nothing
-shows which node a command has come from; so this core passes a rejection on by the session: to
-the node whose session it is, and if it is a client's, to all that copy from here, because a client
-may have asked any of them.
+A rejection goes back the way the command came, and to no other node: several may have a copy of a
+client's command, each under the same number, and to one whose copy is taken the rejection of
+another's would be a lie. So a core that passes on what a replicant proposes names the replicant
+(`wire.Relayed`), the leader repeats the name in the rejection, and the core knows whose copy it is.
 
 An envelope that cannot be decoded names no session, and is not answered: no node makes one.
 """
@@ -58,14 +58,16 @@ def error_of(rejected: wire.Rejected) -> NotApplied:
     return _ERRORS.get(rejected.code, NotApplied)(rejected.reason)
 
 
-def _rejected(command: bytes, code: str, reason: str) -> wire.Rejected | None:
+def _rejected(
+    command: bytes, code: str, reason: str, origin: str = ""
+) -> wire.Rejected | None:
     try:
         envelope = _decode(command)
     except (msgspec.MsgspecError, ValueError):
         return None
     if not 0 <= envelope.session <= wire.NUMBER_MAX or not 0 <= envelope.seq < 1 << 63:
         return None  # of no node: its session cannot be, and the message could not be read
-    return wire.Rejected(envelope.session, envelope.seq, code, reason[:_REASON_CHARS_MAX])
+    return wire.Rejected(envelope.session, envelope.seq, code, reason[:_REASON_CHARS_MAX], origin)
 
 
 class Rejecting:
@@ -82,14 +84,14 @@ class Rejecting:
         self._machine = machine
         self._followers = followers
         self._name = name_of(engine.me)
-        # Set by the node: a command of its own, or of a client of its own, was left out.
+        # Set by the node: a command was left out that this node has sent for itself or a client.
         self.own: Callable[[wire.Rejected], None] = lambda rejected: None
 
-    def by(self, link: Link) -> Reject:
-        """For commands that came by this link: the answer goes back by it."""
+    def by(self, link: Link, origin: str = "") -> Reject:
+        """For commands that came by this link, from `origin` behind it: the answer goes back."""
 
         def reject(command: bytes, code: str, reason: str) -> None:
-            rejected = _rejected(command, code, reason)
+            rejected = _rejected(command, code, reason, origin)
             if rejected is not None and self._machine.core_format >= FORMAT_REJECTED and link.up:
                 _send(link, rejected)
 
@@ -101,21 +103,27 @@ class Rejecting:
         if rejected is not None:
             self._engine.runtime.call_soon(self._pass_on, rejected)
 
+    def to(self, origin: str) -> Reject:
+        """For commands of a replicant that copies from here."""
+
+        def reject(command: bytes, code: str, reason: str) -> None:
+            rejected = _rejected(command, code, reason, origin)
+            if rejected is not None:
+                self._pass_on(rejected)
+
+        return reject
+
     def on_rejected(self, link: Link, message: wire.Rejected) -> None:
         """Another core has left out what this one has sent or passed on."""
         self._pass_on(message)
 
     def _pass_on(self, rejected: wire.Rejected) -> None:
-        owner = self._machine.session_owner(rejected.session)
-        # Session 0 is used for opening one.
-        clients = owner == "" or rejected.session == 0
-        if clients or owner == self._name:
+        if not rejected.origin:
             self.own(rejected)
-        if self._machine.core_format < FORMAT_REJECTED:
-            return
-        for link in self._followers():
-            if clients or link.peer_name == owner:
-                _send(link, rejected)
+        elif self._machine.core_format >= FORMAT_REJECTED:
+            for link in self._followers():
+                if link.peer_name == rejected.origin:
+                    _send(link, msgspec.structs.replace(rejected, origin=""))
 
     def with_room(self, commands: Sequence[bytes], reject: Reject) -> Sequence[bytes]:
         """Those of a leader's commands that its disk has room for; `reject` gets the others."""

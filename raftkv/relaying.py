@@ -50,13 +50,16 @@ class _Waiting(NamedTuple):
 
 
 class Relay:
-    """Judges what replicants propose through one core. `send` takes what is granted later."""
+    """Judges what replicants propose through one core.
+
+    `send` takes what is granted later: the name of the replicant, and its commands.
+    """
 
     def __init__(
         self,
         machine: StateMachine,
         monotonic: Callable[[], float],
-        send: Callable[[Sequence[bytes]], object],
+        send: Callable[[str, Sequence[bytes]], object],
     ) -> None:
         self._machine = machine
         self._monotonic = monotonic
@@ -95,11 +98,13 @@ class Relay:
         now, waiting = self._monotonic(), self._waiting
         self._waiting, self._waiting_bytes = [], 0
         self._shares.clear()
-        granted: list[bytes] = []
+        granted: dict[str, list[bytes]] = {}
         for each in waiting:
-            self._sort(each, granted, late=now >= each.until)
-        if granted:
-            self._send(granted)
+            own = granted.setdefault(each.proposer.name, [])
+            self._sort(each, own, late=now >= each.until)
+        for name, commands in granted.items():
+            if commands:
+                self._send(name, commands)
 
     def _sort(self, each: _Waiting, granted: list[bytes], *, late: bool = False) -> None:
         """Grant it, refuse it or let it wait. What may go on is never `late`."""

@@ -96,7 +96,7 @@ CONSENSUS = {
     *(wire.SnapshotReply, wire.TimeoutNow, wire.Founded, wire.Addresses, wire.Liveness),
     *(wire.LostEntries, wire.Digests, wire.Presence),
     *(wire.Propose, wire.ReadRequest, wire.ReadReply),
-    wire.Rejected,
+    *(wire.Rejected, wire.Relayed),
 }
 
 
@@ -240,7 +240,7 @@ class Upstream:
         self.later: list[bytes] = []
         machine: Any = self.machine
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
-        self.relay = Relay(machine, clock, self.later.extend)
+        self.relay = Relay(machine, clock, lambda origin, commands: self.later.extend(commands))
 
     def admit(self, *commands: bytes) -> list[bytes]:
         return self.relay.admit(ME, commands)

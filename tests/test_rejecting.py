@@ -183,15 +183,14 @@ class FakeLink:
 
 
 class Core:
-    """A core named core1 with two replicants; sessions 3, 4 and 5 are of nodes, 6 of a client."""
+    """A core named core1 that two replicants copy from."""
 
     def __init__(self, core_format: int = 2) -> None:
         self.runtime = FakeRuntime()
         self.own: list[wire.Rejected] = []
         self.edges = [FakeLink("edge1"), FakeLink("edge2")]
-        owners = {3: "edge1", 4: "core1", 5: "core2", 6: ""}
         engine: Any = SimpleNamespace(me="core1-aa", runtime=self.runtime)
-        machine: Any = SimpleNamespace(core_format=core_format, session_owner=owners.get)
+        machine: Any = SimpleNamespace(core_format=core_format)
         edges: Any = self.edges
         self.rejecting = Rejecting(engine, machine, lambda: edges)
         self.rejecting.own = self.own.append
@@ -205,30 +204,46 @@ def envelope(session: int, seq: int = 1) -> bytes:
     return msgspec.msgpack.encode(Envelope(session, seq, 0, "kv", b""))
 
 
-@pytest.mark.parametrize(
-    ("session", "expected"),
-    [
-        (3, {"edge1"}),
-        (4, {"core1"}),
-        (5, set()),
-        (6, {"core1", "edge1", "edge2"}),
-        (0, {"core1", "edge1", "edge2"}),
-        (7, set()),
-    ],
-)
-def test_a_rejection_is_passed_on_to_where_the_session_is_used(
-    session: int, expected: set[str]
-) -> None:
-    for local in (True, False):
-        core = Core()
-        if local:
-            core.rejecting.here(envelope(session), TooLarge.code, "why")
-            assert core.reached() == set(), "a turn later: it is being sent"
-            core.runtime.run()
-        else:
-            link: Any = FakeLink("core2")
-            core.rejecting.on_rejected(link, wire.Rejected(session, 1, TooLarge.code, "why"))
-        assert core.reached() == expected
+@pytest.mark.parametrize("origin", ["", "edge1", "edge2", "edge3"])
+def test_only_the_node_whose_copy_it_is_gets_a_rejection(origin: str) -> None:
+    """Several nodes may have sent a client's command under one number; others may be taken."""
+    expected = {origin or "core1"} - {"edge3"}
+    core = Core()
+    link: Any = FakeLink("core2")
+    core.rejecting.on_rejected(link, wire.Rejected(6, 1, TooLarge.code, "why", origin))
+    assert core.reached() == expected
+    leader = Core()
+    reject = leader.rejecting.to(origin) if origin else leader.rejecting.here
+    reject(envelope(6), TooLarge.code, "why")
+    if not origin:
+        assert leader.reached() == set(), "a turn later: it is being sent"
+        leader.runtime.run()
+    assert leader.reached() == expected
+    assert all(each.origin == "" for edge in core.edges for each in edge.sent)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("core_format", [1, 2])
+def test_what_is_passed_on_for_a_replicant_names_it(core_format: int, *, leads: bool) -> None:
+    sent: list[Any] = []
+    core = Core(core_format)
+    part: Any = SimpleNamespace(
+        engine=SimpleNamespace(leading=leads or None),
+        rejecting=core.rejecting,
+        _replica=SimpleNamespace(core_format=core_format),
+        _leader_link=lambda: SimpleNamespace(send=sent.append),
+        _take=lambda commands, reject: [reject(each, TooLarge.code, "why") for each in commands],
+    )
+    CorePart._relay_on(part, "edge1", [envelope(6)])
+    if leads:
+        assert core.reached() == ({"edge1"} if core_format == 2 else set())
+    elif core_format == 2:
+        assert sent == [wire.Relayed([envelope(6)], "edge1")]
+        link: Any = FakeLink("core1")
+        Core().rejecting.by(link, sent[0].origin)(sent[0].commands[0], TooLarge.code, "why")
+        assert link.sent == [wire.Rejected(6, 1, TooLarge.code, "why", "edge1")]
+    else:
+        assert sent == [wire.Propose([envelope(6)])]
 
 
 def test_at_core_format_1_only_the_leader_itself_learns_of_it() -> None:
@@ -256,9 +271,9 @@ def test_a_peer_that_reads_nothing_gets_no_more_rejections() -> None:
     for each in (link, *core.edges):
         each.unsent_bytes = 2 << 20
     core.rejecting.by(passed)(envelope(3), TooLarge.code, "why")
-    core.rejecting.on_rejected(passed, wire.Rejected(6, 1, TooLarge.code, "why"))
+    core.rejecting.on_rejected(passed, wire.Rejected(6, 1, TooLarge.code, "why", "edge2"))
     assert link.sent == []
-    assert core.reached() == {"core1"}
+    assert core.reached() == set()
 
 
 @pytest.mark.parametrize("room", [True, False])

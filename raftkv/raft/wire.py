@@ -52,6 +52,7 @@ __all__ = [
     "ReadRequest",
     "Refusal",
     "Rejected",
+    "Relayed",
     "RpcReply",
     "RpcRequest",
     "SnapshotChunk",
@@ -305,13 +306,25 @@ class LostEntries(_Message, frozen=True, tag=26):
 class Rejected(_Message, frozen=True, tag=27):
     """A proposed command was left out; `code` is that of an error class. One copy of it is meant.
 
-    Only from core format 2 on: nodes of release 0.1.0 do not know it.
+    `origin` is that of the `Relayed` in which it came, else "". Only from core format 2 on: nodes
+    of release 0.1.0 do not know it.
     """
 
     session: Number
     seq: Nonce
     code: str
     reason: str
+    origin: str = ""
+
+
+class Relayed(_Message, frozen=True, tag=28):
+    """Encoded commands on their way to the leader, from a core that `origin` copies from.
+
+    Only from core format 2 on; before it a `Propose` takes its place.
+    """
+
+    commands: list[bytes]
+    origin: str
 
 
 class Follow(_Message, frozen=True, tag=30):
@@ -398,6 +411,7 @@ Message = (
     | Liveness
     | Presence
     | Rejected
+    | Relayed
     | Digests
     | LostEntries
     | Follow

@@ -39,6 +39,7 @@ KINDS: Final = (
     wire.SnapshotReply,
     wire.TimeoutNow,
     wire.Propose,
+    wire.Relayed,
     wire.ReadRequest,
     wire.ReadReply,
     wire.Liveness,
