@@ -1,7 +1,8 @@
 """What topics count against the quota, and which commands add to it.
 
 What arrives from another region adds, too: its link pauses while it is refused. Acknowledgements,
-of other regions as well, are never refused, nor is whatever ends or trims something.
+of other regions as well, are never refused, nor is whatever ends or trims something. A topic or a
+subscription that is there may be declared again: with less retention, or to take its messages.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ __all__ = ["QUOTA", "ROW_BYTES"]
 #: What a topic or a subscription counts besides its name.
 ROW_BYTES: Final = 512
 
-_ADDING: Final = frozenset({Publish, Deliver, DeclareTopic, Subscribe})
+_ADDING: Final = frozenset({Publish, Deliver})
+_DECLARING: Final = frozenset({DeclareTopic, Subscribe})
 
 
 def _topic(key: str, row: Topic) -> int:
@@ -37,4 +39,12 @@ def _adds(command: Any) -> bool:
     return type(command) in _ADDING
 
 
-QUOTA: Final = Quota(sizes={"topics": _topic, "subs": _sub, "messages": _message}, adds=_adds)
+def _declares(command: Any) -> bool:
+    return type(command) in _DECLARING
+
+
+QUOTA: Final = Quota(
+    sizes={"topics": _topic, "subs": _sub, "messages": _message},
+    adds=_adds,
+    declares=_declares,
+)

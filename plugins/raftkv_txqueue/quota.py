@@ -1,7 +1,8 @@
 """What the queues count against the quota, and which commands add to it.
 
 A staged message counts what it will count in its queue, so whatever was prepared can be committed:
-a commit adds nothing. Accepting, releasing, purging and deciding are never refused.
+a commit adds nothing. A queue that is there may be declared again. Accepting, releasing, purging
+and deciding are never refused.
 """
 
 from __future__ import annotations
@@ -40,10 +41,15 @@ def _adds(command: Any) -> bool:
     kind = type(command)
     if kind in (Stage, Commit, End):
         return any(type(operation) is PublishTo for operation in command.operations)
-    return kind in (Publish, DeclareQueue)
+    return kind is Publish
+
+
+def _declares(command: Any) -> bool:
+    return type(command) is DeclareQueue
 
 
 QUOTA: Final = Quota(
     sizes={"queues": _queue, "messages": _message, "staged": _staged},
     adds=_adds,
+    declares=_declares,
 )

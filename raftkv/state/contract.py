@@ -67,12 +67,15 @@ class Quota(msgspec.Struct, frozen=True):
     `derived`: what is known without counting rows, from the tables by name. `adds`: whether a
     command may add user data; such commands are refused beyond the quota. A plugin that promises
     something (a prepared transaction) counts at the promise what will stand there once it is kept.
+    `declares`: whether a command makes something unless it is there; such are refused only if they
+    have made it, for those who take the data away may send them as well.
     """
 
     sizes: Mapping[str, Callable[[Any, Any], int]]
     adds: Callable[[Any], bool]
     derived: Callable[[Callable[[str], TableView[Any, Any]]], int] | None = None
     default_bytes: int = 2 * 1024**3
+    declares: Callable[[Any], bool] | None = None
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

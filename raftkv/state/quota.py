@@ -12,6 +12,7 @@ Rules of this file
    step the alarm NOSPACE of its plugin is written to the core's table of alarms. While it stands
    there, the plugin's adding commands are refused before they are applied, and so are those of the
    plugins that use it. Only `DisarmAlarm` ends it; the next command that is beyond raises it again.
+   One that declares something is applied first: what was there already adds nothing.
 3. What one plugin does by a command of another (`Context.call`) is not refused: it is the effect
    of something that was promised before. It raises the alarm.
 4. All of it is in force from core format 2 on. The count is kept at any format.
@@ -233,18 +234,31 @@ class Gate:
         assert plugin.quota is not None
         self._apply: Apply = plugin.apply
         self._adds = plugin.quota.adds
+        self._declares = plugin.quota.declares
         self._own = own
         self._all = (own, *used)
         self._overrun = overrun
 
     def __call__(self, command: Any, ctx: Context) -> Any:
         if not self._is_judged(command):
+            if self._is_declaring(command):
+                return self._declared(command, ctx)
             return self._apply(command, ctx)
         self._require_disarmed()
         result = self._apply(command, ctx)
         if type(result) is GeneratorType:
             return self._judged(result)
         self._require_room()
+        return result
+
+    def _declared(self, command: Any, ctx: Context) -> Any:
+        before = self._own.bytes
+        result = self._apply(command, ctx)
+        if type(result) is GeneratorType:
+            result = at_once(result)
+        if self._own.bytes > before:
+            self._require_disarmed()
+            self._require_room()
         return result
 
     def _judged(self, steps: Steps[Any]) -> Steps[Any]:
@@ -265,12 +279,16 @@ class Gate:
         if type(result) is GeneratorType:
             result = at_once(result)
         own = self._own
-        if self._is_judged(command) and own.exceeds(own.quota_bytes):
+        adds = self._is_judged(command) or self._is_declaring(command)
+        if adds and own.exceeds(own.quota_bytes):
             self._overrun.append(own.plugin)
         return result
 
     def _is_judged(self, command: Any) -> bool:
         return self._adds(command)
+
+    def _is_declaring(self, command: Any) -> bool:
+        return self._declares is not None and self._declares(command)
 
     def _require_disarmed(self) -> None:
         for usage in self._all:
