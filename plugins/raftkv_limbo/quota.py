@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from raftkv.plugin import Quota
 
-from .commands import CreateSpace, Entry, Row, Space, Submit
+from .commands import CreateSpace, Entry, Row, Space, Submit, Transaction
 
-__all__ = ["QUOTA", "ROW_BYTES"]
+__all__ = ["QUOTA", "ROW_BYTES", "adds"]
 
 #: What a key, a transaction or a space counts besides its bytes.
 ROW_BYTES: Final = 256
@@ -35,13 +35,14 @@ def _entry(key: int, row: Entry) -> int:
     return ROW_BYTES + sum(len(each.key) + len(each.value or b"") for each in row.writes)
 
 
+def adds(transaction: Transaction) -> bool:
+    """Whether a transaction may add data; else it only deletes."""
+    return any(write.value is not None for write in transaction.writes)
+
+
 def _adds(command: Any) -> bool:
     if type(command) is Submit:
-        return any(
-            write.value is not None
-            for transaction in command.transactions
-            for write in transaction.writes
-        )
+        return any(map(adds, command.transactions))
     return type(command) is CreateSpace
 
 

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from raftkv.errors import (
+    NoSpace,
     NotApplied,
     Overloaded,
     PluginFault,
@@ -52,6 +53,7 @@ from .errors import NotSubmitted, SubmitUnknown, refusal
 from .gathering import NEVER, Gathering
 from .metrics import Counters
 from .options import LimboOptions
+from .quota import adds
 from .refusals import BatchTooLarge, QueueFull
 from .room import Load, Room
 from .status import owns
@@ -262,6 +264,15 @@ class Submitting:
             except (TooLarge, BatchTooLarge, PluginFault, UnknownCommand) as error:
                 await self._each_alone(batch, error)
                 return
+            except NoSpace as error:
+                # What only deletes is never refused for that: it shared a command with what adds.
+                adding = [one for one in batch if adds(one.transaction)]
+                if not adding:
+                    self._fail(batch, error)
+                    return
+                self._fail(adding, error)
+                batch = [one for one in batch if one not in adding]
+                continue
             except Refused as error:
                 self._fail(batch, error)
                 return

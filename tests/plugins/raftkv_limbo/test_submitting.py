@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from raftkv.errors import Overloaded, ReadTimeout, Stopped
+from raftkv.errors import NoSpace, Overloaded, ReadTimeout, Stopped
+from raftkv_limbo import Limbo
 from raftkv_limbo.commands import Condition, Submit, Write
 from raftkv_limbo.errors import NotSubmitted, RolledBack, StillPending, SubmitUnknown
 from raftkv_limbo.options import LimboOptions
@@ -70,6 +71,35 @@ async def test_the_next_batch_gathers_while_one_is_under_way(cluster: Cluster) -
         await asyncio.sleep(0)
     await asyncio.gather(first, *later)
     assert batches(cluster) == [1, 5]
+
+
+@story()
+async def test_beyond_the_quota_deletions_do_not_fail_with_what_shares_their_batch(
+    cluster: Cluster,
+) -> None:
+    limbo = await cluster.own("core1")
+    await limbo.submit(sync("a"))
+    quota = Limbo.quota
+    assert quota is not None
+
+    def judged(apply: Any) -> Any:
+        def full(command: Any, ctx: Any) -> Any:
+            if quota.adds(command):
+                raise NoSpace("limbo")
+            return apply(command, ctx)
+
+        return full
+
+    with pytest.MonkeyPatch.context() as patch:
+        for machine in (cluster.witness, *(node.machine for node in cluster.nodes.values())):
+            routed = machine._all["limbo"]
+            patch.setattr(routed, "apply", judged(routed.apply))
+        put, deletion = await asyncio.gather(
+            limbo.submit(sync("b")), limbo.submit(sync("a", None)), return_exceptions=True
+        )
+    assert isinstance(put, NoSpace)
+    assert isinstance(deletion, Receipt)
+    assert cluster.value("core1", "s", b"a") is None
 
 
 @story()
