@@ -36,8 +36,10 @@ log = logging.getLogger("raftkv.peering")
 
 # How long the first node may take for a handshake: a few round trips and a turn of its loop.
 PING_S: Final = 1.0
-# How long a result counts. The second node comes back sooner than that.
+# How long a result counts. The second node comes back sooner than that: but for "the first one is
+# gone" it may have up to seven cores, or old addresses where nothing answers, to try in between.
 VALID_S: Final = 3.0
+GONE_VALID_S: Final = 20.0
 
 
 class First(msgspec.Struct, frozen=True):
@@ -71,8 +73,9 @@ class Look:
         now = self._hub.runtime.monotonic()
         subject = (first.raft_id, _process(hello) or hello.raft_id)
         check = self._checks.get(first.name)
-        if check is not None and check.alive is not None and now - check.at >= VALID_S:
-            check = None
+        if check is not None and check.alive is not None:
+            valid_s = VALID_S if check.alive else GONE_VALID_S
+            check = check if now - check.at < valid_s else None
         if check is None or check.subject != subject:
             check = self._checks[first.name] = _Check(subject)
             looking = self._look(first, hello, check)

@@ -47,10 +47,10 @@ ALARM_S: Final = 10.0
 
 
 class _Met(msgspec.Struct):
-    """A process that has taken part under a raft id; `up`: its link is up."""
+    """A process that has taken part under a raft id, and how many of its links are up."""
 
     hello: wire.Hello
-    up: bool = True
+    links: int = 1
 
 
 class Twins:
@@ -81,12 +81,17 @@ class Twins:
         members = self._configuration().members
         self._met = {each: met for each, met in self._met.items() if each in members}
         if hello.raft_id in members:
-            self._met[hello.raft_id] = _Met(hello)
+            met = self._met.get(hello.raft_id)
+            same = met is not None and process_of(met.hello) == process_of(hello)
+            # A link that replaces another one of this process comes up before that one is down.
+            links = met.links + 1 if met is not None and same else 1
+            self._met[hello.raft_id] = _Met(hello, links)
+            self._look.forget(name_of(hello.raft_id))
 
     def link_down(self, hello: wire.Hello | None) -> None:
         met = None if hello is None else self._met.get(hello.raft_id)
         if met is not None and hello is not None and process_of(met.hello) == process_of(hello):
-            met.up = False
+            met.links = max(0, met.links - 1)
 
     # -- judging
 
@@ -126,7 +131,7 @@ class Twins:
             if process_of(met.hello) in ("", process):
                 return None
             moved = met.hello.peer_address != hello.peer_address
-            if met.up or moved:
+            if met.links or moved:
                 return First(name_of(hello.raft_id), hello.raft_id, met.hello.peer_address)
             return None
         row = self._members().get(name_of(hello.raft_id))

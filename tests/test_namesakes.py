@@ -5,14 +5,42 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from raftkv import namesakes
 from raftkv.config import NodeConfig
 from raftkv.node import Node
+from raftkv.raft import wire
 from raftkv.testing.local_cluster import LocalCluster, free_ports
+from tests.fakes import FakeRuntime
 from tests.test_membership import in_loop, until
+
+
+def hello_of(process: str, address: str) -> wire.Hello:
+    about = wire.About("0.2", (), process)
+    return wire.Hello(1, "raft", "c", "id", "a-1", "core", address, "", "", True, about)
+
+
+@pytest.fixture
+def no_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_answer(*arguments: object) -> None:
+        return None
+
+    monkeypatch.setattr(namesakes, "handshake_at", no_answer)
+
+
+@pytest.mark.usefixtures("no_node_answers")
+def test_that_the_first_is_gone_counts_until_the_second_has_tried_all_its_addresses() -> None:
+    runtime = FakeRuntime()
+    look = namesakes.Look(SimpleNamespace(runtime=runtime))  # type: ignore[arg-type]
+    first, second = namesakes.First("a", "a-1", "old:1"), hello_of("p2", "new:1")
+    assert look.alive(first, second) is None
+    runtime.run()
+    runtime.now += 3 * 3 + 1  # three addresses that swallow what is sent there
+    assert look.alive(first, second) is False
 
 
 def twin_of(config: NodeConfig, directory: Path) -> NodeConfig:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from raftkv.errors import ReadTimeout
 from raftkv.node import Node
+from raftkv.raft.membership import Configuration
 from raftkv.server.health import Health
 from raftkv.testing.local_cluster import LocalCluster, free_ports
-from raftkv.twins import IDENTITY
+from raftkv.twins import IDENTITY, Twins
+from tests.fakes import FakeRuntime
 from tests.test_membership import in_loop, until
+from tests.test_namesakes import hello_of, no_node_answers
+
+__all__ = ["no_node_answers"]
 
 
 async def copied(cluster: LocalCluster, name: str, to: Path) -> Node:
@@ -25,6 +31,22 @@ async def copied(cluster: LocalCluster, name: str, to: Path) -> Node:
     address = f"127.0.0.1:{port}"
     cores = {**config.cores, name: address}
     return Node(msgspec.structs.replace(config, dir=str(to), peer_address=address, cores=cores))
+
+
+@pytest.mark.usefixtures("no_node_answers")
+def test_a_link_that_replaces_another_one_of_its_process_is_still_up() -> None:
+    configuration = Configuration(("a-1", "b-1"))
+    runtime = FakeRuntime()
+    hub = SimpleNamespace(runtime=runtime)
+    twins = Twins(hub, lambda: None, dict, lambda: configuration)  # type: ignore[arg-type]
+    first, second = hello_of("p1", "there:1"), hello_of("p2", "there:1")
+    twins.link_up(first)
+    twins.link_up(first)
+    twins.link_down(first)
+    assert twins.judge(second) is not None
+    runtime.run()
+    twins.link_down(first)
+    assert twins.judge(second) is None
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
@@ -60,6 +82,11 @@ def test_a_copy_is_let_in_once_the_first_process_is_gone(tmp_path: Path) -> None
     async def run() -> None:
         async with LocalCluster(3) as cluster:
             await cluster.nodes[0].kv.put(b"a", b"1")
+            # A copy is not believed if the first process has acknowledged more than it holds.
+            last = 0
+            while last != (last := cluster.nodes[0].machine.index):
+                await asyncio.sleep(0.5)
+            await cluster.converge()
             async with await copied(cluster, "core3", tmp_path / "copy") as second:
                 others = [cluster.running["core1"], cluster.running["core2"]]
                 await until(lambda: all(IDENTITY in node.status().alarms for node in others))
