@@ -66,7 +66,7 @@ def test_a_wrong_quota_is_refused_by_name() -> None:
     async def play() -> None:
         async with LocalCluster(1, 1) as cluster:
             await cluster.converge()
-            for body in (b"", b"[]", {"quota_bytes": "2G"}, {}):
+            for body in (b"", b"[]", {"quota_bytes": "2G"}, {"quota_bytes": 1 << 70}, {}):
                 answer = await asked(cluster, "PUT", "{plugin}", plugin="kv", body=body)
                 assert answer.status == 400
                 assert b"quota_bytes" in answer.body

@@ -9,7 +9,7 @@ The alarm NOSPACE is ended as in etcd: `POST /v3/maintenance/alarm`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -37,7 +37,8 @@ class QuotaNode(Protocol):
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    quota_bytes: int | None
+    # More than 64 bits could not be sent on.
+    quota_bytes: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
