@@ -282,6 +282,14 @@ class StateMachine:
         """Whether no entry is under way: only then does the state belong to `index`."""
         return self.index == self._entry
 
+    @property
+    def newest_index(self) -> int:
+        """`index`, or the next one while that entry is under way and seen in part.
+
+        Another node that has applied so far shows at least all that is seen here.
+        """
+        return self._entry
+
     def _publish(self, index: int) -> None:
         if self._capture.changes:
             self._capture.publish(index)

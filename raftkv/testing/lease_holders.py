@@ -138,7 +138,7 @@ class LeaseHolders:
         name, node = picked
         try:
             granted = await self._world.call(name, node.leases.grant(ttl_s, timeout_s=TIMEOUT_S))
-            promise = Promise(granted.id, granted.ttl_s, node.machine.index, 0.0)
+            promise = Promise(granted.id, granted.ttl_s, node.machine.newest_index, 0.0)
             if histories == self._histories:
                 self._promises[promise.lease] = promise
                 promise.sent(sent_at)
@@ -150,7 +150,7 @@ class LeaseHolders:
         except UNANSWERED:
             return None
         if histories == self._histories:
-            promise.index = max(promise.index, node.machine.index)
+            promise.index = max(promise.index, node.machine.newest_index)
             promise.key = key
         return promise
 

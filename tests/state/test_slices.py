@@ -60,6 +60,8 @@ def test_the_index_moves_at_the_end_and_readers_see_whole_commands_before_it() -
         assert outcomes, "a slice without a command"
         assert outcomes[-1][2].revision == log.revision, "the last answer is what a reader finds"
         revisions.append((log.machine.index, log.machine.view("kv").index, log.revision))
+        assert log.machine.newest_index == 3, "what has applied that shows what was answered"
+    assert log.machine.newest_index == 3
     assert revisions == [
         (2, 2, 1 + SLICE_COMMANDS),
         (2, 2, 1 + 2 * SLICE_COMMANDS),
