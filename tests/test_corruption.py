@@ -7,13 +7,22 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from raftkv import Node
 from raftkv.corruption import Report, Verdict, judge
-from raftkv.corruption_check import CORRUPT
+from raftkv.corruption_check import (
+    BYTE_S,
+    CORRUPT,
+    LOOP_PART,
+    RESULT_PART,
+    ROW_S,
+    SLICE_S,
+    CorruptionCheck,
+)
 from raftkv.errors import CorruptState
 from raftkv.membership import CoreMember
 from raftkv.parts import CorePart
@@ -91,6 +100,24 @@ def test_no_healthy_node_is_ever_certain_to_be_corrupt() -> None:
             continue
         for me in known:
             assert me in corrupt or not judge(me, THREE, known).own
+
+
+def test_a_walk_on_a_busy_loop_ends_when_that_of_the_leader_does() -> None:
+    """Else the next entry cancels it, each time, and this core is never compared."""
+    now, lag_s, steps = 0.0, 0.03, [(200, 1000)] * 100
+
+    async def sleep(delay_s: float) -> None:
+        nonlocal now
+        now += delay_s + lag_s
+
+    runtime = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    about = SimpleNamespace(software="0.2", formats=())
+    check = CorruptionCheck(SimpleNamespace(runtime=runtime, about=about))  # type: ignore[arg-type]
+    walk = SimpleNamespace(index=7, tables={}, slices=lambda: (step for step in steps))
+    engine = SimpleNamespace(me="a-1", links={})
+    asyncio.run(check._walk(engine, walk, THREE, 2))  # type: ignore[arg-type]
+    charged_s = sum(SLICE_S + rows * ROW_S + size * BYTE_S for rows, size in steps)
+    assert charged_s / LOOP_PART <= now < charged_s / LOOP_PART * (1 + RESULT_PART / 2)
 
 
 # Whole nodes --------------------------------------------------------------------------------------
