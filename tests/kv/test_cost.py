@@ -91,7 +91,7 @@ def test_what_is_refused_unseen_costs_its_size_and_nothing_is_counted(
         raise AssertionError("counted")
 
     monkeypatch.setattr("raftkv.kv.cost.count_range", refuse)
-    monkeypatch.setattr("raftkv.state.estimating._foreseen", lambda r, c, v: r.plugin.cost(c, v))
+    monkeypatch.setattr("raftkv.state.estimating.foreseen", lambda r, c, v: r.plugin.cost(c, v))
     assert estimate(host, command) == 1
     assert isinstance(host.apply(command), Refused)
 
