@@ -135,6 +135,8 @@ class Extras:
 
     async def _digest(self, request: Request) -> Response:
         machine = self._node.machine
+        while not machine.between_entries:
+            await asyncio.sleep(0)
         return Response({"index": machine.index, "digest": machine.digest()})
 
     async def _lease(self, request: Request) -> Response:

@@ -187,7 +187,8 @@ class View(Protocol):
     """The applied state of one plugin, read-only. Valid until the next `await`."""
 
     @property
-    def index(self) -> int: ...
+    def index(self) -> int:
+        """The last entry that is applied whole; some commands of the next one may show already."""
 
     @property
     def now(self) -> int: ...
