@@ -162,8 +162,11 @@ class CostlyCommands:
         return self._session
 
     def _was_opened(self, opening: asyncio.Future[str]) -> None:
+        failed = opening.cancelled() or opening.exception() is not None
+        if opening is not self._opening:
+            return  # the history that it belongs to was given up meanwhile
         self._opening = None
-        if not opening.cancelled() and opening.exception() is None:
+        if not failed:
             self._session = _Session(int(opening.result().partition("-")[0]))
 
     # -- room
@@ -210,7 +213,7 @@ class CostlyCommands:
 
     def history_ended(self) -> None:
         """The history that knew the session was given up."""
-        self._session = None
+        self._session = self._opening = None
 
     def stop(self) -> None:
         """Nothing more is sent; what waits here was not applied."""

@@ -94,6 +94,25 @@ def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 
 
+def test_a_session_that_was_being_opened_as_the_history_ended_is_not_used() -> None:
+    """Its number may be another's in the new history."""
+
+    async def test(bench: Bench) -> None:
+        task = bench.submit("a")
+        await asyncio.sleep(0)
+        bench.costly.history_ended()
+        await bench.turn()
+        assert bench.way.opened == 1
+        assert bench.way.proposed == []
+        with pytest.raises(NoLeader):
+            await task
+        bench.submit("b")
+        await bench.turn()
+        assert bench.way.proposed == [(20, 1, 1, "b")]
+
+    run(test)
+
+
 def test_only_what_may_look_at_many_rows_is_costly() -> None:
     costly = Bench().costly
     assert costly.rows_of("kv", Look("few", COSTLY_ROWS)) == 0
