@@ -24,7 +24,7 @@ __all__ = ["app"]
 
 _DEFAULT: Final = "default"
 
-app = group("The quotas of the keyspace and of plugins, in logical bytes: list, set.")
+app = group("The quotas of the keyspace and of plugins: list, set.")
 
 
 def _ask(at: At, method: str, path: str, body: dict[str, Any] | None = None) -> Any:

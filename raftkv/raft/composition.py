@@ -9,7 +9,10 @@ the commands by origin (the session under which they were numbered) and chooses:
    the cheap ones of other sessions in it. Those that are appended and not applied yet are bounded,
    too: else they would wait in the log instead, ahead of whatever comes.
 3. Origins take turns, for cheap and for costly commands alike.
-4. None starves. A costly command that is more than the bounds goes alone, once no other is on its
+4. What is held back, costly commands and those behind one of their session, is bounded in bytes:
+   else it would use up the room of all that may wait. What finds no room is dropped, as if it had
+   been lost on its way; its origin sends it again.
+5. None starves. A costly command that is more than the bounds goes alone, once no other is on its
    way; one that found no room is the first to be looked at for the next entry.
 
 The common case costs a search in the joined bytes: if all that waits fits into one entry and no
@@ -24,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-__all__ = ["BURST", "COSTLY_ROWS", "FLIGHT_ROWS", "SHARE_ROWS", "Composition"]
+__all__ = ["BURST", "COSTLY_ROWS", "FLIGHT_ROWS", "HELD_BYTES", "SHARE_ROWS", "Composition"]
 
 #: Rows from which on a command is costly: about 5 ms of work.
 COSTLY_ROWS: Final = 2_000
@@ -35,12 +38,15 @@ SHARE_ROWS: Final = 20_000
 FLIGHT_ROWS: Final = 2 * SHARE_ROWS
 #: Commands that one origin gets into an entry at its turn.
 BURST: Final = 16
+#: Bytes of commands that are held back: half of the default for all that may be uncommitted.
+HELD_BYTES: Final = 32 * 1024 * 1024
 # So many bytes of a command hold its session, numbers, plugin and tag.
 _HEAD_BYTES: Final = 96
 # Lengths of a msgpack unsigned integer by its first byte, if that is not the number itself.
 _INT_BYTES: Final = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
 
-Waiting = deque[tuple[bytes, int]]
+# Commands with their rows, and whether they are held back.
+Waiting = deque[tuple[bytes, int, bool]]
 
 
 def _origin(command: bytes) -> bytes:
@@ -51,8 +57,12 @@ def _origin(command: bytes) -> bytes:
 class Composition:
     """The commands that wait on one leader. `estimate` gives the rows of an encoded command."""
 
-    def __init__(self, estimate: Callable[[bytes], int]) -> None:
+    def __init__(self, estimate: Callable[[bytes], int], held_bytes_max: int = HELD_BYTES) -> None:
         self._estimate = estimate
+        self._held_bytes_max = held_bytes_max
+        self._held_bytes = 0
+        #: Commands that found no room among those that are held back, since it was last set to 0.
+        self.dropped = 0
         #: Commands that wait, and their bytes.
         self.commands = self.bytes = 0
         #: The rows of the costly commands among those that were taken last.
@@ -121,9 +131,30 @@ class Composition:
                 origin = _origin(command)
                 queue = self._waiting.get(origin) or self._open(origin)
             rows = estimate(command) if suspicious else 1
-            queue.append((command, rows))
+            held = rows > COSTLY_ROWS or (len(queue) > 0 and queue[-1][2])
+            if held and not self._hold(command):
+                if not queue:
+                    del self._waiting[origin]
+                origin = None
+                continue
+            queue.append((command, rows, held))
             if len(queue) == 1:
                 self._ring(rows).append(origin)
+
+    def _hold(self, command: bytes) -> bool:
+        """Whether there is room for one more that is held back. If not, it is dropped."""
+        if 0 < self._held_bytes > self._held_bytes_max - len(command):
+            self.commands -= 1
+            self.bytes -= len(command)
+            self.dropped += 1
+            return False
+        self._held_bytes += len(command)
+        return True
+
+    def _take_first(self, queue: Waiting) -> None:
+        command, _, held = queue.popleft()
+        if held:
+            self._held_bytes -= len(command)
 
     def _open(self, origin: bytes) -> Waiting:
         queue = self._waiting[origin] = deque()
@@ -142,13 +173,13 @@ class Composition:
         while ring:
             origin = ring[0]
             queue = self._waiting[origin]
-            command, rows = queue[0]
+            command, rows, _ = queue[0]
             left = min(SHARE_ROWS - taken.costly_rows, FLIGHT_ROWS - flight_rows)
             alone = flight_rows == 0 == taken.costly_rows
             if not (rows <= left or alone) or not taken.has_half(command):
                 break
             ring.popleft()
-            queue.popleft()
+            self._take_first(queue)
             taken.take_costly(command, rows)
             flight_rows += rows
             if not queue:
@@ -165,13 +196,13 @@ class Composition:
             origin = ring.popleft()
             queue = self._waiting[origin]
             for _ in range(BURST):
-                command, rows = queue[0]
+                command, rows, _ = queue[0]
                 if rows > COSTLY_ROWS:
                     break
                 if not taken.has_room(command, rows):
                     ring.appendleft(origin)
                     return
-                queue.popleft()
+                self._take_first(queue)
                 taken.take_cheap(command, rows)
                 if not queue:
                     del self._waiting[origin]

@@ -50,7 +50,9 @@ class Leading:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._commands = Composition(engine.application.estimate)
+        self._commands = Composition(
+            engine.application.estimate, engine.limits.uncommitted_bytes_max // 2
+        )
         # (index, rows) of entries with costly commands that are not applied, and these rows.
         self._costly: deque[tuple[int, int]] = deque()
         self._costly_rows = 0
@@ -293,6 +295,8 @@ class Leading:
             batch = commands.take(
                 limits.batch_bytes_max, BATCH_COMMANDS_MAX, self._flight_rows(), marks
             )
+            engine.counts.commands_refused += commands.dropped
+            commands.dropped = 0
             if not batch:
                 return  # until costly commands of earlier entries are applied
             payload = b"\x00" + engine.application.seal(batch)

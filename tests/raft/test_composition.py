@@ -118,6 +118,28 @@ Commands = st.lists(
 )
 
 
+def test_what_is_held_back_is_bounded_in_bytes_and_leaves_room_for_cheap_commands() -> None:
+    size = len(command(1, 1, SHARE_ROWS, 1_000))
+    composition = Composition(estimate, 3 * size)
+    composition.add([command(session, 1, SHARE_ROWS, 1_000) for session in range(1, 9)])
+    composition.add([command(9, 1), command(1, 2)])
+    assert taken(composition) == [(9, 1, 1), (1, 1, SHARE_ROWS)]
+    # Five costly ones, and what stood behind one of them.
+    assert composition.dropped == 6
+    assert (composition.commands, composition.bytes) == (2, 2 * size)
+    composition.add([command(4, 1, SHARE_ROWS, 1_000)])
+    again = [taken(composition) for _ in range(3)]
+    assert again == [[(2, 1, SHARE_ROWS)], [(3, 1, SHARE_ROWS)], [(4, 1, SHARE_ROWS)]]
+    assert (composition.commands, composition.bytes, composition._waiting) == (0, 0, {})
+
+
+def test_a_command_larger_than_the_room_for_what_is_held_back_goes_alone() -> None:
+    composition = Composition(estimate, 10)
+    composition.add([command(1, 1, SHARE_ROWS, 1_000), command(2, 1, SHARE_ROWS, 1_000)])
+    assert taken(composition) == [(1, 1, SHARE_ROWS)]
+    assert composition.dropped == 1
+
+
 @given(st.lists(Commands, min_size=1, max_size=6), st.integers(1, 3))
 def test_order_bounds_and_progress(arrivals: list[list[tuple[int, int, int]]], lag: int) -> None:
     """`lag`: after how many entries a costly command is applied."""
