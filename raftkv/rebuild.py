@@ -12,8 +12,9 @@ operator replaces a core (docs/operations.md), and nothing else:
 4. It asks the cores of its configuration file to add it, until it votes. A learner first, it gets
    a snapshot and catches up.
 
-A crash between any two steps repeats a step. A directory whose core was not removed is never
-emptied: its log may be the last copy of something.
+A crash after the note in the marker repeats a step. One between the removal and that note ends as
+without a rebuild: the node stops as corrupt, and an operator replaces it. A directory whose core
+was not removed is never emptied: its log may be the last copy of something.
 """
 
 from __future__ import annotations
