@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from raftkv.cli.processes import free_ports
 from raftkv.config import Limits, NodeConfig, RaftTimes
 from raftkv.node import Node
 from raftkv.plugin import Plugin
@@ -29,18 +29,6 @@ from raftkv.state.core import Core
 __all__ = ["LocalCluster", "free_ports"]
 
 Plugins = Sequence[type[Plugin[Any]] | Plugin[Any]]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 class LocalCluster:

@@ -500,7 +500,7 @@ async def test_an_answer_that_cannot_be_understood_is_none() -> None:
                     await client.kv.put(b"k", b"v", timeout_s=0.1)
         async with (
             FakeDoor(functools.partial(always, said)) as door,
-            Client(door.url, timeout_s=0.5) as client,
+            Client(door.url, timeout_s=2) as client,
         ):
             with pytest.raises(ReadTimeout, match="cannot be understood"):
                 await client.kv.get(b"k")

@@ -6,13 +6,13 @@ import dataclasses
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from raftkv.cli.processes import free_ports
 from tests.upgrade.releases import Release
 
 HOST = "127.0.0.1"
@@ -193,15 +193,3 @@ class MixedCluster:
             (n for n in self.cores if self.nodes[n].is_ready() and self.status(n)["leader"] == n),
             None,
         )
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
