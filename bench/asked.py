@@ -17,6 +17,7 @@ import msgspec
 
 from bench.control import LINE_BYTES_MAX
 from bench.layouts import ROOT, WorkerFailed
+from bench.setups import encoded
 
 __all__ = ["AskedProcess"]
 
@@ -52,7 +53,7 @@ class AskedProcess(Generic[AnswerT]):
         self._module = module
         self._file = directory / f"{name}.json"
         self._log = directory / f"{name}.log"
-        self._file.write_bytes(msgspec.json.encode(setup))
+        self._file.write_bytes(encoded(setup))
         self._process: asyncio.subprocess.Process | None = None
         self.decode = msgspec.json.Decoder(kind).decode
 

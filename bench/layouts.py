@@ -30,6 +30,7 @@ import msgspec
 
 from bench.control import LINE_BYTES_MAX, Failed, Reply, Request, Setup, State, Status, Stop
 from bench.schema import LAYOUTS
+from bench.setups import encoded
 from raftkv.config import NodeConfig, RaftTimes, parse_address
 
 __all__ = ["HTTP_CALLER", "Cluster", "Layout", "WorkerFailed", "node_configs"]
@@ -237,7 +238,7 @@ class Cluster:
             subscriptions=bool(self.region),
         )
         file = self._data / f"{name}.json"
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(setup)))
+        file.write_bytes(msgspec.json.format(encoded(setup)))
         log = self._data / f"{name}.log"
         stream = log.open("ab")  # of a process that was killed, too, and comes again
         self._logs.append(stream)
