@@ -323,7 +323,8 @@ class MemberChange:
             if self._left_s <= 0:
                 raise self._pending(index, leading.holders(index))
             await runtime.sleep(LOOK_S)
-        return True
+        # What was committed up to there may be another leader's, who has cut the change off.
+        return engine.leading is leading and engine.term == term
 
     async def _committed(self) -> bool:
         """Nothing is left to append: wait until the configuration in force is committed."""
