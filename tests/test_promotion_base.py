@@ -102,22 +102,29 @@ async def test_a_replicant_that_stands_before_the_entry_or_knows_nothing_is_aske
         assert asked.node.role == "core"
 
 
+async def begun_slowly(asked: Callee) -> tuple[int, asyncio.Event, asyncio.Future[Any]]:
+    """A promotion under way that goes on once the event is set: (since, event, its answer)."""
+    current = asked.engine.configuration
+    since = await asked.change(add_learner(current, asked.node.raft_id))
+    held, offload = asyncio.Event(), asked.node.runtime.offload_bulk
+
+    async def slow(function: Any, *arguments: Any) -> Any:
+        await held.wait()
+        return await offload(function, *arguments)
+
+    asked.node.runtime.offload_bulk = slow  # type: ignore[method-assign]
+    asking = asyncio.ensure_future(asked.ask(since))
+    follower: Any = asked.node._part.follower  # type: ignore[union-attr]
+    await until(lambda: follower.kept is not None)
+    return since, held, asking
+
+
 @in_loop
 async def test_a_removal_stops_a_promotion_under_way() -> None:
     async with LocalCluster(cores=1, replicants=1) as cluster:
         asked = Callee(cluster)
-        current = asked.engine.configuration
-        since = await asked.change(add_learner(current, asked.node.raft_id))
-        held, offload = asyncio.Event(), asked.node.runtime.offload_bulk
-
-        async def slow(function: Any, *arguments: Any) -> Any:
-            await held.wait()
-            return await offload(function, *arguments)
-
-        asked.node.runtime.offload_bulk = slow  # type: ignore[method-assign]
-        asking = asyncio.ensure_future(asked.ask(since))
+        _since, held, asking = await begun_slowly(asked)
         follower: Any = asked.node._part.follower  # type: ignore[union-attr]
-        await until(lambda: follower.kept is not None)
         await asked.change(remove(asked.engine.configuration, asked.node.raft_id))
         held.set()
         with pytest.raises(MembershipRefused, match="was removed again"):
@@ -131,18 +138,7 @@ async def test_a_removal_stops_a_promotion_under_way() -> None:
 async def test_a_newer_request_stops_an_older_promotion() -> None:
     async with LocalCluster(cores=1, replicants=1) as cluster:
         asked = Callee(cluster)
-        current = asked.engine.configuration
-        since = await asked.change(add_learner(current, asked.node.raft_id))
-        held, offload = asyncio.Event(), asked.node.runtime.offload_bulk
-
-        async def slow(function: Any, *arguments: Any) -> Any:
-            await held.wait()
-            return await offload(function, *arguments)
-
-        asked.node.runtime.offload_bulk = slow  # type: ignore[method-assign]
-        older = asyncio.ensure_future(asked.ask(since))
-        follower: Any = asked.node._part.follower  # type: ignore[union-attr]
-        await until(lambda: follower.kept is not None)
+        since, held, older = await begun_slowly(asked)
         await asked.core.kv.put(b"k", b"v")
         newer = asyncio.ensure_future(asked.ask(since + 1))
         await until(lambda: asked.node.promotion._since == since + 1)

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from tests.cli.json_node import JsonHandler, served
 from tests.cli.test_main import raftkv
 
 
@@ -17,34 +16,16 @@ from tests.cli.test_main import raftkv
 def node(status: dict[str, object]) -> Iterator[str]:
     """A node with this status; its endpoint."""
 
-    class Node(http.server.BaseHTTPRequestHandler):
+    class Node(JsonHandler):
         def do_GET(self) -> None:
-            data = json.dumps(status).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status)
 
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            data = json.dumps(status.get(f"{self.path} {asked['action']}", {})).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            asked = self.body()
+            self.answer(status.get(f"{self.path} {asked['action']}", {}))
 
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Node)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Node) as url:
+        yield url
 
 
 def test_each_node_lists_its_own_alarms() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from tests.cli.json_node import JsonHandler, served
 from tests.cli.test_main import raftkv
 
 
@@ -21,40 +20,23 @@ def node(revision: int, digest: str, *, later: int = 0, asks: int = 0) -> Iterat
     """
     asked_times = 0
 
-    class Node(http.server.BaseHTTPRequestHandler):
+    class Node(JsonHandler):
         def do_POST(self) -> None:
             nonlocal asked_times
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked = self.body()
             asked_times += not self.path.endswith("hashkv")
             stands_at = later if later and asked_times > asks else revision
             answer: dict[str, object] = {"header": {"revision": str(stands_at)}}
             if self.path.endswith("hashkv") and int(asked["revision"]) > stands_at:
-                self.answer(400, {"error": "etcdserver: mvcc: required revision is a future one"})
+                self.answer({"error": "etcdserver: mvcc: required revision is a future one"}, 400)
                 return
             if self.path.endswith("hashkv"):
                 answer |= {"hash": int(digest, 16), "hash_revision": asked["revision"]}
                 answer |= {"keys": "4", "digest": digest}
-            self.answer(200, answer)
+            self.answer(answer)
 
-        def answer(self, status: int, answer: dict[str, object]) -> None:
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Node)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Node) as url:
+        yield url
 
 
 @pytest.fixture

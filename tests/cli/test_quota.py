@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.cli.json_node import JsonHandler, served
 from tests.cli.test_main import raftkv
 
 ROWS = [
@@ -20,35 +19,18 @@ ROWS = [
 def node(rows: list[dict[str, object]], asked: list[tuple[str, object]]) -> Iterator[str]:
     """A node with these quotas; what is put to it goes into `asked`."""
 
-    class Node(http.server.BaseHTTPRequestHandler):
+    class Node(JsonHandler):
         def do_GET(self) -> None:
             assert self.path == "/v1/quotas"
-            self._answer({"quotas": rows})
+            self.answer({"quotas": rows})
 
         def do_PUT(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = self.body()
             asked.append((self.path, body))
-            self._answer({"plugin": self.path.rpartition("/")[2], **body})
+            self.answer({"plugin": self.path.rpartition("/")[2], **body})
 
-        def _answer(self, body: object) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Node)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Node) as url:
+        yield url
 
 
 def test_the_quotas_are_listed() -> None:
