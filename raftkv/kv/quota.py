@@ -46,12 +46,13 @@ def _history(table: Callable[[str], TableView[Any, Any]]) -> int:
     if last is None:
         return 0
     size: int = last.bytes_before + row_bytes(last)
-    compacted = history.get(meta.get("compacted", FIRST_REVISION))
-    if compacted is not None:
+    number: int | None = meta.get("compacted")
+    compacted = None if number is None else history.get(number)
+    if number is not None and compacted is not None:
         # Its own row stays until the next compaction. It does not count: after a deletion of all
         # keys in one revision, and a compaction up to that, there has to be room again.
         # Counted by the row behind it: of a revision that deleted all keys it would take as long.
-        behind = history.get(meta.get("compacted", FIRST_REVISION) + 1)
+        behind = history.get(number + 1)
         size -= (
             compacted.bytes_before + row_bytes(compacted) if behind is None else behind.bytes_before
         )
