@@ -224,11 +224,34 @@ def _change(verb: str, body: dict[str, Any], at: At) -> None:
                 body["name"], partial(ask_in_turn, endpoints, LIST_TIMEOUT_S, look), done
             )
         done.result()
-    found = ask_in_turn(endpoints, LIST_TIMEOUT_S, look)
+    found = _listing_after_change(endpoints, look)
     if at.output == "json":
         print_json({"verb": verb, "name": body["name"], **found})
         return
     typer.echo(_outcome(verb, body["name"], found))
+
+
+def _listing_after_change(
+    endpoints: Sequence[str], look: Callable[[str, float], Any]
+) -> dict[str, Any]:
+    """The members as the leader knows them; with a notice, as another node does if none answers.
+
+    A core that was just removed may answer and still take itself for a voter.
+    """
+
+    def of_leader(endpoint: str, left_s: float) -> Any:
+        found = look(endpoint, left_s)
+        if found["told_by"] != found["leader"]:
+            raise NoLeader(f"{endpoint} does not reach the leader")
+        return found
+
+    try:
+        found: dict[str, Any] = ask_in_turn(endpoints, LIST_TIMEOUT_S, of_leader)
+    except (NotApplied, Timeout):
+        found = ask_in_turn(endpoints, LIST_TIMEOUT_S, look)
+        notice = f"no leader answers, so the list may lack the change: {found['told_by']} gave it"
+        typer.echo(notice, err=True)
+    return found
 
 
 def _outcome(verb: str, name: str, found: dict[str, Any]) -> str:

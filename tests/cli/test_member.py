@@ -39,9 +39,11 @@ class Scripted(http.server.BaseHTTPRequestHandler):
     asked: ClassVar[list[tuple[str, Any]]] = []
 
     leader: ClassVar[str | None] = "core1"
+    stale: ClassVar[list[Any]] = []  # what is listed first, once a verb has been asked for
 
     def do_GET(self) -> None:
-        self._answer(200, {**LISTING, "leader": self.leader})
+        listing = self.stale.pop(0) if self.asked and self.stale else LISTING
+        self._answer(200, {**listing, "leader": self.leader})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -61,7 +63,7 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    Scripted.script, Scripted.asked = [], []
+    Scripted.script, Scripted.asked, Scripted.stale = [], [], []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -143,6 +145,16 @@ def test_a_forced_removal_says_so_and_prints_the_rest(endpoint: str) -> None:
     assert (document["verb"], document["name"]) == ("remove", "core3")
     assert document["members"] == LISTING["members"]
     assert Scripted.asked[0][1]["force"] is True
+
+
+def test_what_is_printed_after_a_change_is_what_the_leader_knows(endpoint: str) -> None:
+    """The removed core itself may answer first, and still take itself for a voter."""
+    removed = {**ROW, "name": "core3", "leads": False}
+    Scripted.stale = [{**LISTING, "told_by": "core3", "members": [ROW, COPY, removed]}]
+    Scripted.script = [(200, {"name": "core3"})]
+    done = raftkv("member", "remove", "core3", "--endpoint", endpoint, "--json")
+    assert json.loads(done.stdout)["members"] == LISTING["members"]
+    assert not Scripted.stale
 
 
 @pytest.mark.parametrize(
