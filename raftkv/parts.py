@@ -277,15 +277,17 @@ class CorePart:
         link.send(wire.Propose(list(commands)))
         return True
 
-    def _take(self, commands: Sequence[bytes], reject: Reject) -> bool:
-        """On a leader. What `reject` gets counts as sent: its origin learns that it was left out.
+    def _take(self, commands: Sequence[bytes], reject: Reject, origin: str = "") -> bool:
+        """On a leader; from this node, or from `origin`, by whose name the entries are shared.
+
+        What `reject` gets counts as sent: its origin learns that it was left out.
 
         So it gets nothing if this returns False: no copy has left then, and of the copies that have
         none was left out.
         """
         left_out: list[tuple[bytes, str, str]] = []
         kept = self.rejecting.with_room(commands, lambda *each: left_out.append(each))
-        taken = (not kept and bool(commands)) or self.engine.propose(kept)
+        taken = (not kept and bool(commands)) or self.engine.propose(kept, origin)
         if taken:
             for each in left_out:
                 reject(*each)
@@ -318,7 +320,7 @@ class CorePart:
                 proposer = Proposer(link.peer_name, link.peer_id, link.proof.kind)
                 commands = self.relay.admit(proposer, commands, reject)
             if leads:
-                self._take(commands, reject)
+                self._take(commands, reject, link.peer_name)
             elif commands:
                 self._relay_on(link.peer_name, commands)
 
@@ -326,20 +328,19 @@ class CorePart:
         """As `_on_propose` from a core, for commands of a replicant behind it."""
         if self.engine.leading is not None:
             reject = self.rejecting.by(link, message.origin)
-            self._take(self.proposals.fit(link.peer_name, message.commands, reject), reject)
+            commands = self.proposals.fit(link.peer_name, message.commands, reject)
+            self._take(commands, reject, message.origin or link.peer_name)
 
     def _relay_on(self, origin: str, commands: Sequence[bytes]) -> None:
         """What a replicant that copies from here may propose goes on to the leader, if it can."""
         if self.engine.leading is not None:
-            self._take(commands, self.rejecting.to(origin))
+            self._take(commands, self.rejecting.to(origin), origin)
             return
         link = self._leader_link()
         if link is None:
             return
         known = self._replica.core_format >= FORMAT_REJECTED
-        link.send(
-            wire.Relayed(list(commands), origin) if known else wire.Propose(list(commands))
-        )
+        link.send(wire.Relayed(list(commands), origin) if known else wire.Propose(list(commands)))
 
     def _on_read_request(self, link: Link, message: wire.ReadRequest) -> None:
         if self.engine.read_index((link, message.number)):

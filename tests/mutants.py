@@ -474,6 +474,12 @@ mutant(
     test_composition.test_an_entry_and_the_entries_on_their_way_hold_a_bounded_share,
 )
 mutant(
+    31,
+    "origins have no shares, only sessions",
+    wrapped(Composition, "add", lambda add: lambda self, commands, origin="": add(self, commands)),
+    test_composition.test_an_origin_gains_nothing_by_further_sessions,
+)
+mutant(
     28,
     "an entry is applied in one turn, however long that takes",
     wrapped(Applying, "run", lambda run: lambda self, until: run(self, float("inf"))),

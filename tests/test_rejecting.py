@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from types import SimpleNamespace
 from typing import Any
 
@@ -232,10 +233,13 @@ def test_what_is_passed_on_for_a_replicant_names_it(core_format: int, *, leads: 
         rejecting=core.rejecting,
         _replica=SimpleNamespace(core_format=core_format),
         _leader_link=lambda: SimpleNamespace(send=sent.append),
-        _take=lambda commands, reject: [reject(each, TooLarge.code, "why") for each in commands],
+        _take=lambda commands, reject, origin: [
+            reject(each, TooLarge.code, origin) for each in commands
+        ],
     )
     CorePart._relay_on(part, "edge1", [envelope(6)])
     if leads:
+        assert all(each.reason == "edge1" for edge in core.edges for each in edge.sent)
         assert core.reached() == ({"edge1"} if core_format == 2 else set())
     elif core_format == 2:
         assert sent == [wire.Relayed([envelope(6)], "edge1")]
@@ -280,7 +284,7 @@ def test_a_peer_that_reads_nothing_gets_no_more_rejections() -> None:
 def test_a_leader_that_takes_nothing_rejects_nothing_of_its_own(*, room: bool) -> None:
     """Else the origin would take the rejection for that of a copy that has left before."""
     rejected: list[Any] = []
-    engine = SimpleNamespace(propose=lambda commands: room)
+    engine = SimpleNamespace(propose=lambda commands, origin: room)
     part: Any = SimpleNamespace(
         engine=engine,
         rejecting=SimpleNamespace(
@@ -317,3 +321,38 @@ def test_a_core_names_what_it_leaves_out_of_a_proposal() -> None:
         (b"garbage", TooLarge.code),
     ]
     assert "limits.command_bytes_max of this node, 100 bytes" in rejected[0][2]
+
+
+@pytest.mark.parametrize(
+    ("purpose", "message", "origin"),
+    [
+        ("follow", wire.Propose([envelope(6)]), "peer"),
+        ("raft", wire.Propose([envelope(6)]), "peer"),
+        ("raft", wire.Relayed([envelope(6)], "edge1"), "edge1"),
+        ("raft", wire.Relayed([envelope(6)], ""), "peer"),
+    ],
+)
+def test_a_leader_shares_entries_by_the_node_that_a_command_comes_from(
+    purpose: str, message: Any, origin: str
+) -> None:
+    """By the link's name, never by a session: a node may open many of these."""
+    taken: list[Any] = []
+    part: Any = SimpleNamespace(
+        engine=SimpleNamespace(
+            leading=True, propose=lambda commands, origin: taken.append((commands, origin)) or True
+        ),
+        proposals=SimpleNamespace(fit=lambda name, commands, reject: commands),
+        relay=SimpleNamespace(admit=lambda proposer, commands, reject: commands),
+        rejecting=SimpleNamespace(
+            by=lambda link, origin="": None, with_room=lambda commands, reject: commands
+        ),
+    )
+    part._take = types.MethodType(CorePart._take, part)
+    link: Any = SimpleNamespace(
+        purpose=purpose, peer_name="peer", peer_id="p", proof=SimpleNamespace(kind=None)
+    )
+    on = CorePart._on_propose if type(message) is wire.Propose else CorePart._on_relayed
+    on(part, link, message)
+    assert taken == [([envelope(6)], origin)]
+    CorePart._take(part, [envelope(7)], lambda *each: None)
+    assert taken[1:] == [([envelope(7)], "")]

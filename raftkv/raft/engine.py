@@ -639,8 +639,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
 
     # -- proposals and reads
 
-    def propose(self, commands: Sequence[bytes]) -> bool:
+    def propose(self, commands: Sequence[bytes], origin: str = "") -> bool:
         """On a leader: queue encoded commands for the next tick's batch.
+
+        `origin` is the node that sent them, "" this one: entries are shared between the origins.
 
         False elsewhere, and when too much waits already: their origin sends them again. With a full
         disk only those are taken that free room (free_space.py).
@@ -651,7 +653,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         space = self.snapshotting.space
         if space.at_end:
             taken = [] if space.full else list(filter(self.application.frees_room, commands))
-        if not self.leading.propose(taken):
+        if not self.leading.propose(taken, origin):
             taken = []
         self.counts.commands_refused += len(commands) - len(taken)
         if taken:

@@ -125,11 +125,11 @@ class Leading:
         if peer == self._heir:
             self._engine.kick()
 
-    def propose(self, commands: Sequence[bytes]) -> bool:
+    def propose(self, commands: Sequence[bytes], origin: str) -> bool:
         """Queue commands. False if as much waits already as may be uncommitted (rule 31)."""
         if self._commands.bytes >= self._engine.limits.uncommitted_bytes_max:
             return False
-        self._commands.add(commands)
+        self._commands.add(commands, origin)
         return True
 
     def wake_at(self) -> float:

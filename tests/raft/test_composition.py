@@ -108,11 +108,13 @@ def test_large_commands_pass_one_by_one() -> None:
     assert [len(taken(composition)) for _ in range(4)] == [1, 1, 1, 1]
 
 
+ORIGINS = ("a", "b", "c")
 Commands = st.lists(
     st.tuples(
         st.integers(0, 300),  # the session: of two and more lengths in msgpack
         st.sampled_from([1, 1, 1, 50, COSTLY_ROWS, COSTLY_ROWS + 1, SHARE_ROWS, 200_000]),
         st.sampled_from([0, 0, 10, 500, 5_000]),
+        st.sampled_from(["a", "a", "b", "c"]),
     ),
     max_size=150,
 )
@@ -120,17 +122,104 @@ Commands = st.lists(
 
 def test_what_is_held_back_is_bounded_in_bytes_and_leaves_room_for_cheap_commands() -> None:
     size = len(command(1, 1, SHARE_ROWS, 1_000))
-    composition = Composition(estimate, 3 * size)
+    composition = Composition(estimate, 6 * size + 100)
     composition.add([command(session, 1, SHARE_ROWS, 1_000) for session in range(1, 9)])
     composition.add([command(9, 1), command(1, 2)])
     assert taken(composition) == [(9, 1, 1), (1, 1, SHARE_ROWS)]
-    # Five costly ones, and what stood behind one of them.
-    assert composition.dropped == 6
-    assert (composition.commands, composition.bytes) == (2, 2 * size)
+    # Five costly ones; what stands behind one of them is so small that it finds room.
+    assert composition.dropped == 5
     composition.add([command(4, 1, SHARE_ROWS, 1_000)])
-    again = [taken(composition) for _ in range(3)]
-    assert again == [[(2, 1, SHARE_ROWS)], [(3, 1, SHARE_ROWS)], [(4, 1, SHARE_ROWS)]]
-    assert (composition.commands, composition.bytes, composition._waiting) == (0, 0, {})
+    again = [taken(composition) for _ in range(4)]
+    assert again == [
+        [(1, 2, 1), (2, 1, SHARE_ROWS)],
+        [(3, 1, SHARE_ROWS)],
+        [(4, 1, SHARE_ROWS)],
+        [],
+    ]
+    assert (composition.commands, composition.bytes, composition._held_bytes) == (0, 0, 0)
+
+
+def test_what_stands_behind_a_costly_command_of_its_session_is_held_back_with_it() -> None:
+    composition = Composition(estimate, len(command(1, 1, SHARE_ROWS)))
+    composition.add([command(1, 1, SHARE_ROWS), command(1, 2), command(2, 1)])
+    assert taken(composition) == [(2, 1, 1), (1, 1, SHARE_ROWS)]
+    assert composition.dropped == 1
+
+
+def test_no_origin_takes_the_room_of_others_for_what_is_held_back() -> None:
+    size = len(command(1, 1, SHARE_ROWS, 1_000))
+    composition = Composition(estimate, 6 * size)
+    composition.add([command(session, 1, SHARE_ROWS, 1_000) for session in range(100)], "flood")
+    composition.add([command(500, 1, SHARE_ROWS, 1_000)], "other")
+    assert taken(composition, flight=FLIGHT_ROWS) == []
+    assert composition.dropped == 97
+    assert sum(taken(composition) == [(500, 1, SHARE_ROWS)] for _ in range(2)) == 1
+
+
+def test_an_origin_gains_nothing_by_further_sessions() -> None:
+    """Neither for costly commands nor for cheap ones, although all of them came before."""
+    composition = Composition(estimate)
+    many = [command(session, n, SHARE_ROWS) for n in range(3) for session in range(40)]
+    composition.add(many, "many")
+    composition.add([command(700, n, SHARE_ROWS) for n in range(3)], "one")
+    sessions = [session for _ in range(6) for session, _, _ in taken(composition)]
+    assert sessions.count(700) == 3
+
+    composition = Composition(estimate)
+    composition.add([command(n % 40, n) for n in range(20 * COMMANDS_MAX)], "many")
+    composition.add([command(700, n) for n in range(20 * COMMANDS_MAX)], "one")
+    counts = Counter(session == 700 for session, _, _ in taken(composition))
+    assert abs(counts[True] - counts[False]) <= BURST
+
+
+def test_origins_share_the_rows_of_costly_commands_and_not_their_number() -> None:
+    composition = Composition(estimate)
+    composition.add([command(1, n, SHARE_ROWS) for n in range(10)], "large")
+    composition.add([command(2, n, SHARE_ROWS // 4) for n in range(20)], "small")
+    rows: Counter[int] = Counter()
+    for _ in range(10):
+        for session, _, each in taken(composition):
+            rows[session] += each
+        if rows[2] < 20 * (SHARE_ROWS // 4):
+            assert abs(rows[1] - rows[2]) <= SHARE_ROWS + SHARE_ROWS // 4
+
+
+def test_an_origin_that_was_away_has_no_claim_for_that_time() -> None:
+    composition = Composition(estimate)
+    composition.add([command(1, n, SHARE_ROWS) for n in range(40)], "busy")
+    for _ in range(20):
+        assert len(taken(composition)) == 1
+    composition.add([command(2, n, SHARE_ROWS) for n in range(10)], "late")
+    sessions = [session for _ in range(10) for session, _, _ in taken(composition)]
+    assert sessions.count(1) == sessions.count(2) == 5
+
+
+def test_nothing_is_kept_of_origins_that_have_no_commands() -> None:
+    composition = Composition(estimate)
+    for number in range(100):
+        composition.add([command(number, 1, SHARE_ROWS), command(number, 2)], f"node-{number}")
+    while composition.commands:
+        taken(composition)
+    assert taken(composition) == []
+    composition.add([command(1, 1, COSTLY_ROWS + 1)], "node-1")
+    taken(composition)
+    assert len(composition._origins) <= 1
+
+
+def test_an_origin_whose_commands_fill_entries_does_not_keep_its_turn() -> None:
+    composition = Composition(estimate)
+    half = SHARE_ROWS // 10
+    composition.add([command(1, n, half) for n in range(200)], "large")
+    composition.add([command(2, 1)], "small")
+    assert (2, 1, 1) in taken(composition) + taken(composition)
+
+
+def test_a_large_cheap_command_finds_room_beside_large_costly_ones() -> None:
+    composition = Composition(estimate)
+    size = BYTES_MAX // 2 - 100
+    composition.add([command(1, n, COSTLY_ROWS + 1, size) for n in range(50)], "costly")
+    composition.add([command(2, 1, size=BYTES_MAX - 500)], "cheap")
+    assert (2, 1, 1) in taken(composition) + taken(composition)
 
 
 def test_a_command_larger_than_the_room_for_what_is_held_back_goes_alone() -> None:
@@ -141,7 +230,9 @@ def test_a_command_larger_than_the_room_for_what_is_held_back_goes_alone() -> No
 
 
 @given(st.lists(Commands, min_size=1, max_size=6), st.integers(1, 3))
-def test_order_bounds_and_progress(arrivals: list[list[tuple[int, int, int]]], lag: int) -> None:
+def test_order_bounds_and_progress(
+    arrivals: list[list[tuple[int, int, int, str]]], lag: int
+) -> None:
     """`lag`: after how many entries a costly command is applied."""
     composition = Composition(estimate)
     numbers: Counter[int] = Counter()
@@ -151,12 +242,11 @@ def test_order_bounds_and_progress(arrivals: list[list[tuple[int, int, int]]], l
     entries = waited = 0
     while arrivals or composition.commands:
         if arrivals:
-            fresh = []
-            for session, rows, size in arrivals.pop(0):
-                numbers[session] += 1
-                sent.setdefault(session, []).append(numbers[session])
-                fresh.append(command(session, numbers[session], rows, size))
-            composition.add(fresh)
+            for session, rows, size, origin in arrivals.pop(0):
+                number = 1_000 * session + ORIGINS.index(origin)
+                numbers[number] += 1
+                sent.setdefault(number, []).append(numbers[number])
+                composition.add([command(number, numbers[number], rows, size)], origin)
         flight = sum(flights[-lag:])
         left = composition.commands
         batch = composition.take(BYTES_MAX, COMMANDS_MAX, flight, MARKS)
@@ -178,7 +268,8 @@ def test_order_bounds_and_progress(arrivals: list[list[tuple[int, int, int]]], l
         assert entries < 10_000
     assert got == sent
     assert composition.bytes == 0
-    assert not composition._waiting
+    assert composition._held_bytes == 0
+    assert not any(origin.sessions for origin in composition._origins.values())
     assert not composition._cheap
     assert not composition._costly
 
