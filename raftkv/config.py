@@ -1,7 +1,7 @@
 """The configuration of a node: TOML or keyword arguments in, one validated frozen object out.
 
 Everything that a node may be told locally is here, and nothing that influences a verdict of the
-replicated state machine: those are replicated settings, values in the log (`node.settings`).
+replicated state machine: those are replicated settings, values in the log (docs/settings.md).
 Every limit states its unit in its name, its default, and its reason in the comment above it.
 """
 
