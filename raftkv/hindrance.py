@@ -39,7 +39,7 @@ VALID_S: Final = 5.0
 
 
 class Hindrance:
-    """What hinders one node. On a replicant, nothing."""
+    """What hinders one node. A replicant only as long as it is to become a core again."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -64,6 +64,8 @@ class Hindrance:
     def text(self) -> str:
         """What hinders this node and what to do about it; empty if nothing does."""
         node, part = self._node, self._node._part
+        if node.rebuild.text:
+            return node.rebuild.text
         if not isinstance(part, CorePart):
             return ""
         if self.has_lost_entries:

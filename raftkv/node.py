@@ -222,6 +222,7 @@ class Node:
         self.corruption = CorruptionCheck(self)
         self.hindrance = Hindrance(self)
         self.rebuild = Rebuild(self)
+        peering.on_wiped = self.rebuild.on_wiped
         self.reader.hindrance = lambda: self.hindrance.text
         peering.route(wire.LostEntries, self.hindrance.on_lost_entries)
         replica.on_digest_point = self.corruption.point

@@ -113,6 +113,8 @@ class Peering:
         self._joining = Joining(
             self.hub, directory, self.addresses, self.credibility, lambda: self.engine, faulted
         )
+        # Set by the node: whether a refusal as a wiped node is one that will end (rebuild.py).
+        self.on_wiped: Callable[[str], bool] = lambda text: False
         # Set by a replicant: discard the state and belong to this epoch.
         self.on_newer_epoch: Callable[[Epoch], None] = lambda epoch: None
 
@@ -402,7 +404,7 @@ class Peering:
             )
         if refusal.code == OutdatedData.code and self._directory.identity.role == "core":
             self._faulted(OutdatedData(text))
-        if self.settled:
+        if self.settled or (refusal.code == WipedNode.code and self.on_wiped(text)):
             return
         if refusal.code == WipedNode.code:
             self._faulted(WipedNode(text))
@@ -455,7 +457,7 @@ class Peering:
         engine, names = self.engine, sorted(self._config.cores)
         if engine is None or self._config.name != names[0] or engine.wal.last_index > 1:
             return
-        if engine.wal.base_index > 1:
+        if engine.wal.base_index > 1 or self._directory.rejoins:
             return
         links = {link.peer_name: link for link in engine.links.values() if link.peer is not None}
         others = [links[name] for name in names[1:] if name in links]

@@ -9,8 +9,9 @@ operator replaces a core (docs/operations.md), and nothing else:
 2. It stops. Whatever supervises the process starts it again.
 3. It finds the marker with that note, empties its directory, and begins as a new node: under a new
    raft id, as one that was never a member. Its log, its votes and its state are gone.
-4. It asks the cores of its configuration file to add it, until it votes. A learner first, it gets
-   a snapshot and catches up.
+4. It asks the cores that it knows to add it, until it votes. A learner first, it gets a snapshot
+   and catches up. A replicant that had become a core asks to be promoted again. Until it votes it
+   begins no cluster, and a core that has not learned of the removal yet does not stop it.
 
 A crash after the note in the marker repeats a step. One between the removal and that note ends as
 without a rebuild: the node stops as corrupt, and an operator replaces it. A directory whose core
@@ -20,8 +21,7 @@ was not removed is never emptied: its log may be the last copy of something.
 from __future__ import annotations
 
 import logging
-import os.path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -29,6 +29,8 @@ from .errors import RaftkvError
 from .member_changes import Request
 from .parts import CorePart
 from .raft import corrupt_marker
+from .raft.membership import name_of
+from .repeats import Repeats
 
 if TYPE_CHECKING:
     import asyncio
@@ -58,6 +60,9 @@ class Rebuild:
         #: The cluster has told that it is done.
         self.removed = False
         self._joining: asyncio.Task[Any] | None = None
+        # Why it does not vote yet, as others told.
+        self._reason = ""
+        self._repeats = Repeats(node.runtime.monotonic)
 
     async def ask_for_removal(self) -> bool:
         """Whether the removal is committed. It is tried for REMOVE_S."""
@@ -81,38 +86,79 @@ class Rebuild:
     def start(self) -> None:
         """After the start of a node: if its directory was emptied, see to it that it votes."""
         node = self._node
-        if node.runtime.files.exists(os.path.join(node.config.dir, corrupt_marker.REJOIN)):
+        if node._directory is not None and node._directory.rejoins:
             self._joining = node.runtime.spawn(self._rejoin(), "rejoin the cluster")
 
     def stop(self) -> None:
         if self._joining is not None:
             self._joining.cancel()
 
+    @property
+    def text(self) -> str:
+        """Why the rebuilt core does not vote yet; empty if that is not known, or over."""
+        if not self._reason:
+            return ""
+        return (
+            f"{self._node.name} was rebuilt, because its state was corrupt, and does not vote yet: "
+            f"{self._reason}"
+        )
+
+    def on_wiped(self, text: str) -> bool:
+        """A core knows this node under its former raft id. True: that will end.
+
+        The removal of the former one is committed, but not every core has learned of it: one that
+        was away, or whose log is behind. Each does as soon as its log goes on, so nothing here
+        depends on how long that takes.
+        """
+        directory = self._node._directory
+        if directory is None or not directory.rejoins:
+            return False
+        self._note(text)
+        return True
+
+    def _note(self, reason: str) -> None:
+        """Log a reason that is new, or that has lasted."""
+        self._reason = reason
+        if self._repeats.left_out("reason", reason) is not None:
+            log.warning("%s", self.text)
+
     async def _rejoin(self) -> None:
-        node = self._node
+        node, directory = self._node, self._node._directory
+        assert directory is not None
         while not self._votes():
-            for core in sorted(node.config.cores):
-                if core != node.name and await self._ask_to_add(core):
+            for core in self._others():
+                if await self._ask_to_add(core):
                     break
             await node.runtime.sleep(RETRY_S)
-        path = os.path.join(node.config.dir, corrupt_marker.REJOIN)
-        await node.runtime.offload(lambda: node.runtime.files.remove(path))
+        files = node.runtime.files
+        await node.runtime.offload(lambda: corrupt_marker.rejoined(files, directory.path))
+        directory.rejoins, self._reason = False, ""
         log.warning("%s is rebuilt: it votes as %s", node.name, node.raft_id)
+
+    def _others(self) -> list[str]:
+        """Cores by the configuration file, and those that have a link to this one."""
+        node, part = self._node, self._node._part
+        linked = list(part.engine.links) if isinstance(part, CorePart) else []
+        return sorted({*node.config.cores, *map(name_of, linked)} - {node.name})
 
     def _votes(self) -> bool:
         part = self._node._part
         return isinstance(part, CorePart) and part.engine.me in part.engine.configuration.voters
 
     async def _ask_to_add(self, core: str) -> bool:
-        """Ask this core, which may not lead."""
+        """Ask this core, which may not lead.
+
+        A replicant that had become a core is a replicant again, as its configuration file has it.
+        """
         node = self._node
-        request = Request("add", node.name, False, ADD_S, node.config.peer_address)
+        verb: Literal["add", "promote"] = "promote" if node.role == "replicant" else "add"
+        request = Request(verb, node.name, False, ADD_S, node.config.peer_address)
         payload = msgspec.msgpack.encode(request)
         try:
             answer = await node.membership._answer_of(core, payload, ADD_S + GRACE_S)
         except (RaftkvError, msgspec.MsgspecError) as error:
             log.debug("%s does not add %s: %s", core, node.name, error)
             return False
-        if answer.outcome == "refused":
-            log.warning("%s does not add %s: %s", core, node.name, answer.text)
+        if answer.outcome in ("refused", "pending"):
+            self._note(answer.text)
         return answer.outcome == "done"

@@ -23,7 +23,7 @@ from raftkv.corruption_check import (
     SLICE_S,
     CorruptionCheck,
 )
-from raftkv.errors import CorruptState
+from raftkv.errors import CorruptState, NoLeader
 from raftkv.membership import CoreMember
 from raftkv.parts import CorePart
 from raftkv.raft.corrupt_marker import FILE, REJOIN, empty_if_removed, mark, refuse_marked
@@ -296,3 +296,72 @@ def test_a_directory_whose_core_was_not_removed_is_never_emptied(tmp_path: Path)
     empty_if_removed(files, str(tmp_path))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["node.toml", REJOIN, "wal"]
     refuse_marked(files, str(tmp_path))
+
+
+def empty_by_hand(directory: Path) -> None:
+    """As a core leaves it whose removal is noted in the marker."""
+    mark(OsFiles(), str(directory), "it differs", removed=True)
+
+
+def test_a_rebuilt_core_waits_for_cores_that_do_not_know_of_its_removal_yet() -> None:
+    """One that was away still refuses the new raft id; a supervisor is not to end that."""
+
+    async def play() -> None:
+        async with cluster_of(on_corruption="rebuild") as cluster:
+            leader = cluster.leader()
+            name = next(node.name for node in cluster.cores if node is not leader)
+            directory = Path(cluster.configs[name].dir)
+            former = cluster.running[name].raft_id
+            await cluster.kill(name)
+            empty_by_hand(directory)
+            node = await cluster.start(name)
+            await until(lambda: node.hindrance.text)
+            assert former in node.hindrance.text
+            assert "does not vote yet" in node.hindrance.text
+            assert not node.fault.done()
+            assert leader is not None
+            await leader.membership.remove(name)
+            await until(lambda: not (directory / REJOIN).exists())
+            assert not node.fault.done()
+            assert not node.hindrance.text
+            assert CoreMember(name, node.raft_id, True) in leader.membership.list()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_replicant_that_had_become_a_core_is_rebuilt_as_a_core() -> None:
+    async def play() -> None:
+        async with cluster_of(3, 1, on_corruption="rebuild") as cluster:
+            await cluster.nodes[0].kv.put(b"a", b"1")
+            await cluster.nodes[0].kv.put(b"b", b"2")
+            corrupt = cluster.replicants[0]
+            leader = cluster.leader()
+            assert leader is not None
+            await leader.membership.promote(corrupt.name)
+            await cluster.converge()
+            directory = Path(cluster.configs[corrupt.name].dir)
+            break_a_row(corrupt)
+            await until(lambda: corrupt.fault.done())
+            await cluster.kill(corrupt.name)
+            node = await cluster.start(corrupt.name)
+            await until(lambda: not (directory / REJOIN).exists())
+            assert CoreMember(node.name, node.raft_id, True) in leader.membership.list()
+            await cluster.converge()
+            assert node.machine.digest() == leader.machine.digest()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_core_that_is_to_be_rebuilt_begins_no_cluster_of_its_own() -> None:
+    """Its configuration file names no other core, as it may for one that was added by address."""
+
+    async def play() -> None:
+        async with cluster_of(1, on_corruption="rebuild") as cluster:
+            await cluster.kill("core1")
+            empty_by_hand(Path(cluster.configs["core1"].dir))
+            node = await cluster.start("core1")
+            with pytest.raises(NoLeader):
+                await node.wait_ready(0.5)
+            await cluster.kill("core1")
+
+    asyncio.run(asyncio.wait_for(play(), 30))

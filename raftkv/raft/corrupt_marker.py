@@ -15,7 +15,16 @@ from typing import Final
 from raftkv.errors import CorruptState
 from raftkv.runtime import Files
 
-__all__ = ["FILE", "REJOIN", "empty_if_removed", "mark", "refuse_marked", "was_removed"]
+__all__ = [
+    "FILE",
+    "REJOIN",
+    "empty_if_removed",
+    "is_emptied",
+    "mark",
+    "refuse_marked",
+    "rejoined",
+    "was_removed",
+]
 
 log = logging.getLogger("raftkv.node")
 
@@ -95,6 +104,17 @@ def empty_if_removed(files: Files, directory: str) -> None:
     file.close()
     files.sync_dir(directory)
     _unmark(files, directory)
+
+
+def is_emptied(files: Files, directory: str) -> bool:
+    """Whether the directory was emptied and the core in it does not vote yet. Blocking."""
+    return files.exists(os.path.join(directory, REJOIN))
+
+
+def rejoined(files: Files, directory: str) -> None:
+    """The new core votes, durably. Blocking. Raises OSError."""
+    files.remove(os.path.join(directory, REJOIN))
+    files.sync_dir(directory)
 
 
 def _empty(files: Files, directory: str) -> None:
