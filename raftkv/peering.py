@@ -2,11 +2,12 @@
 
 Founding. A new cluster must have exactly one first configuration, holding the raft ids that were
 minted with the cores' data directories (rule 10), and nobody may count votes before it exists. So
-one core founds: the one whose name sorts first. It waits until it has a link to every core named
-in its configuration and none of them belongs to a cluster yet (cores with other files do not link:
-bootstrap.py); then it mints the cluster id, writes the configuration as its first entry, durably,
-and tells the others, who store the cluster id before they take part. If one of them already
-belongs to a cluster, this directory was wiped, and the node stops. All cores must be up once.
+one core founds: the one whose name sorts first. It waits until it has a link that counts
+(dialback.py) to every core named in its configuration and none of them belongs to a cluster yet
+(cores with other files do not link: bootstrap.py); then it mints the cluster id, writes the
+configuration as its first entry, durably, and tells the others, who store the cluster id before
+they take part. If one of them already belongs to a cluster, this directory was wiped, and the node
+stops. All cores must be up once.
 
 A greeting is refused for another cluster's name or id, for a name that the cluster knows under
 another data directory (a wiped node), for a node's own, and if it is meant for another node, which
@@ -39,6 +40,7 @@ from . import bootstrap, permissions
 from .addresses import AddressBook
 from .config import NodeConfig
 from .credibility import UNPROVED, Credibility
+from .dialback import DialBack
 from .errors import (
     NodeFault,
     OutdatedData,
@@ -115,6 +117,14 @@ class Peering:
         )
         # Set by the node: whether a refusal as a wiped node is one that will end (rebuild.py).
         self.on_wiped: Callable[[str], bool] = lambda text: False
+        self._dial_back = DialBack(
+            self.hub,
+            self.addresses,
+            self.credibility,
+            self._repeats,
+            self._links_of,
+            self._try_founding,
+        )
         # Set by a replicant: discard the state and belong to this epoch.
         self.on_newer_epoch: Callable[[Epoch], None] = lambda epoch: None
 
@@ -253,8 +263,13 @@ class Peering:
 
     def linked(self, name: str) -> bool:
         """Whether a raft link to the node of this name is up."""
+        return bool(self._links_of(name))
+
+    def _links_of(self, name: str) -> list[Link]:
+        """The raft links whose other end claims this name."""
         engine = self.engine
-        return engine is not None and any(name_of(peer) == name for peer in engine.links)
+        links = {} if engine is None else engine.links
+        return [link for peer, link in links.items() if name_of(peer) == name]
 
     # -- LinkOwner
 
@@ -457,25 +472,27 @@ class Peering:
         engine, names = self.engine, sorted(self._config.cores)
         if engine is None or self._config.name != names[0] or engine.wal.last_index > 1:
             return
-        if engine.wal.base_index > 1 or self._directory.rejoins:
+        if engine.wal.base_index > 1 or engine.stopped or self._directory.rejoins:
             return
-        links = {link.peer_name: link for link in engine.links.values() if link.peer is not None}
-        others = [links[name] for name in names[1:] if name in links]
-        if len(others) != len(names) - 1:
+        if not all(self.linked(name) for name in names[1:]):
             return
-        if any(link.peer is not None and link.peer.cluster_id for link in others):
+        counted = [self._dial_back.counted(name) for name in names[1:]]
+        others = [hello for hello in counted if hello is not None]
+        if len(others) != len(counted):
+            return
+        if any(hello.cluster_id for hello in others):
             # Their cluster exists; it will bring this node up to date, or refuse it as wiped.
             return
         self._found(engine, others)
 
-    def _found(self, engine: Engine, others: list[Link]) -> None:
+    def _found(self, engine: Engine, others: list[wire.Hello]) -> None:
         belongs = self._directory.identity.cluster_id
         if not belongs and not self._joining.join(engine.runtime.token(8).hex()):
             return
         identity = self._directory.identity
-        voters = sorted([identity.raft_id, *(link.peer_id for link in others)])
+        voters = sorted([identity.raft_id, *(hello.raft_id for hello in others)])
         log.info("%s founds the cluster %s", identity.name, identity.cluster_id)
-        known = [link.peer.core_format for link in others if link.peer is not None]
+        known = [hello.core_format for hello in others]
         own = 1 if self.about is None else self.about.core_format
         engine.found(
             Configuration(voters=tuple(voters)),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from raftkv import bootstrap
+from raftkv.dialback import DialBack
 from raftkv.errors import NodeFault
 from raftkv.formats import bootstrap_digest
 from raftkv.raft import wire
@@ -87,13 +88,24 @@ def test_files_that_disagree_bootstrap_no_two_clusters(seed: int, late: bool) ->
 
 
 class Claimant:
-    """A program that is no core, and claims to be one whose cluster exists already."""
+    """A program that is no core, and claims to be one: by default, one that is in a cluster."""
 
-    def __init__(self, target: str, name: str, *, founded: bool) -> None:
+    def __init__(
+        self,
+        target: str,
+        name: str,
+        *,
+        founded: bool = False,
+        cluster_id: str = "forged",
+        process: str | None = "forged",
+    ) -> None:
         self._target = target
         self._founded = founded
-        cluster_id = "" if founded else "forged"
-        about = wire.About("0.0.0", [("core", 2)], "forged", bootstrap_digest(THREE))
+        about = (
+            None
+            if process is None
+            else wire.About("0.0.0", [("core", 2)], process, bootstrap_digest(THREE))
+        )
         self._hello = wire.Hello(
             wire.PROTOCOL_VERSION,
             "raft",
@@ -135,7 +147,7 @@ def test_a_claim_on_an_accepted_link_names_no_cluster(seed: int, founded: bool) 
     cluster = SimulatedCluster(
         seed=seed, cores=3, replicants=0, rate_per_s=20.0, deliveries=False, early=True
     )
-    claimant = Claimant("core2", "core1", founded=founded)
+    claimant = Claimant("core2", "core1", founded=founded, cluster_id="" if founded else "forged")
     cluster.names.remove("core3")
     with cluster:
         cluster.world.start("stranger", claimant.program)
@@ -166,3 +178,91 @@ def test_a_core_that_could_only_be_dialled_joins_what_it_dials_itself(seed: int)
         ids = {node.status().cluster_id for node in cluster.nodes.values()}
         assert len(ids) == 1
         assert ids != {""}
+
+
+@pytest.mark.parametrize("process", ["forged", None])
+@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_claim_on_an_accepted_link_makes_no_voter(
+    seed: int, present: bool, process: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without certificates the core of a name is the one at its address in the file.
+
+    With `present` the core whose name is taken runs, too; else it starts later. `process` None is
+    a handshake of raftkv 0.1.0.
+    """
+    cluster = SimulatedCluster(
+        seed=seed, cores=3, replicants=0, rate_per_s=20.0, deliveries=False, early=True
+    )
+    claimants = [
+        Claimant("core1", name, cluster_id="", process=process) for name in ("core2", "core3")
+    ]
+    for name in ("core3",) if present else ("core2", "core3"):
+        cluster.names.remove(name)
+    absent = [name for name in THREE if name not in cluster.names]
+    with cluster:
+        for number, claimant in enumerate(claimants):
+            cluster.world.start(f"stranger{number}", claimant.program)
+        cluster.run(4.0)
+        assert all(claimant.answered for claimant in claimants)
+        assert cluster.nodes["core1"].status().cluster_id == ""
+        assert "the cluster is not bootstrapped with it" in caplog.text
+        for name in absent:
+            cluster.employ(name, THREE)
+        # The programs go on, and keep no core from taking part.
+        cluster.run(6.0)
+        (cluster_id,) = {node.status().cluster_id for node in cluster.nodes.values()}
+        assert cluster_id
+        part = cluster.part("core1")
+        assert part is not None
+        ids = sorted(node.raft_id for node in cluster.nodes.values())
+        assert sorted(part.engine.configuration.voters) == ids
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_core_is_dialled_back_at_most_once_for_an_honest_bootstrap(seed: int) -> None:
+    cluster = SimulatedCluster(
+        seed=seed, cores=5, replicants=0, rate_per_s=20.0, deliveries=False, early=True
+    )
+    dialled: list[tuple[str, str]] = []
+    prove = DialBack._prove
+
+    async def counted(dial_back: DialBack, name: str) -> bool:
+        dialled.append((current.running_host(), name))
+        return await prove(dial_back, name)
+
+    with replaced(DialBack, "_prove", counted), cluster:
+        cluster.world.wait(
+            lambda: all(
+                name in cluster.nodes and cluster.nodes[name].status().cluster_id
+                for name in cluster.names
+            ),
+            1.0,
+            "a cluster",
+        )
+        cluster.run(3.0)
+    assert dialled
+    assert len(dialled) == len(set(dialled))
+    assert {host for host, _ in dialled} == {"core1"}, "a dial-back leads to no other"
+
+
+def test_a_core_that_cannot_be_dialled_back_is_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once its address in the file is right, there is a cluster."""
+    cluster = SimulatedCluster(
+        seed=1, cores=3, replicants=0, rate_per_s=20.0, deliveries=False, early=True
+    )
+    given = cluster.configs["core1"]
+    wrong = msgspec.structs.replace(given, cores={**given.cores, "core2": "nowhere:7000"})
+    cluster.configs["core1"] = wrong
+    with cluster:
+        cluster.run(4.0)
+        assert {node.status().cluster_id for node in cluster.nodes.values()} == {""}
+        assert "nothing answers at nowhere:7000, where core2 would be" in caplog.text
+        cluster.configs["core1"] = given
+        cluster.world.crash("core1", power_cut=False)
+        cluster.start("core1")
+        cluster.run(4.0)
+        (cluster_id,) = {node.status().cluster_id for node in cluster.nodes.values()}
+        assert cluster_id

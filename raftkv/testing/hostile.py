@@ -6,7 +6,9 @@ address that is another node's. As a replicant it is let in where no certificate
 use; then it sends proposals that cannot be decoded, requests for no method, positions beyond the
 log, reports about nodes that it has never met, and what only a core may send: commands about other
 members, under a node's own session too, entries of a later term, and answers to reads that the core
-has just asked its leader for. It guesses numbers as well as can be: it is shown them.
+has just asked its leader for. It guesses numbers as well as can be: it is shown them. To a core
+that belongs to no cluster yet it comes as all the other cores of that one's file at once, so that a
+cluster seems to be complete.
 
 What it must not achieve is checked by all other checks: no node stops itself, no promise breaks.
 It takes a running node's raft id only to reach that node itself: without certificates nothing
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from raftkv.raft import wire
-from raftkv.raft.epoch import Epoch
+from raftkv.raft.epoch import FOUNDED, Epoch
 from raftkv.raft.membership import Configuration, encode
 from raftkv.runtime import Runtime
 from raftkv.state import SetVoters
@@ -47,6 +50,8 @@ MESSAGES_MAX: Final = 8
 # Of the connections, those that come as a replicant that wants to follow.
 FOLLOW_SHARE: Final = 0.4
 PURPOSES: Final = ("raft", "follow", "rpc")
+# While a core is known to belong to no cluster, the share of visits to it in all others' names.
+CLAIM_SHARE: Final = 0.5
 # Of the visits as a replicant, those that repeat one forgery, how often and how fast on average.
 FORGE_SHARE: Final = 0.5
 FORGED_MAX: Final = 20
@@ -81,6 +86,11 @@ class _Stream(asyncio.Protocol):
             self._answer.set_result(None)
 
 
+def _is_unbound(message: wire.Message | None) -> bool:
+    """Whether this is the answer of a core that belongs to no cluster."""
+    return isinstance(message, wire.Hello) and message.role == "core" and not message.cluster_id
+
+
 class Hostile:
     """What the program does; `program` runs on a host of its own until it is crashed."""
 
@@ -91,13 +101,18 @@ class Hostile:
         # Learnt from the first answer, as anyone can.
         self._cluster_id = ""
         self._raft_ids: dict[str, str] = {}
+        # Cores that belonged to no cluster when they answered last.
+        self._unbound: set[str] = set()
         self.connections = 0
 
     async def program(self, runtime: Runtime) -> None:
         while True:
             await runtime.sleep(self._rng.uniform(*PAUSE_S))
             with contextlib.suppress(OSError, TimeoutError):
-                await self._visit(runtime, self._rng.choice(list(self._cluster.names)))
+                if self._unbound and self._rng.random() < CLAIM_SHARE:
+                    await self._claim_cores(runtime, self._rng.choice(sorted(self._unbound)))
+                else:
+                    await self._visit(runtime, self._rng.choice(list(self._cluster.names)))
 
     async def _visit(self, runtime: Runtime, target: str) -> None:
         hello = self._hello(target)
@@ -109,6 +124,9 @@ class Hostile:
             if isinstance(message, wire.Hello):
                 self._cluster_id = message.cluster_id
                 self._raft_ids[target] = message.raft_id
+                self._unbound.discard(target)
+                if _is_unbound(message):
+                    self._unbound.add(target)
                 if hello.purpose == "follow":
                     self._marks.hit("hostile replicant let in")
                     await self._misbehave(runtime, transport, target)
@@ -118,6 +136,30 @@ class Hostile:
                 self._marks.hit("newer epoch not believed" if unproved else "stranger refused")
         finally:
             transport.close()
+
+    async def _claim_cores(self, runtime: Runtime, target: str) -> None:
+        """Come as each of the cores that the target's file names, as if all were new."""
+        self._unbound.discard(target)
+        others = [name for name in self._cluster.configs[target].cores if name != target]
+        transports: list[asyncio.Transport] = []
+        answers: list[asyncio.Future[wire.Message | None]] = []
+        try:
+            for name in others:
+                made = self._made("raft", f"{name}-{self._rng.getrandbits(32):08x}", FOUNDED)
+                hello = msgspec.structs.replace(made, cluster_id="", member=False)
+                answer: asyncio.Future[wire.Message | None] = runtime.future()
+                stream = functools.partial(_Stream, hello, answer)
+                transports.append(await runtime.connect(stream, target, PORT))
+                answers.append(answer)
+            await asyncio.wait(answers, timeout=ANSWER_S)
+            answered = [answer.result() for answer in answers if answer.done()]
+            if len(answered) == len(others) and all(map(_is_unbound, answered)):
+                self._marks.hit("all cores claimed before a bootstrap")
+                self._unbound.add(target)
+            await runtime.sleep(self._rng.uniform(*STAY_S))
+        finally:
+            for transport in transports:
+                transport.close()
 
     def _hello(self, target: str) -> wire.Hello:
         """As a replicant that is none, or as a core with something wrong about it."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from raftkv import bootstrap, member_changes, permissions, relaying
+from raftkv.dialback import DialBack
 from raftkv.namesakes import Namesakes
 from raftkv.parts import CorePart
 from raftkv.permissions import End, Verdict
@@ -111,6 +112,20 @@ def _commands_not_judged(_: Callable[..., Verdict]) -> Callable[..., Verdict]:
 def _compares_nothing(_: Callable[..., Any]) -> Callable[..., Any]:
     def broken(*_: Any) -> None:
         return None
+
+    return broken
+
+
+@wrapping(
+    "bootstrap-counts-accepted-links",
+    "a cluster is bootstrapped with whatever claims to be its cores",
+    DialBack,
+    "counted",
+    seeds_max=200,
+)
+def _counts_accepted_links(_: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(dial_back: DialBack, name: str) -> wire.Hello | None:
+        return next((link.peer for link in dial_back._links(name)), None)
 
     return broken
 

@@ -83,6 +83,7 @@ EXPECTED = (
     "stranger refused",
     "newer epoch not believed",
     "hostile replicant let in",
+    "all cores claimed before a bootstrap",
     "entry that takes long",
     "range of many keys compared",
     "entry applied in several turns",

@@ -34,6 +34,18 @@ def test_what_the_table_of_permissions_keeps_out_is_seen(bug: str) -> None:
     pytest.fail(f"{bug} was not found")
 
 
+def test_a_bootstrap_with_whatever_claims_to_be_a_core_is_seen() -> None:
+    """Files that disagree leave the hostile program the time to come before the cores."""
+    drawn = [draw(seed) for seed in range(200)]
+    for seed in [each.seed for each in drawn if each.hostile and each.more.disagreeing]:
+        result = run_seed(seed, seconds=5.0, bug="bootstrap-counts-accepted-links")
+        if result.check:
+            checks = {"one cluster", "nodes stop for a reason", "log matching"}
+            assert result.check in checks, result.message
+            return
+    pytest.fail("it was not found")
+
+
 def early(seed: int, cores: int, **more: bool) -> SimulatedCluster:
     return SimulatedCluster(
         seed, cores, 1, rate_per_s=20.0, deliveries=False, early=True, more=Variations(**more)
