@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from raftkv.cli.main import app
 from raftkv.config import HttpLimits, HttpTls, Limits, NodeConfig, RaftTimes, TlsFiles
 from raftkv.corruption_check import CORRUPT
 from raftkv.errors import NodeFault, RaftkvError
+from raftkv.kv import KV
 from raftkv.plugin_door import Route
 from raftkv.quotas import NOSPACE
 from raftkv.raft.free_space import DISK
@@ -106,6 +108,30 @@ def test_settings_has_every_key_with_its_default(heading: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", section(page("settings.md"), heading), re.M)
     assert dict(rows) == expected
     assert len(rows) == len(expected)
+
+
+PLUGINS = {
+    "kv": "internals/keyspace.md",
+    "calls": "cluster-calls.md",
+    "lcr": "lcr.md",
+    "limbo": "limbo.md",
+    "txqueue": "txqueue.md",
+    "subscriptions": "subscriptions.md",
+}
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_the_page_of_a_plugin_has_each_of_its_replicated_settings(plugin: str) -> None:
+    made = KV() if plugin == "kv" else plugin_named(plugin)
+    keys = {setting.key for setting in made.settings}
+    keys |= set() if made.quota is None else {"quota_bytes"}
+    text = page(PLUGINS[plugin])
+    assert not sorted(key for key in keys if f"`{key}`" not in text)
+
+
+def plugin_named(name: str) -> Any:
+    (point,) = entry_points(group="raftkv.plugins", name=name)
+    return point.load()()
 
 
 # Commands -----------------------------------------------------------------------------------------
