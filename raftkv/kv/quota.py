@@ -4,6 +4,11 @@
     the history behind the compacted revision: as `history_bytes_max` counts it
     a lease     LEASE_BYTES, and for each key that is attached its bytes and LEASE_BYTES
 
+A `Put` is modest: what it overwrites moves from the keys into the history, so it is counted once
+more at most; what it sets is counted in both, each with ROW_BYTES and its own bytes, for an
+encoding of about 20 bytes beside them. (A put with options is not: it can keep a value that is not
+in its encoding, and the history gets that twice each time.)
+
 Compacting lowers the count at once, although the rows are freed bit by bit (compaction.py). As in
 etcd a deletion alone gives little room: what was deleted is in the history until that is compacted.
 """
@@ -76,4 +81,5 @@ QUOTA: Final = Quota(
     sizes={"keys": _key, "leases": _lease, "attached": _attached},
     adds=_adds,
     derived=_history,
+    modest=frozenset({Put}),
 )

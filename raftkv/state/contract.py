@@ -68,7 +68,9 @@ class Quota(msgspec.Struct, frozen=True):
     command may add user data; such commands are refused beyond the quota. A plugin that promises
     something (a prepared transaction) counts at the promise what will stand there once it is kept.
     `declares`: whether a command makes something unless it is there; such are refused only if they
-    have made it, for those who take the data away may send them as well.
+    have made it, for those who take the data away may send them as well. `modest`: kinds of
+    commands in `adds` that need no look at the count while much is left: any number of them at most
+    doubles it, and adds GROWTH_FACTOR (quota.py) bytes for each byte of their encodings.
     """
 
     sizes: Mapping[str, Callable[[Any, Any], int]]
@@ -76,6 +78,7 @@ class Quota(msgspec.Struct, frozen=True):
     derived: Callable[[Callable[[str], TableView[Any, Any]]], int] | None = None
     default_bytes: int = 2 * 1024**3
     declares: Callable[[Any], bool] | None = None
+    modest: frozenset[type[msgspec.Struct]] = frozenset()
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

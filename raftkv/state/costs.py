@@ -28,14 +28,15 @@ def of_size(size: int) -> int:
 class Work:
     """The rows that the command being applied was charged with, beyond `of_size`.
 
-    `slice_rows`: what all commands in this slice of the entry were charged with, and the rows that
-    they have written (slicing.py).
+    `entry_bytes`: of the entry that is being applied, all commands together. `slice_rows`: what
+    all commands in this slice of it were charged with, and the rows that they have written
+    (slicing.py).
     """
 
-    __slots__ = ("rows", "slice_rows", "total")
+    __slots__ = ("entry_bytes", "rows", "slice_rows", "total")
 
     def __init__(self) -> None:
-        self.rows = self.slice_rows = self.total = 0
+        self.entry_bytes = self.rows = self.slice_rows = self.total = 0
 
     def charge(self, rows: int) -> None:
         """Add `rows`; what is undone later stays counted, for it was done."""

@@ -140,6 +140,7 @@ class StateMachine:
         self._settings: dict[str, dict[str, Setting]] = {}
         self._all = self._route(plugins)
         self._tables = [table for r in self._all.values() for table in r.tables.values()]
+        self._gates = [r.gate for r in self._all.values() if r.gate is not None]
         tables = {name: r.tables.values() for name, r in self._all.items()}
         self._capture = Capture(tables, self._undo)
         self._active: dict[str, Routed] = {}
@@ -174,7 +175,7 @@ class StateMachine:
             if routed.usage is not None:
                 used = [found[name].usage for name in plugin.uses]
                 counted = [usage for usage in used if usage is not None]
-                routed.gate = Gate(plugin, routed.usage, counted, self._overrun)
+                routed.gate = Gate(plugin, routed.usage, counted, self._overrun, self._work)
             self._settings[plugin.name] = routed.settings
             try:
                 self._refusals.add(plugin.name, plugin.refusals)
@@ -228,10 +229,10 @@ class StateMachine:
         window = sessions.window
         walks = sessions.walks
         run, work = self._run, self._work
-        work.slice_rows, slice_ends, rows_max = 0, SLICE_COMMANDS, SLICE_ROWS
+        work.entry_bytes, work.slice_rows, slice_ends = len(body), 0, SLICE_COMMANDS
         outcomes: Outcomes = []
         for number, envelope in enumerate(batch.commands):
-            if number == slice_ends or work.slice_rows > rows_max:
+            if number == slice_ends or work.slice_rows > SLICE_ROWS:
                 self._publish(index)
                 yield outcomes
                 outcomes = []
@@ -503,8 +504,15 @@ class StateMachine:
         for plugin in self._overrun:
             alarms.put((NOSPACE, plugin), self.now)
         self._overrun.clear()
+        self._forget_room()
+
+    def _forget_room(self) -> None:
+        """Alarms, settings or rows were changed by other means than a plugin's own commands."""
+        for gate in self._gates:
+            gate.forget()
 
     def _finish(self) -> None:
+        self._forget_room()
         todo = self._after[:]
         self._after.clear()
         for step in todo:
@@ -521,6 +529,7 @@ class StateMachine:
             active[name].ctx.version = version
         for routed in self._all.values():
             routed.open_gate(gated=self.core_format >= QUOTA_FORMAT)
+        self._forget_room()
         self._active = active
         #: The tags of the active plugins' costly commands; every encoding of one contains its tag.
         self.costly_marks = tuple(tag for routed in active.values() for tag in routed.costly_tags)

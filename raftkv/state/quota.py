@@ -16,6 +16,9 @@ Rules of this file
 3. What one plugin does by a command of another (`Context.call`) is not refused: it is the effect
    of something that was promised before. It raises the alarm.
 4. All of it is in force from core format 2 on. The count is kept at any format.
+5. What cannot be beyond the quota is not judged: commands of a `modest` kind, in an entry at whose
+   beginning twice the count and GROWTH_FACTOR times the entry's bytes were within it. That is an
+   upper bound of the count, so the decision is the same; most puts are applied like this.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ if TYPE_CHECKING:
     from raftkv.waste import Waste
 
     from .contract import Context, PurePlugin
+    from .costs import Work
     from .rows import Rows
 
 __all__ = [
+    "GROWTH_FACTOR",
     "NOSPACE",
     "QUOTA_FORMAT",
     "QUOTA_KEY",
@@ -58,6 +63,8 @@ NOSPACE: Final = "NOSPACE"
 #: The core format from which on quotas are kept.
 QUOTA_FORMAT: Final = 2
 QUOTA_KEY: Final = "quota_bytes"
+#: Logical bytes that `modest` commands add at most for each byte of their encodings.
+GROWTH_FACTOR: Final = 256
 # Below this a single large value could not be written at all.
 QUOTA_MIN: Final = 16 * 1024
 QUOTA_MAX: Final = 1 << 50
@@ -105,8 +112,14 @@ class CountedTable(Table[K, V]):
         self.bytes += self._size(key, value) - self._of(key, old)
 
     def replace(self, key: K, old: V, value: V) -> None:
-        super().replace(key, old, value)
-        self.bytes += self._size(key, value) - self._size(key, old)
+        # As `Table` does it, written out: one of the most frequent writes.
+        self._record((self, key, old))
+        if self._frozen:
+            for frozen in self._frozen:
+                frozen._save(key, old, False)
+        self._rows.replace(key, value)
+        size = self._size
+        self.bytes += size(key, value) - size(key, old)
 
     def delete(self, key: K) -> bool:
         old = self._rows.get(key, ABSENT)
@@ -230,6 +243,7 @@ class Gate:
         own: Usage,
         used: Sequence[Usage],
         overrun: list[str],
+        work: Work,
     ) -> None:
         assert plugin.quota is not None
         self._apply: Apply = plugin.apply
@@ -238,8 +252,20 @@ class Gate:
         self._own = own
         self._all = (own, *used)
         self._overrun = overrun
+        self._work = work
+        self._modest = plugin.quota.modest
+        # Of the entry `_looked_at`: whether its modest commands need not be judged.
+        self._looked_at = 0
+        self._ample = False
 
     def __call__(self, command: Any, ctx: Context) -> Any:
+        if type(command) in self._modest:
+            if ctx.index != self._looked_at:
+                self._look(ctx.index)
+            if self._ample:
+                return self._apply(command, ctx)
+        else:
+            self._looked_at = 0  # it may add more than rule 5 allows for
         if not self._is_judged(command):
             if self._is_declaring(command):
                 return self._declared(command, ctx)
@@ -250,6 +276,17 @@ class Gate:
             return self._judged(result)
         self._require_room()
         return result
+
+    def forget(self) -> None:
+        """Something else than a modest command was done: rule 5 needs another look."""
+        self._looked_at = 0
+
+    def _look(self, index: int) -> None:
+        """Whether modest commands are within the quota, however many are left in the entry."""
+        own = self._own
+        most = 2 * own.bytes + GROWTH_FACTOR * self._work.entry_bytes
+        self._looked_at = index
+        self._ample = most <= own.quota_bytes and not any(usage.alarm for usage in self._all)
 
     def _declared(self, command: Any, ctx: Context) -> Any:
         before = self._own.bytes
@@ -275,6 +312,7 @@ class Gate:
 
     def called(self, command: Any, ctx: Context) -> Any:
         """By another plugin: see rule 3."""
+        self._looked_at = 0
         result = self._apply(command, ctx)
         if type(result) is GeneratorType:
             result = at_once(result)
