@@ -212,11 +212,13 @@ class Refused(RaftkvError):
     What is kept is the code and the arguments. A class whose first argument is a text for people,
     as that of `Refused` itself is, sets `has_text`: from core format 2 on the text is no part of
     the state, so two versions may word it differently, and a command that is repeated after a
-    restart may be answered with the first paragraph of the class's docstring instead.
+    restart may be answered with the first paragraph of the class's docstring instead. A class with
+    texts at other places names these in `text_places`; there is "" in their place then.
     """
 
     code = "refused"
     has_text: ClassVar[bool] = False
+    text_places: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -225,6 +227,13 @@ class Refused(RaftkvError):
     def keeps_text_apart(cls) -> bool:
         """Whether the first argument is a text, which is no part of the state."""
         return cls.has_text or cls is Refused
+
+    def state_args(self, *, texts: bool) -> tuple[Any, ...]:
+        """The arguments that are kept: all, or without `texts`, as from core format 2 on."""
+        places = (0,) if self.keeps_text_apart() else self.text_places
+        if texts or not places:
+            return self.args
+        return tuple("" if place in places else each for place, each in enumerate(self.args))
 
     def __str__(self) -> str:
         if self.keeps_text_apart() and (not self.args or self.args[0] == ""):
@@ -264,9 +273,19 @@ class NumberReused(Refused):
 
 
 class PluginFault(Refused):
-    """A plugin's `apply` raised an exception that is not a `Refused`; the command was undone."""
+    """A plugin's `apply` raised an exception that is not a `Refused`; the command was undone.
+
+    Arguments: the plugin, and the name of the exception's class, which is no part of the state from
+    core format 2 on: the exception depends on the version of the plugin, and of Python.
+    """
 
     code = "plugin_fault"
+    text_places = (1,)
+
+    def __str__(self) -> str:
+        if len(self.args) == 2 and self.args[1] == "":
+            return f"the plugin {self.args[0]} has raised an exception; the command was undone"
+        return super().__str__()
 
 
 class UnknownPlugin(Refused):

@@ -219,6 +219,7 @@ class BadDeclaration(Refused):
     """A zone or validators that are too long or too many. Arguments: what, limit."""
 
     code = "limbo_bad_declaration"
+    text_places = (0,)
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(what, limit)
@@ -226,7 +227,8 @@ class BadDeclaration(Refused):
         self.limit = limit
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.limit} at most. Start the node with fewer or shorter ones"
+        what = self.what or "validators of one node, or letters of a name"
+        return f"{what}: {self.limit} at most. Start the node with fewer or shorter ones"
 
 
 # --- transactions ---------------------------------------------------------------------------------

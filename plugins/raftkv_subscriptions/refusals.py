@@ -206,13 +206,14 @@ class BadMessage(Refused):
     """Headers or a key that cannot be kept. `why` shows nothing of them."""
 
     code = "subscriptions_bad_message"
+    text_places = (0,)
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
 
     def __str__(self) -> str:
-        return f"this message cannot be kept: {self.why}"
+        return f"this message cannot be kept: {self.why or 'its headers or its key'}"
 
 
 # --- links ----------------------------------------------------------------------------------------

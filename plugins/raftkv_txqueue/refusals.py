@@ -228,13 +228,14 @@ class BadHeaders(Refused):
     """Too many headers, or one without a name."""
 
     code = "txqueue_bad_headers"
+    text_places = (0,)
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
 
     def __str__(self) -> str:
-        return f"these headers cannot be kept: {self.why}"
+        return f"these headers cannot be kept: {self.why or 'too many, or one without a name'}"
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -447,13 +448,15 @@ class RollbackOnly(Refused):
     """It was marked as failed; nothing but a rollback can become of it."""
 
     code = "txqueue_rollback_only"
+    text_places = (0,)
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
 
     def __str__(self) -> str:
-        return f"the transaction can only be rolled back: {self.why}"
+        why = self.why or "it was marked as failed, or its time is over"
+        return f"the transaction can only be rolled back: {why}"
 
 
 class OutcomeForgotten(Refused):
@@ -500,6 +503,7 @@ class IllegalState(BranchRefused):
     """The branch is not in a state in which this may be done."""
 
     code = "txqueue_illegal_state"
+    text_places = (1,)
     xa = XaError.ILLEGAL_STATE
 
     def __init__(self, xid: str, why: str) -> None:
@@ -508,13 +512,15 @@ class IllegalState(BranchRefused):
         self.why = why
 
     def __str__(self) -> str:
-        return f"this cannot be done to branch {self.xid} now: {self.why}"
+        why = self.why or "its state or a session that works in it does not allow it"
+        return f"this cannot be done to branch {self.xid} now: {why}"
 
 
 class CommandInvalid(BranchRefused):
     """The call contradicts itself, or what the session did before."""
 
     code = "txqueue_command_invalid"
+    text_places: ClassVar[tuple[int, ...]] = (0,)
     xa = XaError.COMMAND_INVALID
 
     def __init__(self, why: str) -> None:
@@ -522,13 +528,15 @@ class CommandInvalid(BranchRefused):
         self.why = why
 
     def __str__(self) -> str:
-        return f"this call is not possible: {self.why}"
+        why = self.why or "it contradicts itself, or what the session did before"
+        return f"this call is not possible: {why}"
 
 
 class NotInBranch(CommandInvalid):
     """Operations of a branch, from a session that is attached to none."""
 
     code = "txqueue_not_in_branch"
+    text_places = ()
 
     def __init__(self, session: int) -> None:
         Refused.__init__(self, session)

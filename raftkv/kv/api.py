@@ -400,9 +400,9 @@ class KVApi:
                 raise TooLarge(f"a {what} of {len(data)} bytes exceeds {what}_bytes_max = {limit}")
 
     def _check_txn(self, command: Txn) -> None:
-        reason = too_many(command, self._host.settings["txn_ops_max"])
-        if reason is not None:
-            raise TooLarge(reason)
+        refusal = too_many(command, self._host.settings["txn_ops_max"])
+        if refusal is not None:
+            raise TooLarge(str(refusal))
         parts: tuple[Txn | FlatTxn, ...] = (command, *command.nested)
         for part in parts:
             for item in (*part.compare, *part.success, *part.failure):

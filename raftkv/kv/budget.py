@@ -116,7 +116,7 @@ def _reserve_range(
     operation: RangeOp, ctx: Context, budget: Budget, puts: Sequence[PutOp], deleted: int
 ) -> None:
     if operation.limit < 0:
-        raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
+        raise LimitExceeded.of("limit", operation.limit)
     keys: Keys = ctx.table("keys")
     count = count_range(keys, operation.key, operation.range_end) + len(puts)
     if not operation.range_end:

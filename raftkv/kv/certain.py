@@ -93,10 +93,7 @@ def _check_puts(puts: Sequence[PutOp], ctx: Context) -> None:
     limit = ctx.settings["lease_keys_max"]
     for id, count in attached.items():
         if require_lease(ctx, id).keys + count > limit:
-            raise LimitExceeded(
-                f"lease {id} may get more than lease_keys_max = {limit} keys: attach keys in a "
-                f"transaction that deletes less, or to another lease"
-            )
+            raise LimitExceeded.of("lease_keys_max/txn", id, limit)
 
 
 def _size(kv: KeyValue) -> int:

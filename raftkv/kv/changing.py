@@ -68,7 +68,7 @@ def check_sizes(key: bytes, value: bytes, ctx: Context) -> None:
     for what, data in (("key", key), ("value", value)):
         limit = ctx.settings[f"{what}_bytes_max"]
         if len(data) > limit:
-            raise LimitExceeded(f"a {what} of {len(data)} bytes exceeds {what}_bytes_max = {limit}")
+            raise LimitExceeded.of(f"{what}_bytes_max", len(data), limit)
 
 
 def check_ignored(put: PutOp | PutWith) -> None:
@@ -177,7 +177,7 @@ class Changing:
         """
         require_key(operation.key)
         if operation.limit < 0:
-            raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
+            raise LimitExceeded.of("limit", operation.limit)
         if 0 < operation.revision < self.revision:
             found = self._read_past(operation)
         else:
@@ -270,10 +270,7 @@ class Changing:
         self._ctx.charge(rows)
         self._rows_left -= rows
         if self._rows_left < 0:
-            raise LimitExceeded(
-                f"the command touches more than rows_max = {self._ctx.settings['rows_max']} "
-                f"keys: split it"
-            )
+            raise LimitExceeded.of("rows_max", self._ctx.settings["rows_max"])
 
     def _require_room(self, key: bytes, range_end: bytes, limit: int) -> None:
         """Count what a read will touch before it reads anything."""
@@ -284,6 +281,5 @@ class Changing:
         """The keys, if they have room in the result."""
         self._bytes_left -= sum(len(kv.key) + len(kv.value) for kv in kvs if kv is not None)
         if self._bytes_left < 0:
-            limit = self._ctx.settings["result_bytes_max"]
-            raise LimitExceeded(f"the result exceeds result_bytes_max = {limit}: ask for less")
+            raise LimitExceeded.of("result_bytes_max", self._ctx.settings["result_bytes_max"])
         return kvs

@@ -27,6 +27,8 @@ import msgspec
 
 from raftkv.errors import Refused
 
+from .wordings import worded
+
 __all__ = [
     "FROM_KEY",
     "Attached",
@@ -98,9 +100,29 @@ class EmptyKey(Refused):
 
 
 class LimitExceeded(Refused):
-    """A replicated limit of the keyspace was exceeded; the message names it."""
+    """A replicated limit of the keyspace was exceeded; the message names it.
+
+    Arguments: text, and, where the state machine refuses, which limit it was and the numbers of
+    the text (wordings.py).
+    """
 
     code = "limit_exceeded"
+    has_text = True
+
+    @classmethod
+    def of(cls, limit: str, *numbers: int) -> LimitExceeded:
+        """With the text that belongs to the limit."""
+        return cls(worded(limit, *numbers), limit, *numbers)
+
+    def state_args(self, *, texts: bool) -> tuple[Any, ...]:
+        """Core format 1 keeps the text alone, as release 0.1.0 does."""
+        args = super().state_args(texts=texts)
+        return args[:1] if texts and type(self) is LimitExceeded else args
+
+    def __str__(self) -> str:
+        if len(self.args) < 2 or type(self) is not LimitExceeded:
+            return super().__str__()
+        return str(self.args[0] or worded(*self.args[1:]))
 
 
 class TxnTooCostly(LimitExceeded):

@@ -106,9 +106,7 @@ def attach(ctx: Context, id: int, key: bytes) -> None:
     row = require_lease(ctx, id)
     limit = ctx.settings["lease_keys_max"]
     if row.keys >= limit:
-        raise LimitExceeded(
-            f"lease {id} has lease_keys_max = {limit} keys: attach this one to another lease"
-        )
+        raise LimitExceeded.of("lease_keys_max", id, limit)
     ctx.table("leases").put(id, LeaseRow(row.ttl_s, row.due_ms, row.keys + 1))
     ctx.table("attached").put((id, key), _ATTACHED)
 
@@ -142,9 +140,7 @@ def grant(command: Grant, ctx: Context) -> GrantResult:
     if command.id in leases:
         raise LeaseExists(f"there is a lease {command.id} already")
     if len(leases) >= settings["leases_max"]:
-        raise LimitExceeded(
-            f"there are leases_max = {settings['leases_max']} leases: share one, or revoke some"
-        )
+        raise LimitExceeded.of("leases_max", settings["leases_max"])
     id = command.id or _new_id(leases, ctx.serial)
     ttl_s = max(command.ttl_s, settings["lease_ttl_min_s"])
     due = ctx.now + 1000 * ttl_s

@@ -130,7 +130,7 @@ def reads_only(success: Iterable[Operation], failure: Iterable[Operation]) -> bo
 # Limits, before anything is looked at -----------------------------------------------------------
 
 
-def too_many(txn: Txn, ops_max: int) -> str | None:
+def too_many(txn: Txn, ops_max: int) -> LimitExceeded | None:
     """Why the transaction has too many operations, or None. Malformed ones are Refused.
 
     Each level counts its longest part, comparisons or a branch, and what is left is for the levels
@@ -144,8 +144,8 @@ def too_many(txn: Txn, ops_max: int) -> str | None:
             raise Refused("the transaction is malformed: an inner one has no place")
         longest = max(len(part.compare), len(part.success), len(part.failure))
         if longest > left:
-            where = "a transaction" if number < 0 else "an inner transaction"
-            return f"{where} with {longest} operations exceeds txn_ops_max = {ops_max}"
+            limit = "txn_ops_max" if number < 0 else "txn_ops_max/inner"
+            return LimitExceeded.of(limit, longest, ops_max)
         for operation in (*part.success, *part.failure):
             if type(operation) is NestedTxn:
                 inner = operation.number
@@ -154,7 +154,7 @@ def too_many(txn: Txn, ops_max: int) -> str | None:
                 lefts[inner] = left - longest
                 depths[inner] = 1 if number < 0 else depths[number] + 1
                 if depths[inner] > TXN_DEPTH_MAX:
-                    return f"inner transactions may be at most {TXN_DEPTH_MAX} deep"
+                    return LimitExceeded.of("txn_depth", TXN_DEPTH_MAX)
     return None
 
 
@@ -171,9 +171,9 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome | Steps[TxnOutcome]:
     swapped = swap(txn, ctx)
     if swapped is not None:
         return swapped
-    reason = too_many(txn, ctx.settings["txn_ops_max"])
-    if reason is not None:
-        raise LimitExceeded(reason)
+    refusal = too_many(txn, ctx.settings["txn_ops_max"])
+    if refusal is not None:
+        raise refusal
     check_words(txn, txn)
     for branch in (txn.success, txn.failure):
         if len(branch) > 1 or txn.nested:

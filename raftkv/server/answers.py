@@ -188,7 +188,7 @@ def _refused(error: errors.Refused) -> Failure:
     if isinstance(error, errors.NoSpace):
         # Its argument is no text: a client makes the same error of it.
         return Failure(_HTTP_STATUS[code], code, text, error.code, str(error), error.args)
-    if len(error.args) < 2:
+    if len(error.args) < 2 or error.code == "limit_exceeded":
         return _failure(code, text, error.code, str(error))
     detail = str(error.args[0] or error)
     return Failure(_HTTP_STATUS[code], code, text, error.code, detail, error.args)

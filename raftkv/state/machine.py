@@ -69,6 +69,7 @@ from .slicing import FEW_ROWS, SLICE_COMMANDS, SLICE_ROWS, Running, Steps
 from .snapshot import (
     FORMAT,
     KIND_REFUSAL,
+    NO_TEXTS_SINCE,
     Frozen,
     Header,
     Image,
@@ -430,7 +431,7 @@ class StateMachine:
         """The outcome of a command that raised."""
         if isinstance(error, Refused):
             try:
-                return self._refusals.kept(error)
+                return self._refusals.kept(error, texts=self.core_format < NO_TEXTS_SINCE)
             except (MemoryError, RecursionError):
                 raise
             except Exception as why:

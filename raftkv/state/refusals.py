@@ -18,6 +18,12 @@ __all__ = ["Refusals", "fresh"]
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(tuple[str, str, list[object]]).decode
+_unpack_args = msgspec.msgpack.Decoder(list[object]).decode
+
+
+def _plain(args: tuple[object, ...]) -> list[object]:
+    """As they come back: tuples among them are lists."""
+    return _unpack_args(_pack(args))
 
 
 def fresh(refusal: Refused) -> Refused:
@@ -53,20 +59,19 @@ class Refusals:
         owner = self._owners.get(type(refusal))
         if owner is None:
             raise TypeError(f"{type(refusal).__name__} stands in no plugin's refusals")
-        args = refusal.args
-        if not texts and args and refusal.keeps_text_apart():
-            args = ("", *args[1:])
-        return _pack((*owner, args))
+        return _pack((*owner, refusal.state_args(texts=texts)))
 
     def decode(self, data: bytes) -> Refused:
         """Raises LookupError for a refusal of a plugin that is not here."""
         owner, code, args = _unpack(data)
         return self._classes[owner, code](*args)
 
-    def kept(self, refusal: Refused) -> Refused:
-        """The refusal as it will be after a restart, without its traceback.
+    def kept(self, refusal: Refused, *, texts: bool) -> Refused:
+        """The refusal as it will be after a restart, but for its text, without its traceback.
 
+        `texts`: whether these are state, as at core format 1, with what release 0.1.0 kept.
         Raises TypeError if it could not be kept: then it must not be answered either, or a repeated
         command would be answered otherwise.
         """
-        return self.decode(self.encode(refusal))
+        owner, code, args = _unpack(self.encode(refusal))
+        return self._classes[owner, code](*(args if texts else _plain(refusal.args)))
