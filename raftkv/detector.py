@@ -236,7 +236,7 @@ class Detector:
                 member.name,
                 member.incarnation,
                 member.raft_id,
-                member.role == "core" or member.raft_id in engine.configuration.members,
+                member.role == "core",
             )
             for member in members.values()
             if member.up

@@ -12,6 +12,7 @@ from raftkv.detector import LOOK_S, PERIOD_S, REPORT_DELAY_S, Detector
 from raftkv.failure_detector import Verdict
 from raftkv.presence import Stream
 from raftkv.raft import wire
+from raftkv.raft.changing import add_learner
 from raftkv.state import Member
 from tests.raft.harness import MAX_S, A, B, Bench, C, FakeLink, accepted, append
 
@@ -89,6 +90,15 @@ class Watch:
 class TestRule30NodeDown:
     def test_who_is_reported_by_a_core_lives(self) -> None:
         watch = Watch()
+        watch.pass_time(4 * DOWN_S, b=["r1"], c=["r2"])
+        assert watch.declared == []
+
+    def test_a_replicant_that_becomes_a_core_is_heard_by_its_upstream_alone(self) -> None:
+        """A learner by the configuration, until it has a log of its own."""
+        watch = Watch()
+        engine = watch.bench.engine
+        learning = add_learner(engine.configuration, "r1-1")
+        engine.change_configuration(learning, force=False)
         watch.pass_time(4 * DOWN_S, b=["r1"], c=["r2"])
         assert watch.declared == []
 
