@@ -37,6 +37,7 @@ from raftkv.testing import (
     injected_distrust,
     injected_hostile,
     injected_inbox,
+    injected_limits,
     injected_quota,
     injected_shares,
     injected_space,
@@ -59,6 +60,7 @@ assert injected_authority.__name__
 assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_inbox.__name__
+assert injected_limits.__name__
 assert injected_quota.__name__
 assert injected_shares.__name__
 assert injected_space.__name__

@@ -72,6 +72,12 @@ DISAGREEING_SHARE = 0.5
 NAMESAKE_SHARE = 0.25
 # What a command needs beside the largest value: key, envelope, and a batch's head.
 COMMAND_BYTES_LEFT = 200
+# Where limits differ and are not tiny.
+DIFFERING_BYTES_MAX = {
+    "key_bytes_max": 512,
+    "value_bytes_max": 8 * KIB,
+    "command_bytes_max": 16 * KIB,
+}
 # In so many the storm is followed by a death, or by what only looks like one.
 DRILL_SHARE = 0.25
 # How long faults then go on.
@@ -124,7 +130,7 @@ class Scenario:
         early += ", the quota is used up" if self.spender else ""
         early += ", then a drill of deaths" if self.drill else ""
         early += ", commands of much work" if self.poison else ""
-        early += f", {self.heavy.keys} keys, large values" if self.heavy is not None else ""
+        early += f", {self.heavy.keys} keys first, large values" if self.heavy is not None else ""
         early += str(self.more)
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
@@ -227,13 +233,16 @@ def _with_more(scenario: Scenario) -> Scenario:
     )
     namesake = happens("namesake", NAMESAKE_SHARE) and scenario.replicants > 0 and plain_names
     laden = _laden(scenario.limits)
+    differing = happens("variety", VARIETY_SHARE)
+    if differing and not charged:
+        scenario = _with_large_values(scenario)
     return replace(
         scenario,
         poison=charged and laden.keys > MASS_KEYS,
-        heavy=laden if charged else None,
+        heavy=laden if charged else scenario.heavy,
         more=Variations(
             charged,
-            happens("variety", VARIETY_SHARE),
+            differing,
             upgraded,
             rolled_back,
             disagreeing,
@@ -254,6 +263,23 @@ def _laden(limits: Limits) -> Heavy:
         compared_keys=keys * 9 // 10,
         fill_keys=20 if tiny else 100,
     )
+
+
+def _with_large_values(scenario: Scenario) -> Scenario:
+    """Values around the limits that nodes may draw (varied.py), so that some nodes refuse them."""
+    limits = scenario.limits
+    if limits.command_bytes_max == Limits().command_bytes_max:
+        # Smaller ones, so that large values are cheap.
+        limits = structs.replace(limits, **DIFFERING_BYTES_MAX)
+    heavy = Heavy(
+        keys=0,
+        value_bytes_min=limits.command_bytes_max // 3,
+        value_bytes_max=2 * limits.command_bytes_max,
+        large_share=0.1,
+        compare_share=0.0,
+        compared_keys=0,
+    )
+    return replace(scenario, limits=limits, heavy=heavy)
 
 
 def _with_full_disks(scenario: Scenario) -> Scenario:

@@ -58,6 +58,7 @@ from raftkv.testing.hostile import HOST, Hostile
 from raftkv.testing.identities import SECOND, Disagreement, Namesake, one_cluster
 from raftkv.testing.lease_holders import LeaseHolders
 from raftkv.testing.linearizability import Budget, check_per_key
+from raftkv.testing.link_check import checked_links
 from raftkv.testing.marks import Marks
 from raftkv.testing.members import CORES_MAX, Operator, checked_changes, with_cores
 from raftkv.testing.models import KeyValueStore
@@ -203,6 +204,7 @@ class SimulatedCluster:
         enter(self.observer)
         enter(checked_changes(self.observer, self.violated))
         enter(one_cluster(self))
+        enter(checked_links(self.violated, self.configs.__contains__))
         enter(Coverage(self.marks))
         if self.harsh is not None:
             enter(self.harsh)
@@ -219,7 +221,7 @@ class SimulatedCluster:
                     self.world.start(name, self._program)
                 if not self._early:
                     self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
-                if self._heavy is not None:
+                if self._heavy is not None and self._heavy.keys:
                     first = self.names[0]
                     self.world.complete(self.load.fill(first, self.nodes[first]), FILL_S)
             self.load.start()

@@ -33,13 +33,15 @@ def checked_answers(violated: Callable[[str, str], NoReturn]) -> Iterator[None]:
 
     A command that is refused without a verdict is a violation: streams keep the order of commands,
     so a number that the session does not judge was given out too early, not overtaken. So is a
-    command that goes on under a new number although a copy of it may be applied under the former.
+    command that goes on under a new number although a copy of it may be applied under the former,
+    and one that ends as not applied by the rejection of one copy while another one has left.
     """
     queues = raftkv.outbox.Outbox
     known: weakref.WeakKeyDictionary[Any, set[tuple[int, int]]] = weakref.WeakKeyDictionary()
     with (
         around(queues, "settle", lambda settle: _answered(settle, known, violated)),
         around(queues, "_renumber", lambda renumber: _renumbered(renumber, known, violated)),
+        around(queues, "rejected", lambda rejected: _rejected(rejected, violated)),
     ):
         yield
 
@@ -83,5 +85,22 @@ def _renumbered(
                 f"{running_host()} gave number {waiter.seq} up, of which a copy may be applied",
             )
         renumber(queue, waiter)
+
+    return checked
+
+
+def _rejected(
+    rejected: Callable[..., None], violated: Callable[[str, str], NoReturn]
+) -> Callable[..., None]:
+    def checked(queue: Any, seq: int, error: Exception) -> None:
+        waiter = queue._sent.get(seq)
+        copies = 0 if waiter is None else waiter.sends
+        open_before = copies > 1 and not waiter.future.done()
+        rejected(queue, seq, error)
+        if open_before and (waiter.over or waiter.future.done() or not waiter.sends):
+            violated(
+                "a refusal is a verdict",
+                f"{running_host()} ended number {seq} by the rejection of one of {copies} copies",
+            )
 
     return checked

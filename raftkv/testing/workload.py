@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raftkv.errors import NodeFault, NoSpace, NotApplied, OutcomeUnknown, Refused
-from raftkv.kv.commands import Compare, DeleteRangeOp, PutOp, RangeOp
+from raftkv.kv.commands import Compare, DeleteRangeOp, LimitExceeded, PutOp, RangeOp
 from raftkv.plugin import Consistency
 from raftkv.testing.histories import Operation, Outcome
 from raftkv.testing.host import HostCrashed
@@ -64,8 +64,9 @@ LARGE_SHARE = 0.5
 class Heavy:
     """`keys` are there before the clients start, written `fill_keys` at a time.
 
-    Of the single writes `large_share` carry up to `value_bytes_max`, every power of two as likely
-    as the next; so many of all operations compare a range of `compared_keys` before they write.
+    Of the single writes `large_share` carry `value_bytes_min` to `value_bytes_max`, every power of
+    two as likely as the next; `compare_share` of all operations compare a range of
+    `compared_keys` before they write.
     """
 
     keys: int = 100_000
@@ -74,6 +75,7 @@ class Heavy:
     compare_share: float = 0.0005
     compared_keys: int = 10_000
     fill_keys: int = 100
+    value_bytes_min: int = 1
 
 
 class Workload:
@@ -191,7 +193,7 @@ class Workload:
         put = node.kv.put(key, value, timeout_s=TIMEOUT_S)
         try:
             result = await self._world.call(name, put)
-        except (NotApplied, NoSpace):
+        except (NotApplied, NoSpace, LimitExceeded):
             self.refused.add(key)
             self._marks.hit("write refused")
         except OutcomeUnknown as unknown:
@@ -208,7 +210,8 @@ class Workload:
         """Of a single write. A node with lower limits than others may refuse it (varied.py)."""
         if heavy.large_share < 1 and self._rng.random() >= heavy.large_share:
             return 0
-        size = int(heavy.value_bytes_max ** self._rng.random())
+        least = heavy.value_bytes_min
+        size = int(least * (heavy.value_bytes_max / least) ** self._rng.random())
         if size > LARGE_SHARE * heavy.value_bytes_max:
             self._marks.hit("value near the limit")
         return size
