@@ -53,6 +53,7 @@ from .reading import Reader
 from .rebuild import Rebuild
 from .rejecting import error_of
 from .replica import Replica
+from .replicant.upstream import STATUS_S
 from .rpc import RpcHub
 from .runtime import OsRuntime, Runtime
 from .state.core import Core, NodeUp, NodeUpResult
@@ -75,6 +76,9 @@ T = TypeVar("T")
 
 # Two processes never draw the same token by accident.
 PROCESS_TOKEN_BYTES = 8
+# A node whose name another one has taken in the log opens no session for so long: two rounds and
+# more in which the core that feeds it looks at the log, and ends its stream (namesakes.py).
+NAME_TAKEN_PAUSE_S = 2.5 * STATUS_S
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -105,6 +109,8 @@ class Node:
         self.name = config.name
         self.incarnation = 0
         self.session = 0
+        # No session is opened before this time of the node's clock.
+        self._reopen_at = 0.0
         self._started = False
         self._stopping = False
         # True while calls are taken: the one look that every call pays for.
@@ -464,8 +470,7 @@ class Node:
         """Open a session through the log (rule 13); again whenever the cluster has ended it."""
         runtime, pause_s = self.runtime, self.config.raft.resend_ms / 1000
         while True:
-            if self.session == 0:
-                self._propose_up()
+            self._reopen()
             due = runtime.monotonic() + pause_s
             await runtime.sleep(pause_s)
             self.loop_late_s.observe(max(0.0, runtime.monotonic() - due))
@@ -508,12 +513,19 @@ class Node:
         if self.session:
             member = self.machine.members.get(self.name)
             if member is None or member.incarnation != self.incarnation:
-                log.warning("%s was declared dead: opening a new session", self.name)
                 self.session = 0
-                self.runtime.call_soon(self._reopen)
+                if member is None or not member.up:
+                    log.warning("%s was declared dead: opening a new session", self.name)
+                    self.runtime.call_soon(self._reopen)
+                    return
+                # Whichever of the two must wait is for a core to decide, not for the faster one.
+                log.warning("%s is another node, or process, in the log now", self.name)
+                self._reopen_at = self.runtime.monotonic() + NAME_TAKEN_PAUSE_S
+                self.runtime.call_later(NAME_TAKEN_PAUSE_S, self._reopen)
 
     def _reopen(self) -> None:
-        if self.session == 0 and not self._stopping:
+        is_due = self.runtime.monotonic() >= self._reopen_at
+        if self.session == 0 and is_due and not self._stopping:
             self._propose_up()
 
     # -- news from below

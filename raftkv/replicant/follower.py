@@ -52,8 +52,9 @@ Entries = list[tuple[int, int, bytes]]
 APPLY_ENTRIES_PER_TURN = 16
 # Between attempts to reach an upstream; every core is tried in turn.
 RETRY_S = 0.05
-# The code of a refusal by a core that knows another node under this name, which still answers. The
-# pauses grow up to RETRY_MAX_S then: an operator has to do something first.
+# The code of a refusal by a core that knows another node under this name, which still answers, or
+# does so for all that the core knows yet: it has its answer within a pause or two, so it is tried
+# twice. The pauses grow up to RETRY_MAX_S then: an operator has to do something first.
 NAME_IN_USE = "name_in_use"
 RETRY_MAX_S = 2.0
 # The collector forgets what has been built of a snapshot so often (collector.py).
@@ -144,7 +145,7 @@ class Follower:
     # -- choosing an upstream
 
     async def _run(self) -> None:
-        turn, pause_s = 0, RETRY_S
+        turn, pause_s, again = 0, RETRY_S, False
         while not self.stopped:
             known = self._cores()
             name, address = known[turn % len(known)]
@@ -157,6 +158,8 @@ class Follower:
             await self._watch(name, link)
             in_use = link.refusal == NAME_IN_USE
             pause_s = min(2 * pause_s, RETRY_MAX_S) if in_use else RETRY_S
+            again = in_use and not again
+            turn -= again
             if not self.stopped:
                 await self._runtime.sleep(pause_s)
 

@@ -27,6 +27,7 @@ from raftkv.state import Member
 from raftkv.testing.death_check import CHECK, DeathCheck
 
 if TYPE_CHECKING:
+    from raftkv.node import Node
     from raftkv.testing.simulated import SimulatedCluster
 
 __all__ = ["LATE", "bound_s", "drill"]
@@ -55,6 +56,9 @@ def drill(cluster: SimulatedCluster, check: DeathCheck, rng: random.Random) -> N
         return
     with cluster.judging():
         cluster.world.wait(lambda: _leader(cluster), LEADER_S, "a leader before a drill")
+        # Of one more look: the state of a core that follows may be a moment behind.
+        cluster.world.run(1.0)
+        cluster.world.wait(lambda: _leader(cluster), LEADER_S, "a leader before a drill")
         one = _Drill(cluster, check, rng)
         kinds = one.kinds()
         if kinds:
@@ -62,15 +66,22 @@ def drill(cluster: SimulatedCluster, check: DeathCheck, rng: random.Random) -> N
 
 
 def _leader(cluster: SimulatedCluster) -> str | None:
-    """The core that leads, once all nodes are ready and know of each other."""
-    found = None
+    """The core that leads, once all nodes are ready and it knows their incarnations."""
+    if not all(cluster.is_up(name) and cluster.nodes[name].session for name in cluster.names):
+        return None
     for name in cluster.names:
-        if not cluster.is_up(name) or not cluster.nodes[name].session:
-            return None
         part = cluster.part(name)
         if part is not None and part.engine.leading is not None:
-            found = name
-    return found
+            known = cluster.nodes[name].machine.members
+            # A replicant that waits behind a namesake does not know that its session has ended.
+            if all(_holds_its_name(cluster.nodes[each], known) for each in cluster.names):
+                return name
+    return None
+
+
+def _holds_its_name(node: Node, known: Mapping[str, Member]) -> bool:
+    member = known.get(node.name)
+    return member is not None and member.up and member.incarnation == node.incarnation
 
 
 class _Drill:
@@ -80,8 +91,6 @@ class _Drill:
         leader = _leader(cluster)
         assert leader is not None
         self._leader = leader
-        # Of one more look: the state of a core that follows may be a moment behind.
-        self._world.run(1.0)
         self._before = self._members()
         part = cluster.part(leader)
         assert part is not None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
@@ -35,11 +36,13 @@ PORT: Final = 7000
 WRONG_S: Final = (0.5, 4.0)
 #: The machine of the second node.
 SECOND: Final = "second"
-# How often the incarnation of the name is looked at, and how far it may have come meanwhile: a
-# session that ends, a restart and a change of hands are one each, and each takes its time. Two
-# nodes that start at once do more for a moment: it is a violation if it lasts for a second look.
+# How often the incarnation of the name is looked at, and how far it may have come within so many
+# looks: a session that ends, a restart and a change of hands are one each, and each takes its time.
+# Two nodes of which none is refused come 10 further. It is a violation if it lasts for a second
+# look, for faults may come close behind each other once.
 LOOK_S: Final = 1.0
-INCARNATIONS_MAX: Final = 6
+LOOKS: Final = 5
+INCARNATIONS_MAX: Final = 7
 
 
 class Disagreement:
@@ -106,22 +109,23 @@ class Namesake:
     async def storm(self) -> None:
         """Until cancelled."""
         self._cluster.world.start(SECOND, self.program)
-        before: int | None = None
+        seen: deque[int] = deque(maxlen=LOOKS + 1)
         often = 0
         while True:
             await asyncio.sleep(LOOK_S)
-            now = self._incarnation()
-            many = now is not None and before is not None and now > before + INCARNATIONS_MAX
+            seen.append(self.incarnation())
+            # 0 is no incarnation: nothing was known then.
+            many = seen[0] > 0 and seen[-1] > seen[0] + INCARNATIONS_MAX
             often = often + 1 if many else 0
             if often > 1:
                 self._cluster.violated(
                     "one node under a name",
-                    f"{self._name} came to incarnation {now} from {before} within {LOOK_S:g} s",
+                    f"{self._name} came to incarnation {seen[-1]} from {seen[0]} within "
+                    f"{(len(seen) - 1) * LOOK_S:g} s",
                 )
-            before = now
 
-    def _incarnation(self) -> int | None:
-        """By the node that knows most."""
+    def incarnation(self) -> int:
+        """That of the name, by the node that knows most; 0 if none knows any."""
         nodes = [node for name, node in self._cluster.nodes.items() if self._cluster.is_up(name)]
         members = [node.machine.members.get(self._name) for node in nodes]
-        return max((each.incarnation for each in members if each is not None), default=None)
+        return max((each.incarnation for each in members if each is not None), default=0)

@@ -366,7 +366,9 @@ class SimulatedCluster:
 
     def is_up(self, name: str) -> bool:
         """Whether the node runs now."""
-        return self.world.host(name).is_up and name in self.nodes
+        host, node = self.world.host(name), self.nodes.get(name)
+        # Until a program that was just started takes its first step, its forerunner's node is here.
+        return host.is_up and node is not None and node.runtime is host.runtime
 
     def running_id(self, name: str) -> str | None:
         """The raft id of the machine's newest life, a replicant's too."""

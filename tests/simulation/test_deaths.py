@@ -10,10 +10,12 @@ import dataclasses
 import pytest
 
 from raftkv.config import RaftTimes
+from raftkv.testing import death_drill
 from raftkv.testing.death_check import CHECK
 from raftkv.testing.death_drill import LATE, bound_s
 from raftkv.testing.planted import BUGS
 from raftkv.testing.scenario import Scenario, plain, run_seed
+from raftkv.testing.simulated import SimulatedCluster
 
 SECONDS = 1.0
 
@@ -61,3 +63,31 @@ def test_every_injected_bug_of_verdicts_has_a_run_here() -> None:
 def test_the_bound_counts_from_the_shortest_time_that_is_taken_at_its_word() -> None:
     assert bound_s(10_000, silent=False) == 13.0
     assert bound_s(2_000, silent=True) == 6.0
+
+
+def test_a_program_that_takes_its_first_step_later_is_not_up_yet() -> None:
+    """Its forerunner's node must not be taken for it, as if it were ready."""
+    with SimulatedCluster(1, 3, 1, rate_per_s=20.0, deliveries=False) as cluster:
+        former = cluster.nodes["replicant1"]
+        cluster.world.crash("replicant1", power_cut=False)
+        cluster.world.restart("replicant1")
+        assert not cluster.is_up("replicant1")
+        cluster.settle()
+        assert cluster.is_up("replicant1")
+        assert cluster.nodes["replicant1"] is not former
+
+
+def test_a_drill_waits_for_a_replicant_whose_session_has_ended() -> None:
+    """A replicant that no core feeds does not know that, and looks as ready as before."""
+    with SimulatedCluster(1, 3, 1, rate_per_s=20.0, deliveries=False) as cluster:
+        world = cluster.world
+        world.network.isolate("replicant1")
+        world.wait(
+            lambda: not cluster.nodes["core1"].machine.members["replicant1"].up,
+            20.0,
+            "the end of the replicant's incarnation",
+        )
+        assert cluster.nodes["replicant1"].session
+        assert death_drill._leader(cluster) is None
+        world.network.heal()
+        world.wait(lambda: death_drill._leader(cluster), 10.0, "a leader that knows it again")
