@@ -109,8 +109,11 @@ class NodeHost:
     def settings(self) -> Mapping[str, Any]:
         return self.view().settings
 
-    async def propose(self, command: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
-        return await self._node.propose(self._plugin.name, command, timeout_s=timeout_s)
+    def propose(
+        self, command: msgspec.Struct, *, timeout_s: float | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        # The node's own coroutine: one around it costs each call and each answer a step more.
+        return self._node.propose(self._plugin.name, command, timeout_s=timeout_s)
 
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         return await self._node.outcome(session, seq, timeout_s=timeout_s)

@@ -665,7 +665,9 @@ class Node:
         if not self._running:
             self._check_running()
         timeout = self.config.timeout_s if timeout_s is None else timeout_s
-        if rows := self.costly.rows_of(plugin, command):
+        if type(command) in self.machine.costly_kinds and (
+            rows := self.costly.rows_of(plugin, command)
+        ):
             return await self.costly.propose(plugin, command, rows, timeout)
         return await self.outbox.submit(plugin, command, timeout)
 

@@ -94,6 +94,8 @@ class Outbox:
         """`window` of the sessions; None: sessions.SESSION_WINDOW."""
         self._window = sessions.SESSION_WINDOW if window is None else window
         self._settling_max = min(SETTLING_MAX, self._window // 8)
+        # Numbers above the floor that commands of callers may use.
+        self._numbers_max = self._window - self._settling_max
         # Numbers that the log is being asked about.
         self._settling = 0
         self._floor = 1
@@ -147,12 +149,16 @@ class Outbox:
         if len(body) + ENVELOPE_BYTES > self._limits.command_bytes_max:
             self.fates.too_large += 1
             raise too_large(len(body), self._limits.command_bytes_max)
-        if self._window_is_full():
+        unsent = self._unsent
+        if (
+            self._next_seq + len(unsent) - self._floor >= self._numbers_max
+            and self._window_is_full()
+        ):
             self.fates.over_window += 1
             raise window_full(self._next_seq - self._floor, self._window, self._floor)
         self._bytes += len(body)
         if (
-            len(self._sent) + len(self._unsent) >= self._limits.outbox_commands_max
+            len(self._sent) + len(unsent) >= self._limits.outbox_commands_max
             or self._bytes > self._limits.outbox_bytes_max
         ):
             self._bytes -= len(body)
@@ -165,7 +171,11 @@ class Outbox:
         deadline = self._runtime.monotonic() + timeout_s
         waiter = Waiter(plugin, type(command), body, future, deadline)
         self._deadlines.add(deadline, waiter)
-        self._take(waiter)
+        # As `_take` does it, without the calls.
+        self.submitted += 1
+        unsent[waiter] = None
+        if not self._flushing or self._timer is None:
+            self._schedule()
         return future
 
     def _take(self, waiter: Waiter) -> None:
@@ -183,12 +193,9 @@ class Outbox:
 
     def _window_is_full(self) -> bool:
         """Whether one more command would get a number that the session does not judge yet."""
-        most = self._window - self._settling_max
-        if self._next_seq + len(self._unsent) - self._floor < most:
-            return False
         self._raise_floor()
         self._make_room()
-        return self._next_seq + len(self._unsent) - self._floor >= most
+        return self._next_seq + len(self._unsent) - self._floor >= self._numbers_max
 
     def _raise_floor(self) -> None:
         """To the lowest number that is held: each number is passed once."""
@@ -273,7 +280,8 @@ class Outbox:
         waiter = self._sent.get(seq)
         if waiter is None:
             return
-        if type(outcome) is SequenceTooFar and waiter.kind is not SettleOutcome:
+        refused = isinstance(outcome, Refused)
+        if refused and type(outcome) is SequenceTooFar and waiter.kind is not SettleOutcome:
             return  # that is no verdict: the number was not judged, and is sent again
         if seq > self._highest:
             self._highest = seq
@@ -282,28 +290,36 @@ class Outbox:
         if waiter.abandoned:
             waiter.decided = True
             return  # it goes on holding the floor, so that its outcome can be asked for
-        if waiter.asked and type(outcome) is OutcomeExpired:
-            return  # a copy that came behind the question: the answer to that counts
+        if refused:
+            self._refused(waiter, outcome, jumped=jumped)
+            return
         del self._sent[seq]
-        if type(outcome) is SessionExpired and not waiter.future.done():
-            if waiter.sends <= (0 if jumped else 1):
-                self._wait_again(waiter)
-                return
-            outcome = session_ended(self.session, seq)
         self._bytes -= waiter.size
         future = waiter.future
         if not future.done():
-            if isinstance(outcome, Timeout):
-                self.fates.unknown += 1
-                future.set_exception(outcome)
-            elif isinstance(outcome, Refused):
-                self.fates.refused += 1
-                # One refusal may be kept and raised more than once; each raise gets its own.
-                future.set_exception(type(outcome)(*outcome.args))
-            else:
-                future.set_result(outcome)
+            future.set_result(outcome)
         else:
             self.fates.cancelled += 1
+        waiter.end()
+
+    def _refused(self, waiter: Waiter, outcome: Refused, *, jumped: bool) -> None:
+        """The log has answered a command with a refusal."""
+        if waiter.asked and type(outcome) is OutcomeExpired:
+            return  # a copy that came behind the question: the answer to that counts
+        del self._sent[waiter.seq]
+        if type(outcome) is SessionExpired and not waiter.future.done():
+            if waiter.sends <= (0 if jumped else 1):
+                self._wait_again(waiter)
+            else:
+                self._finish(waiter, session_ended(self.session, waiter.seq))
+            return
+        if waiter.future.done():
+            self._gone(waiter)
+            return
+        self._bytes -= waiter.size
+        self.fates.refused += 1
+        # One refusal may be kept and raised more than once; each raise gets its own.
+        waiter.future.set_exception(type(outcome)(*outcome.args))
         waiter.end()
 
     def rejected(self, seq: int, error: NotApplied) -> None:
@@ -446,10 +462,7 @@ class Outbox:
             return False
         self._raise_floor()
         used = self._next_seq + len(self._unsent) - self._floor
-        if (
-            used >= self._window - self._settling_max
-            and waiter.seq >= self._floor + self._settling_max
-        ):
+        if used >= self._numbers_max and waiter.seq >= self._floor + self._settling_max:
             return False  # the last numbers of the window are for what holds the floor
         self._settling += 1
         waiter.asked = True

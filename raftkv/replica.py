@@ -90,7 +90,7 @@ class Replica:
         return self.machine.estimate(command)
 
     @property
-    def costly_marks(self) -> tuple[bytes, ...]:
+    def costly_marks(self) -> tuple[tuple[bytes, ...], int]:
         return self.machine.costly_marks
 
     def apply(self, index: int, body: bytes, term: int) -> Iterator[None] | None:

@@ -86,8 +86,15 @@ class Resending(Generic[T]):
 
     def transmit(self, items: Iterable[T]) -> None:
         """Send in pieces that fit into one message between nodes, until one cannot leave."""
+        items = list(items)
+        if not items:
+            return
         way_open = True
-        for piece in pieces(items, _encoded_size, self._bytes_max):
+        if sum([len(item.encoded) for item in items]) <= self._bytes_max:
+            parts = [items]
+        else:
+            parts = pieces(items, _encoded_size, self._bytes_max)
+        for piece in parts:
             way_open = way_open and self._transmit(piece)
             if not way_open:
                 self._stall(piece)
@@ -101,9 +108,6 @@ class Resending(Generic[T]):
         """Note which commands have left: only the others may be called not applied."""
         if not self._send([item.encoded for item in piece]):
             return False
-        for item in piece:
-            self.resends += item.sends > 0
-            item.sends += 1
         self._left(piece)
         return True
 
@@ -111,8 +115,13 @@ class Resending(Generic[T]):
         now = self._monotonic()
         before, mixed = items[0].tries, False
         for item in items:
-            mixed = mixed or item.tries != before
-            item.tries += 1
+            if item.sends:
+                self.resends += 1
+            item.sends += 1
+            tries = item.tries
+            if tries != before:
+                mixed = True
+            item.tries = tries + 1
             item.sent_at = now
         if not mixed:
             self._fly(before + 1, items, now)
@@ -166,8 +175,12 @@ class Resending(Generic[T]):
         return item.sent_at == flight.left_at and self._wants(item)
 
     def _is_spent(self, flight: _Flight[T]) -> bool:
-        items, position = flight.items, flight.position
-        while position < len(items) and not self._is_held(items[position], flight):
+        items, position, left_at, wants = flight.items, flight.position, flight.left_at, self._wants
+        count = len(items)
+        while position < count:
+            item = items[position]
+            if item.sent_at == left_at and wants(item):
+                break
             position += 1
         flight.position = position
         return position == len(items)

@@ -103,3 +103,24 @@ def test_nothing_expires_after_the_end() -> None:
     bench.add(1.0)
     bench.runtime.advance(5.0)
     assert bench.expired == []
+
+
+def test_what_is_due_together_comes_earliest_first_whatever_the_order_of_the_additions() -> None:
+    bench = Bench()
+    order = [3.0, 5.0, 1.0, 5.0, 4.0, 2.0, 6.0, 5.0]
+    calls = [bench.add(seconds) for seconds in order]
+    calls[1].over = True
+    # As if the process had stood still.
+    bench.runtime.now += 10.0
+    bench.runtime.advance(0.0)
+    expected = sorted((call for call in calls if call is not calls[1]), key=lambda call: call.at)
+    assert [call for _, call in bench.expired] == expected
+
+
+def test_answered_calls_are_let_go_soon_although_others_wait() -> None:
+    bench = Bench()
+    waiting = [bench.add(60.0) for _ in range(10)]
+    for number in range(2_000):
+        bench.add(60.0 if number % 3 else 30.0).over = True
+        assert len(bench.deadlines) <= 2 * len(waiting) + 2 * OVER_KEPT
+    assert not any(call.over for call in waiting)

@@ -50,8 +50,8 @@ class Application(Protocol):
         """About how many rows a command will look at; for the order of commands only."""
 
     @property
-    def costly_marks(self) -> tuple[bytes, ...]:
-        """Bytes of which one stands near the beginning of each command that may be costly."""
+    def costly_marks(self) -> tuple[tuple[bytes, ...], int]:
+        """Marks of which one stands in each command that may be costly, within so many bytes."""
 
     def apply(self, index: int, body: bytes, term: int) -> Iterator[None] | None:
         """Apply the commands of the entry at `index`, which was appended in `term`.

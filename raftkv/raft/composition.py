@@ -43,8 +43,6 @@ FLIGHT_ROWS: Final = 2 * SHARE_ROWS
 BURST: Final = 16
 #: Bytes of commands that are held back: half of the default for all that may be uncommitted.
 HELD_BYTES: Final = 32 * 1024 * 1024
-# So many bytes of a command hold its session, numbers, plugin and tag.
-_HEAD_BYTES: Final = 96
 # Lengths of a msgpack unsigned integer by its first byte, if that is not the number itself.
 _INT_BYTES: Final = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
 
@@ -104,15 +102,21 @@ class Composition:
         self.bytes += sum(map(len, commands))
 
     def take(
-        self, bytes_max: int, commands_max: int, flight_rows: int, marks: Sequence[bytes]
+        self,
+        bytes_max: int,
+        commands_max: int,
+        flight_rows: int,
+        marks: Sequence[bytes],
+        reach: int,
     ) -> list[bytes]:
         """The commands of the next entry, at most so many. Empty if all that wait are held back.
 
         A command larger than `bytes_max` goes alone. `flight_rows`: of the costly commands that
-        were appended and are not applied. `marks`: what stands in each command that may be costly.
+        were appended and are not applied. `marks`: one of them stands within the first `reach`
+        bytes of each command that may be costly.
         """
         fresh, runs = self._fresh, self._runs
-        suspicious = self._is_suspicious(fresh, marks)
+        suspicious = self._is_suspicious(fresh, marks, reach)
         self._fresh, self._runs = [], []
         if (
             not suspicious
@@ -135,11 +139,11 @@ class Composition:
         return taken.cheap + taken.costly
 
     @staticmethod
-    def _is_suspicious(fresh: Sequence[bytes], marks: Sequence[bytes]) -> bool:
+    def _is_suspicious(fresh: Sequence[bytes], marks: Sequence[bytes], reach: int) -> bool:
         """Whether any of the commands may be costly."""
         if not marks or not fresh:
             return False
-        heads = b"".join([command[:_HEAD_BYTES] for command in fresh])
+        heads = b"".join([command[:reach] for command in fresh])
         for mark in marks:  # noqa: SIM110  # for every entry: a generator is slower
             if mark in heads:
                 return True

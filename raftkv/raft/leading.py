@@ -290,10 +290,10 @@ class Leading:
     def _append_batches(self) -> None:
         """What waits becomes entries, none larger than the limits (rule 31, composition.py)."""
         engine, commands = self._engine, self._commands
-        limits, marks = engine.limits, engine.application.costly_marks
+        limits, (marks, reach) = engine.limits, engine.application.costly_marks
         while commands.commands and self._uncommitted_bytes < limits.uncommitted_bytes_max:
             batch = commands.take(
-                limits.batch_bytes_max, BATCH_COMMANDS_MAX, self._flight_rows(), marks
+                limits.batch_bytes_max, BATCH_COMMANDS_MAX, self._flight_rows(), marks, reach
             )
             engine.counts.commands_refused += commands.dropped
             commands.dropped = 0

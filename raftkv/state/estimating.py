@@ -6,7 +6,7 @@ are recognized by the first bytes of their encoding: a command is an array that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,11 +18,23 @@ if TYPE_CHECKING:
     from .routing import Routed
     from .views import StateView
 
-__all__ = ["estimated", "foreseen"]
+__all__ = ["costly_marks", "estimated", "foreseen"]
 
+# Before the name of its plugin an envelope has the header of an array and three integers, behind it
+# the length of the command, and that begins with the header of an array.
+_AROUND_BYTES: Final = 1 + 3 * 9 + 5 + 1
 # The first byte of an array of fewer than 16 elements, which stands before the tag.
 _ARRAY: Final = range(0x90, 0xA0)
+_encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Envelope).decode
+
+
+def costly_marks(active: Iterable[Routed]) -> tuple[tuple[bytes, ...], int]:
+    """The tags of the plugins' costly commands, and within how many bytes of an encoded envelope
+    the tag of one stands."""
+    found = [(routed, tag) for routed in active for tag in routed.costly_tags]
+    reach = max((len(_encode(routed.name)) + len(tag) for routed, tag in found), default=0)
+    return tuple(tag for _, tag in found), _AROUND_BYTES + reach
 
 
 def estimated(payload: bytes, active: Mapping[str, Routed], views: Mapping[str, StateView]) -> int:

@@ -52,7 +52,7 @@ from .contract import (
 )
 from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport, Voters
 from .costs import Work, of_size
-from .estimating import estimated, foreseen
+from .estimating import costly_marks, estimated, foreseen
 from .hiding import Hidden
 from .quota import NOSPACE, QUOTA_FORMAT, CountedTable, Gate, Usage
 from .refusals import Refusals, fresh
@@ -532,8 +532,9 @@ class StateMachine:
             routed.open_gate(gated=self.core_format >= QUOTA_FORMAT)
         self._forget_room()
         self._active = active
-        #: The tags of the active plugins' costly commands; every encoding of one contains its tag.
-        self.costly_marks = tuple(tag for routed in active.values() for tag in routed.costly_tags)
+        #: The classes of commands that may look at more than their size.
+        self.costly_kinds = frozenset(kind for r in active.values() for kind in r.plugin.costly)
+        self.costly_marks = costly_marks(active.values())
 
     def _members_changed(self, change: MemberChange) -> None:
         for name in sorted(self._active):

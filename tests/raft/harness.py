@@ -113,7 +113,7 @@ class RecordingApplication:
     def frees_room(self, command: bytes) -> bool:
         return command.startswith(b"delete")
 
-    costly_marks = (b"costly",)
+    costly_marks = ((b"costly",), 96)
 
     def estimate(self, command: bytes) -> int:
         """A costly command names its rows: costly-5000."""

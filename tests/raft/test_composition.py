@@ -18,6 +18,8 @@ from raftkv.raft.composition import (
 from tests.raft.harness import A, B, Bench, accepted
 
 MARKS = (b"\xa3txn",)
+# Bytes within which the mark stands.
+REACH = 48
 BYTES_MAX, COMMANDS_MAX = 4_000, 64
 
 
@@ -39,7 +41,7 @@ def estimate(data: bytes) -> int:
 
 
 def taken(composition: Composition, flight: int = 0) -> list[tuple[int, int, int]]:
-    return [parts(each) for each in composition.take(BYTES_MAX, COMMANDS_MAX, flight, MARKS)]
+    return [parts(each) for each in composition.take(BYTES_MAX, COMMANDS_MAX, flight, MARKS, REACH)]
 
 
 def test_what_fits_and_cannot_be_costly_is_taken_as_it_came_and_never_estimated() -> None:
@@ -50,9 +52,9 @@ def test_what_fits_and_cannot_be_costly_is_taken_as_it_came_and_never_estimated(
     commands = [command(session, number) for number in range(5) for session in (1, 2, 3)]
     composition.add(commands[:7])
     composition.add(commands[7:])
-    assert composition.take(BYTES_MAX, COMMANDS_MAX, 0, MARKS) == commands
+    assert composition.take(BYTES_MAX, COMMANDS_MAX, 0, MARKS, REACH) == commands
     assert (composition.commands, composition.bytes, composition.taken_rows) == (0, 0, 0)
-    assert composition.take(BYTES_MAX, COMMANDS_MAX, 0, MARKS) == []
+    assert composition.take(BYTES_MAX, COMMANDS_MAX, 0, MARKS, REACH) == []
 
 
 def test_costly_commands_stand_behind_the_cheap_ones_of_others() -> None:
@@ -249,7 +251,7 @@ def test_order_bounds_and_progress(
                 composition.add([command(number, numbers[number], rows, size)], origin)
         flight = sum(flights[-lag:])
         left = composition.commands
-        batch = composition.take(BYTES_MAX, COMMANDS_MAX, flight, MARKS)
+        batch = composition.take(BYTES_MAX, COMMANDS_MAX, flight, MARKS, REACH)
         flights.append(composition.taken_rows if batch else 0)
         assert composition.commands == left - len(batch)
         costly = [rows for _, _, rows in map(parts, batch) if rows > COSTLY_ROWS]

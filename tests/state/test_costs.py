@@ -140,3 +140,22 @@ def test_only_commands_are_costly() -> None:
 
     with pytest.raises(ConfigError, match="NodeUp stands in costly"):
         StateMachine([Wrong()])
+
+
+class LongName(Counting):
+    name = "n" * 300
+
+
+@pytest.mark.parametrize("plugin", [Counting, LongName])
+def test_a_costly_command_has_its_mark_within_reach(plugin: type[Counting]) -> None:
+    machine = StateMachine([plugin()])
+    up = NodeUp(1, "n", "core", "r", "h:1", None, ((plugin.name, 1),))
+    machine.apply(1, encode_batch(1, [Envelope(0, 1, 0, "core", msgspec.msgpack.encode(up))]))
+    marks, reach = machine.costly_marks
+    largest = 2**64 - 1
+    for size in (2, 300, 70_000):  # the length before the command takes 1, 2 or 4 bytes
+        command = msgspec.msgpack.encode(Look(largest)) + bytes(size)
+        envelope = Envelope(largest, largest, largest, plugin.name, command)
+        head = msgspec.msgpack.encode(envelope)[:reach]
+        assert any(mark in head for mark in marks)
+    assert reach < 60 + len(plugin.name), "every byte is searched, for each command"
