@@ -137,27 +137,53 @@ def plugin_named(name: str) -> Any:
 # Commands -----------------------------------------------------------------------------------------
 
 
-def commands(command: Any, *before: str) -> Iterator[str]:
+def commands(command: Any, *before: str) -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", None)
     if inner is None:
-        yield " ".join(before)
+        yield " ".join(before), command
         return
     for name, each in inner.items():
         yield from commands(each, *before, name)
 
 
-def test_cli_lists_every_command() -> None:
+def whole_command() -> Any:
+    """`raftkv` with the commands of its plugins."""
     whole = typer.Typer()
     whole.registered_commands += app.registered_commands
     whole.registered_groups += app.registered_groups
     add_plugin_groups(whole)
+    return typer.main.get_command(whole)
+
+
+def test_cli_lists_every_command() -> None:
     table = page("cli.md").partition("| command | what it does |")[2].partition("\n\n")[0]
     listed = []
     for cell in re.findall(r"^\| (`.+?) \|", table, re.M):
         names = re.findall(r"`([^`]+)`", cell)
         group = names[0].rpartition(" ")[0]
         listed += [names[0], *(f"{group} {name}".strip() for name in names[1:])]
-    assert sorted(listed) == sorted(commands(typer.main.get_command(whole)))
+    assert sorted(listed) == sorted(name for name, _ in commands(whole_command()))
+
+
+def test_every_option_of_a_command_that_a_page_shows_exists() -> None:
+    known = {
+        name: {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        for name, command in commands(whole_command())
+    }
+    unknown, shown_lines = [], 0
+    for name, text in PAGES.items():
+        for line in re.findall(r"(?:^ {4}|`|\$ |\| )raftkv ([^`\n#]+)", text, re.M):
+            words = re.findall(r"[^\s\[\]]+", line.partition(" -- ")[0])
+            of = next(
+                (" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in known), None
+            )
+            if of is None or name == "CHANGELOG.md":
+                continue  # a group, or several commands in one
+            shown_lines += 1
+            options = [word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)]
+            unknown += [f"{name}: {of} {o}" for o in options if o not in {*known[of], "--help"}]
+    assert not unknown
+    assert shown_lines > 150
 
 
 # The HTTP API -------------------------------------------------------------------------------------
