@@ -470,7 +470,8 @@ class Node:
         """Open a session through the log (rule 13); again whenever the cluster has ended it."""
         runtime, pause_s = self.runtime, self.config.raft.resend_ms / 1000
         while True:
-            self._reopen()
+            if self.session == 0 and self._may_open:
+                self._propose_up()
             due = runtime.monotonic() + pause_s
             await runtime.sleep(pause_s)
             self.loop_late_s.observe(max(0.0, runtime.monotonic() - due))
@@ -523,9 +524,12 @@ class Node:
                 self._reopen_at = self.runtime.monotonic() + NAME_TAKEN_PAUSE_S
                 self.runtime.call_later(NAME_TAKEN_PAUSE_S, self._reopen)
 
+    @property
+    def _may_open(self) -> bool:
+        return self.runtime.monotonic() >= self._reopen_at
+
     def _reopen(self) -> None:
-        is_due = self.runtime.monotonic() >= self._reopen_at
-        if self.session == 0 and is_due and not self._stopping:
+        if self.session == 0 and self._may_open and not self._stopping:
             self._propose_up()
 
     # -- news from below

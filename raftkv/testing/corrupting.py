@@ -90,8 +90,17 @@ def corrupt_one(cluster: SimulatedCluster, rng: random.Random) -> None:
         _corrupt(cluster, rng)
 
 
+def _caught_up(cluster: SimulatedCluster, index: int) -> bool:
+    nodes, names = cluster.nodes, cluster.names
+    return cluster._revived() and all(nodes[name].machine.index >= index for name in names)
+
+
 def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
     world = cluster.world
+    # A disk may hang on after healing. A core that is behind then would copy the damaged state if
+    # it is the leader's, and be as corrupt as that.
+    known = max((node.machine.index for node in cluster.nodes.values()), default=0)
+    world.wait(lambda: _caught_up(cluster, known), WAIT_S, "every node caught up before a damage")
     configuration = cluster.observer.possible_configurations()[-1]
     voters = [name_of(voter) for voter in configuration.voters]
     if len(voters) < 3 or configuration.distrusted or not all(map(cluster.is_up, voters)):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from raftkv.state import StateMachine
 from raftkv.state.sessions import Sessions
 from raftkv.testing import corrupting
+from raftkv.testing.simulated import SimulatedCluster
 from raftkv.testing.window_check import WORLD_WINDOW
 from tests.state.harness import Bank, Deposit, Driver, Shop, replay
 
@@ -29,3 +32,25 @@ def test_no_command_meets_the_damage_however_busy_its_session_is() -> None:
     ]
     assert accounts[0] == accounts[1]
     assert driver.machine.digest() != healthy.digest()
+
+
+def test_no_state_is_damaged_while_a_core_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would copy the damaged state if that is the leader's, and stop as corrupt as well."""
+    behind: list[int] = []
+    with SimulatedCluster(1, 3, rate_per_s=100.0, deliveries=False, members=True) as cluster:
+        cluster.run(1.0)
+        cluster.world.stall_disk("core2", 6.0)
+        cluster.run(2.0)
+        stray_row = corrupting._stray_row
+
+        def damage(machine: StateMachine, rng: random.Random) -> None:
+            indexes = [cluster.nodes[name].machine.index for name in cluster.names]
+            behind.append(max(indexes) - min(indexes))
+            stray_row(machine, rng)
+
+        monkeypatch.setattr(corrupting, "_stray_row", damage)
+        monkeypatch.setattr(corrupting, "_undecided_outcome", damage)
+        corrupting.corrupt_one(cluster, random.Random(1))
+        cluster.settle()
+    assert len(behind) == 1
+    assert behind[0] < 20
