@@ -1,4 +1,4 @@
-"""Which links count for a bootstrap: those behind which the core that they name stands.
+"""Which accepted links count without certificates: those behind which the named core stands.
 
 The core that bootstraps makes voters of the nodes that it has links to. A link counts if the other
 end has proved its name (credibility.py): by its certificate, or, without certificates, because this
@@ -11,6 +11,9 @@ none, here and there). What the bootstrap then goes by is that answer, not what 
 A core is dialled back for a call (`rpc`), which is answered before there is a cluster and leads to
 no further dialling. At most one dial-back runs for each name. It takes at most ANSWER_S for each
 address, and one that proves nothing is repeated after AGAIN_S, as long as all links are there.
+
+A core that is added at an address (member_changes.py) is distinguished from other claims in the
+same way.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from .raft.transport import Hub, Link
 from .repeats import Repeats
 from .twins import process_of
 
-__all__ = ["DialBack"]
+__all__ = ["DialBack", "same_process"]
 
 log = logging.getLogger("raftkv.peering")
 
@@ -86,7 +89,7 @@ class DialBack:
         for address in self._addresses.vouched(name):
             answer = await handshake_at(self._hub, address, name, ANSWER_S)
             for link in self._links(name):
-                if answer is not None and link.peer is not None and _same(link.peer, answer):
+                if answer is not None and link.peer is not None and same_process(link.peer, answer):
                     self._answers[link] = answer
                     return True
                 found = True
@@ -102,7 +105,7 @@ class DialBack:
         return False
 
 
-def _same(peer: wire.Hello, answer: wire.Hello) -> bool:
+def same_process(peer: wire.Hello, answer: wire.Hello) -> bool:
     """Whether one process has sent both handshakes, as far as they tell."""
     return (peer.raft_id, peer.role, process_of(peer)) == (
         answer.raft_id,

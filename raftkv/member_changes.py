@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from .dialback import same_process
 from .errors import ChangePending, MembershipRefused, OutcomeUnknown, RaftkvError
+from .joining import AGAIN_S, ANSWER_S, handshake_at
 from .parts import CorePart
 from .promotion import FORMAT_NEEDED, TOO_OLD, NotYet
 from .raft.changing import add_learner, check_majority, promote, remove
 from .raft.membership import Configuration, name_of
+from .raft.transport import Link
+from .security.proof import Kind
 
 if TYPE_CHECKING:
     from .node import Node
@@ -232,25 +236,62 @@ class MemberChange:
         return member.raft_id
 
     async def _connected(self) -> str | None:
-        """The raft id of a new core, once there is a link to it. None: the office is lost."""
+        """The raft id of a new core, once there is a link to it. None: the office is lost.
+
+        Without certificates a link proves nothing (dialback.py). With an address only the process
+        that answers there counts.
+        """
         peering, runtime = self._node._peering, self._node.runtime
         if self._address is not None:
             peering.addresses.greeted(self._name, self._address)
             peering.dial(self._name)
         patience = runtime.monotonic() + min(self._left_s, CONNECT_WAIT_S)
         while self._part.leads:
-            for raft_id in self._engine.links:
-                if name_of(raft_id) == self._name:
-                    return raft_id
+            claimed = bool(self._claims)
+            raft_id = await self._claimant()
+            if raft_id is not None:
+                return raft_id
             if runtime.monotonic() >= patience:
                 peering.forget(self._name)
-                raise MembershipRefused(
-                    f"no core called {self._name!r} is connected to the leader "
-                    f"({self._node.name}): start it with an empty data directory and with the "
-                    f"running cores under [cores], or say at which address it listens"
-                )
-            await runtime.sleep(LOOK_S)
+                raise MembershipRefused(self._unconnected(claimed))
+            await runtime.sleep(AGAIN_S if claimed else LOOK_S)
         return None
+
+    @property
+    def _claims(self) -> list[Link]:
+        """The links whose other end claims to be the new core."""
+        links = self._engine.links.items()
+        return [link for raft_id, link in links if name_of(raft_id) == self._name]
+
+    async def _claimant(self) -> str | None:
+        """The raft id of the new core, if one of the links is its own."""
+        address, name = self._address, self._name
+        for link in self._claims:
+            proof = link.proof
+            dialled = proof.dialled == address and proof.wanted == name
+            if address is None or proof.kind is not Kind.NONE or dialled:
+                return link.peer_id
+        if address is None or not self._claims:
+            return None
+        answer = await handshake_at(self._node._peering.hub, address, name, ANSWER_S)
+        for link in self._claims:
+            if answer is not None and link.peer is not None and same_process(link.peer, answer):
+                return link.peer_id
+        return None
+
+    def _unconnected(self, claimed: bool) -> str:
+        """Why a core cannot be added. `claimed`: something came under its name."""
+        if claimed:
+            return (
+                f"a node that claims to be {self._name!r} is connected to the leader "
+                f"({self._node.name}), and is not the one at {self._address}: name the address at "
+                f"which the leader reaches it, and let no other node use the name"
+            )
+        return (
+            f"no core called {self._name!r} is connected to the leader "
+            f"({self._node.name}): start it with an empty data directory and with the "
+            f"running cores under [cores], or say at which address it listens"
+        )
 
     async def _become_core(self, raft_id: str) -> bool:
         """Let a replicant that is a copy by the log become one in fact."""

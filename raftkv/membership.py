@@ -159,7 +159,8 @@ class Membership:
     async def add(self, name: str, *, address: str | None = None, timeout_s: float = 60.0) -> None:
         """Make a started core with an empty directory a copy, then a voter once it has caught up.
 
-        `address` is where it listens, for a core that does not know where the leader is. Raises
+        `address` is where it listens, for a core that does not know where the leader is. Without
+        certificates, only the process that the leader reaches there is taken. Raises
         MembershipRefused saying what to do, NoLeader, ChangePending when the change is in the log
         and not committed, or Timeout when it is not known how far it came. It may be called again:
         what was done stays done.

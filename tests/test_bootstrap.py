@@ -10,7 +10,7 @@ import pytest
 
 from raftkv import bootstrap
 from raftkv.dialback import DialBack
-from raftkv.errors import NodeFault
+from raftkv.errors import MembershipRefused, NodeFault
 from raftkv.formats import bootstrap_digest
 from raftkv.raft import wire
 from raftkv.raft.transport import Hub
@@ -266,3 +266,30 @@ def test_a_core_that_cannot_be_dialled_back_is_waited_for(
         cluster.run(4.0)
         (cluster_id,) = {node.status().cluster_id for node in cluster.nodes.values()}
         assert cluster_id
+
+
+def test_a_core_is_added_at_its_address_whatever_else_claims_its_name() -> None:
+    cluster = SimulatedCluster(seed=1, cores=3, replicants=0, rate_per_s=20.0, deliveries=False)
+    claimants = [Claimant(target, "core4", cluster_id="") for target in THREE]
+    with cluster:
+        for number, claimant in enumerate(claimants):
+            cluster.world.start(f"stranger{number}", claimant.program)
+        cluster.run(2.0)
+        assert all(claimant.answered for claimant in claimants)
+
+        def add(timeout_s: float) -> None:
+            membership = cluster.nodes["core1"].membership
+            adding = membership.add("core4", address="core4:7000", timeout_s=timeout_s)
+            added = cluster.world.call("core1", adding)
+            cluster.world.wait(added.done, 30.0, "the end of the change")
+            added.result()
+
+        with pytest.raises(MembershipRefused, match="is not the one at core4:7000"):
+            add(3.0)
+        cluster.employ("core4", THREE)
+        cluster.run(2.0)
+        add(20.0)
+        part = cluster.part("core4")
+        assert part is not None
+        ids = sorted(node.raft_id for node in cluster.nodes.values())
+        assert sorted(part.engine.configuration.voters) == ids
