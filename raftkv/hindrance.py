@@ -64,6 +64,8 @@ class Hindrance:
     def text(self) -> str:
         """What hinders this node and what to do about it; empty if nothing does."""
         node, part = self._node, self._node._part
+        if node.withdrawn is not None:
+            return str(node.withdrawn)
         if node.rebuild.text:
             return node.rebuild.text
         if not isinstance(part, CorePart):

@@ -137,6 +137,8 @@ class NodeHost:
         return self._node.machine.subscribe(hook, (self._plugin.name,))
 
     def view(self, plugin: str | None = None) -> View:
+        if self._node.withdrawn is not None:
+            raise self._node.withdrawn
         name = plugin or self._plugin.name
         if name not in self._allowed:
             raise LookupError(f"the plugin {self._plugin.name!r} does not name {name!r} in uses")
@@ -219,10 +221,7 @@ class Hosting:
 
     async def stop(self) -> None:
         self.set_leads(False)
-        self._stopped = True
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()
-        self._progress_hooks.clear()
+        self._end_news()
         for name in reversed(list(self.services)):
             try:
                 await self.services[name].stop()
@@ -256,7 +255,7 @@ class Hosting:
                     self._hook(lambda s=service, m=new: s.on_node_up(m))  # type: ignore[misc]
 
     def incarnation_changed(self, incarnation: int) -> None:
-        if incarnation != self._incarnation:
+        if incarnation != self._incarnation and not self._stopped:
             self._incarnation = incarnation
             for service in self.services.values():
                 self._hook(lambda s=service: s.on_incarnation(incarnation))  # type: ignore[misc]
@@ -275,10 +274,27 @@ class Hosting:
             self._hook(lambda h=hook: h(index))  # type: ignore[misc]
 
     def restored(self, index: int) -> None:
+        if self._stopped:
+            return
         for service in self.services.values():
             self._hook(lambda s=service: s.on_restored(index))  # type: ignore[misc]
 
+    def withdraw(self) -> None:
+        """The state is corrupt: services end what users wait for, and get no more of it."""
+        self.set_leads(False)
+        self.faulted()
+        self._end_news()
+
+    def _end_news(self) -> None:
+        self._stopped = True
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe.clear()
+        self._progress_hooks.clear()
+
     def faulted(self) -> None:
+        if self._stopped:
+            return
         for service in self.services.values():
             self._hook(service.on_fault)
 

@@ -146,7 +146,7 @@ class Membership:
     async def survey(self) -> Listing:
         """All nodes with what the leader knows of them; what this node knows if none answers."""
         node = self._node
-        node._check_running()
+        node._check_started()
         leader = node.leader
         if leader is not None and leader != node.name:
             try:
@@ -204,7 +204,7 @@ class Membership:
         while True:
             if self._was_itself_removed(request):
                 return
-            node._check_running()
+            node._check_started()
             left_s = deadline - node.runtime.monotonic()
             if left_s <= 0 and on_its_way:
                 raise Timeout("the change was not confirmed in time; repeat it, or look at list()")

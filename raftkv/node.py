@@ -26,7 +26,7 @@ from .config import NodeConfig
 from .core_format import CoreFormat
 from .corruption_check import CorruptionCheck
 from .costly_commands import CostlyCommands
-from .errors import ConfigError, DiskFailed, NodeFault, NoLeader, RemovedNode, Stopped
+from .errors import ConfigError, CorruptState, DiskFailed, NodeFault, NoLeader, RemovedNode, Stopped
 from .failure_detector import Verdict
 from .foreign import Foreign, Ticket, TicketHost
 from .formats import about_node, announced
@@ -115,6 +115,8 @@ class Node:
         self._stopping = False
         # True while calls are taken: the one look that every call pays for.
         self._running = False
+        # Set once this core knows its state to be corrupt (withdrawal.py).
+        self.withdrawn: CorruptState | None = None
         self._part: Part | None = None
         self._directory: DataDirectory | None = None
         # What `start` and `stop` do, apart from who waits for it.
@@ -588,6 +590,12 @@ class Node:
         return self._part is not None and self._part.ask(number)
 
     def _check_running(self) -> None:
+        self._check_started()
+        if self.withdrawn is not None:
+            raise self.withdrawn
+
+    def _check_started(self) -> None:
+        """As `_check_running`, for what a core still does whose state is corrupt."""
         if not self._started:
             raise Stopped("the node has not been started: use `async with` or `await start()`")
         if self._fault.done() and not self._fault.cancelled():

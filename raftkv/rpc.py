@@ -60,6 +60,21 @@ class RpcHub:
         self._calls: dict[int, _Call] = {}
         self._number = 0
         self._stopped = False
+        # Calls whose method does not begin like this are refused, and with what.
+        self._refusal: tuple[str, RaftkvError] | None = None
+
+    def refuse_all_but(self, prefix: str, error: RaftkvError) -> None:
+        """From now on answer no calls but those whose method begins with `prefix`."""
+        self._refusal = (prefix, error)
+
+    def _handler_of(self, method: str) -> Handler:
+        """Raises RemoteFailed, or the error of `refuse_all_but`."""
+        if self._refusal is not None and not method.startswith(self._refusal[0]):
+            raise self._refusal[1]
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise RemoteFailed(f"{self._name} has no method {method!r}")
+        return handler
 
     def register(self, method: str, handler: Handler) -> None:
         """Answer calls of `method` with `await handler(sender_name, payload)`."""
@@ -104,9 +119,7 @@ class RpcHub:
             raise PeerUnreachable(f"{node} did not answer a handshake in time") from None
 
     async def _call_self(self, method: str, payload: bytes, timeout_s: float) -> bytes:
-        handler = self._handlers.get(method)
-        if handler is None:
-            raise RemoteFailed(f"{self._name} has no method {method!r}")
+        handler = self._handler_of(method)
         scope = asyncio.timeout(timeout_s)
         try:
             async with scope:
@@ -190,10 +203,8 @@ class RpcHub:
         self._runtime.spawn(self._answer(link, message), f"answer {message.method}")
 
     async def _answer(self, link: Link, message: wire.RpcRequest) -> None:
-        handler = self._handlers.get(message.method)
         try:
-            if handler is None:
-                raise RemoteFailed(f"{self._name} has no method {message.method!r}")
+            handler = self._handler_of(message.method)
             payload = await handler(link.peer_name, message.payload)
             if len(payload) > self._payload_bytes_max:
                 # The caller would have to close the link, and with it all other calls.

@@ -129,7 +129,7 @@ def status_of(node: Node) -> Status:
         first_index=None if engine is None else engine.wal.first_index,
         snapshot_index=None if engine is None else engine.snapshotting.last_index,
         incarnation=node.incarnation,
-        ready=node.session != 0,
+        ready=node.session != 0 and node.withdrawn is None,
         fsync=config.fsync,
         tls=None if node._keeper is None else node._keeper.status(),
         endpoint=_endpoint(config),
@@ -140,7 +140,7 @@ def status_of(node: Node) -> Status:
         outbox_bytes=node.outbox.size_bytes,
         resends=node.outbox.resends,
         commands_applied=node._replica.commands_applied,
-        plugins={name: dict(s.status()) for name, s in sorted(node.hosting.services.items())},
+        plugins=_plugins(node),
         faults=node.hosting.hook_faults + machine.fault_count,
         fault=str(node._fault.result()) if failed else None,
         alarms=_alarms(node),
@@ -159,6 +159,13 @@ def status_of(node: Node) -> Status:
             known={"core": machine.core_format_max, **machine.plugin_versions},
         ),
     )
+
+
+def _plugins(node: Node) -> dict[str, Any]:
+    """What the services tell; nothing of a state that is corrupt."""
+    if node.withdrawn is not None:
+        return {}
+    return {name: dict(each.status()) for name, each in sorted(node.hosting.services.items())}
 
 
 def _alarms(node: Node) -> list[str]:

@@ -48,7 +48,8 @@ class Metrics:
     @property
     def stopped(self) -> bool:
         """Whether the node does nothing any more."""
-        return not self._node._running
+        node = self._node
+        return not node._running and (node.withdrawn is None or node._fault.done())
 
     def add(self, name: str, source: Callable[[], Sequence[Metric]]) -> Callable[[], None]:
         """Show also what `source()` gives at each scrape, as raftkv_<name>_<metric>.
@@ -64,7 +65,8 @@ class Metrics:
         for family in self._own():
             names.add(family.name)
             yield family
-        services = self._node.hosting.services
+        # Nothing of a state that is corrupt.
+        services = {} if self._node.withdrawn is not None else self._node.hosting.services
         plugins = {name: service.metrics for name, service in services.items()}
         yield from self._sources.families(plugins, names)
 

@@ -7,7 +7,8 @@
 
 The damage is one that no client can see: a row of the settings of a plugin that does not exist, or
 an outcome under a number that no command has, as memory that fails or a wrong decision leaves them.
-Checked: the core stops with `CorruptState` within a bound, and no other one does; it does not start
+Checked: the core answers nothing once it has noticed (`watch_alarms`), stops with `CorruptState`
+within a bound, and no other one does; it does not start
 again from its directory, and an operator replaces it; or, in half of the seeds, it comes back by
 itself as a new core (`on_corruption`). Then every alarm ends. That no core is marked and no alarm
 raised without damage is checked in every run (`watch_alarms`).
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv import corruption_check
 from raftkv.corruption_check import BYTE_S, LOOP_PART, ROW_S, SLICE_S, CorruptionCheck
 from raftkv.errors import CorruptState
+from raftkv.kv import KV
 from raftkv.node import Node
 from raftkv.raft.membership import name_of
 from raftkv.state.sessions import ABANDONED
@@ -44,6 +46,8 @@ SLACK_S: Final = 10.0
 ROW_BYTES: Final = 2_000
 # Numbers above the floor of a session: more than it gives out in any run.
 UNREACHED: Final = 1 << 32
+# How long a voter may be behind while the corrupt core leaves.
+SLOW_S: Final = 1.5
 # For stopping, replacing and the end of the alarms.
 WAIT_S: Final = 60.0
 
@@ -77,11 +81,34 @@ def watch_alarms(cluster: SimulatedCluster) -> Iterator[None]:
 
         return copy_again
 
+    def silent(original: Callable[..., None]) -> Callable[..., None]:
+        def leave(check: CorruptionCheck, verdict: Any, index: int) -> None:
+            original(check, verdict, index)
+            if answers := _answers(check._node):
+                cluster.violated(
+                    "a corrupt core answers nothing",
+                    f"{check._node.name} knows that its state is corrupt, and {answers}",
+                )
+
+        return leave
+
     with (
+        around(CorruptionCheck, "_leave", silent),
         around(CorruptionCheck, "_raise_alarm", watched),
         around(Node, "_copy_again", copied),
     ):
         yield
+
+
+def _answers(node: Node) -> str:
+    """What this core still shows of its state; empty if nothing."""
+    if node._running:
+        return "takes calls"
+    try:
+        node.hosting.hosts[KV.name].view()
+    except CorruptState:
+        return ""
+    return "lets the keyspace read it"
 
 
 def corrupt_one(cluster: SimulatedCluster, rng: random.Random) -> None:
@@ -114,8 +141,12 @@ def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
     world.host(name).inside(kind, machine, rng)
     world.note(name, f"damage: {kind.__name__.strip('_')}")
     host = world.host(name)
+    check = cluster.nodes[name].corruption
     with _violation(cluster, f"{name} does not stop although its state is damaged"):
-        world.wait(lambda: not host.is_up, _bound_s(machine), "the end of the corrupt core")
+        noticed = "the corrupt core notices it"
+        world.wait(lambda: check._leaving is not None or not host.is_up, _bound_s(machine), noticed)
+        _slow_one(cluster, voters, name, rng)
+        world.wait(lambda: not host.is_up, SLOW_S + SLACK_S, "the end of the corrupt core")
     _expect_corrupt(cluster, name)
     cluster.marks.hit("corrupt core stopped")
     if cluster.configs[name].on_corruption == "rebuild":
@@ -125,6 +156,18 @@ def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
     cluster.settle_members()
     with _violation(cluster, "an alarm goes on although the corrupt core is gone"):
         world.wait(lambda: not _alarms(cluster), WAIT_S, "the end of the alarms")
+
+
+def _slow_one(cluster: SimulatedCluster, voters: list[str], name: str, rng: random.Random) -> None:
+    """One voter learns late of what becomes of the corrupt core, if the others need it not."""
+    others = [each for each in voters if each != name]
+    slow = [each for each in others if cluster.nodes[each].leader != each]
+    if len(others) < 3 or not slow:
+        return
+    late = rng.choice(slow)
+    for each in others:
+        if each != late:
+            cluster.world.network.stall(each, late, SLOW_S)
 
 
 def _replace(cluster: SimulatedCluster, name: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from raftkv import corruption_check
 from raftkv.corruption_check import CorruptionCheck
 from raftkv.raft import corrupt_marker
+from raftkv.rebuild import Rebuild
 from raftkv.state.digests import SESSIONS, DigestWalk
 from raftkv.testing.planting import wrapping
 
@@ -68,3 +70,27 @@ def _unmarked(mark: Callable[..., None]) -> Callable[..., None]:
 )
 def _goes_on(leave: Callable[..., None]) -> Callable[..., None]:
     return lambda check, verdict, index: check._raise_alarm(verdict, index)
+
+
+@wrapping(
+    "rebuilt-gives-up",
+    "a rebuilt core stops when a core that has not learned of its removal yet refuses it",
+    Rebuild,
+    "on_wiped",
+    members=True,
+    seeds_max=200,
+)
+def _gives_up(on_wiped: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda rebuild, text: False
+
+
+@wrapping(
+    "corrupt-answers",
+    "a core that knows its state to be corrupt answers from it until it stops",
+    corruption_check,
+    "withdraw",
+    members=True,
+    seeds_max=200,
+)
+def _answers(withdraw: Callable[..., None]) -> Callable[..., None]:
+    return lambda node, fault: None
