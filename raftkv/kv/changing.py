@@ -279,7 +279,7 @@ class Changing:
 
     def _given(self, kvs: Any) -> Any:
         """The keys, if they have room in the result."""
-        self._bytes_left -= sum(len(kv.key) + len(kv.value) for kv in kvs if kv is not None)
+        self._bytes_left -= sum([len(kv.key) + len(kv.value) for kv in kvs if kv is not None])
         if self._bytes_left < 0:
             raise LimitExceeded.of("result_bytes_max", self._ctx.settings["result_bytes_max"])
         return kvs

@@ -89,8 +89,10 @@ def read_range(keys: Keys, operation: RangeOp, revision: int) -> RangeResult:
     """Answer a read from the rows as they are, at `revision`."""
     key, range_end = operation.key, operation.range_end
 
-    def scan(limit: int) -> Iterator[KeyValue]:
-        return map(KV_OF, scan_range(keys, key, range_end, limit))
+    def scan(limit: int) -> Iterable[KeyValue]:
+        if not range_end:
+            return map(KV_OF, scan_range(keys, key, range_end))
+        return keys.values(key, None if range_end == FROM_KEY else range_end, limit=limit)
 
     return shaped(operation, revision, count_range(keys, key, range_end), scan)
 

@@ -8,7 +8,7 @@ made from the undo log, so the command itself pays nothing for it, and is lifted
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from typing import Any, Final
 
@@ -68,6 +68,9 @@ class Before:
         if old is _NONE:
             return self._live.get(key, default)
         return default if old is ABSENT else old
+
+    def values_of(self, keys: Iterable[Any]) -> list[Any]:
+        return [self[key] for key in keys]
 
     def __contains__(self, key: object) -> bool:
         old = self._saved.get(key, _NONE)

@@ -83,6 +83,10 @@ class SmallRows(SortedDict):  # type: ignore[misc, unused-ignore]
         get = self.get
         return [(key, get(key, default)) for key in keys]
 
+    def values_of(self, keys: Iterable[Any]) -> list[Any]:
+        """The values of keys that are there."""
+        return list(map(self.__getitem__, keys))
+
     def extend(self, rows: Sequence[tuple[Any, Any]]) -> None:
         """Add rows, each behind the last one. Raises ValueError for one that is not."""
         _check_ascend([*self._list._maxes[-1:], *(key for key, _ in rows)])
@@ -122,6 +126,11 @@ class ShardedRows:
                 shard[PIN] = PINNED
         sharded._bind(SortedList(rows))
         return sharded
+
+    def values_of(self, keys: Iterable[Any]) -> list[Any]:
+        """The values of keys that are there."""
+        shards = self._shards
+        return [shards[hash(key) % SHARDS][key] for key in keys]
 
     def pick(self, keys: Iterable[Any], default: Any) -> list[tuple[Any, Any]]:
         """Each key with its value, or with `default`."""
@@ -199,6 +208,11 @@ class RunRows:
         """Each key with its value, or with `default`."""
         get = self.get
         return [(key, get(key, default)) for key in keys]
+
+    def values_of(self, keys: Iterable[Any]) -> list[Any]:
+        """The values of keys that are there."""
+        values, base = self._values, self._base
+        return [values[key - base] for key in keys]
 
     def __contains__(self, key: Any) -> bool:
         return bool(self._head <= key - self._base < len(self._values))

@@ -161,6 +161,12 @@ class TableView(Generic[K, V]):
             else:
                 low, inclusive = keys[-1], (False, False)
 
+    def values(self, first: K | None = None, last: K | None = None, *, limit: int = 0) -> list[V]:
+        """The values of `scan(first, last)`, read at once: half the time for each row."""
+        rows = self._rows
+        keys = rows.irange(first, last, (True, False))
+        return rows.values_of(islice(keys, limit) if limit else keys)
+
     def count(
         self, first: K | None = None, last: K | None = None, *, prefix: Sequence[Any] | None = None
     ) -> int:

@@ -51,6 +51,7 @@ class Charges:
     def __enter__(self) -> Self:
         enter = self._patches.enter_context
         enter(around(TableView, "scan", self._wrap_scan))
+        enter(around(TableView, "values", self._wrap_values))
         enter(around(Table, "delete", self._wrap_delete))
         enter(around(Replica, "_apply_slice", self._wrap_slice))
         enter(around(wire, "encode", self._wrap_encode))
@@ -76,6 +77,16 @@ class Charges:
                 yield row
 
         return scan
+
+    def _wrap_values(self, original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def values(*arguments: Any, **named: Any) -> list[Any]:
+            found = original(*arguments, **named)
+            process = _working()
+            if process is not None:
+                process.charge(ROW_S * len(found))
+            return found
+
+        return values
 
     def _wrap_delete(self, original: Callable[..., bool]) -> Callable[..., bool]:
         def delete(table: Table[Any, Any], key: Any) -> bool:

@@ -53,6 +53,8 @@ def look(machine: StateMachine) -> tuple[Any, ...]:
         view.table("meta").get("revision"),
         list(view.table("history").scan())[-1],
         list(view.table("attached").scan()),
+        keys.values(),
+        keys.values(b"000100", b"000200", limit=5),
     )
 
 
