@@ -200,6 +200,9 @@ class Outbox:
     def _raise_floor(self) -> None:
         """To the lowest number that is held: each number is passed once."""
         floor, sent = self._floor, self._sent
+        if not sent:
+            self._floor = self._next_seq
+            return
         while floor < self._next_seq and floor not in sent:
             floor += 1
         self._floor = floor

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from raftkv.errors import ReadTimeout, Stopped, TooLarge
 from raftkv.plugin import Consistency, Host
 
-from .changing import check_ignored
+from .changing import LIMIT_MIN, check_ignored
 from .commands import (
     FROM_KEY,
     Compact,
@@ -96,7 +96,11 @@ class KVApi:
         none); the key must exist. Refused with `LeaseNotFound`, `KeyNotFound`, `ValueGiven`,
         `LeaseGiven`.
         """
-        self._check(key, value)
+        # Most puts pass at once: no limit may be lower than LIMIT_MIN.
+        if not (
+            type(key) is bytes and type(value) is bytes and 0 < len(key) <= LIMIT_MIN - len(value)
+        ):
+            self._check(key, value)
         command: Put | PutWith
         if lease or ignore_value or ignore_lease:
             command = PutWith(key, value, prev_kv, lease, ignore_value, ignore_lease)
@@ -391,8 +395,8 @@ class KVApi:
             raise TypeError("keys and values are bytes")
         if not key:
             raise EmptyKey("the key is empty")
-        if len(key) + len(value) <= 1024:
-            return  # no limit may be lower
+        if len(key) + len(value) <= LIMIT_MIN:
+            return
         settings = self._host.settings
         for what, data in (("key", key), ("value", value)):
             limit = settings[f"{what}_bytes_max"]

@@ -46,7 +46,8 @@ def put(key: bytes, value: bytes, ctx: Context) -> tuple[int, KeyValue | None]:
     """Set a key, whose size has been checked; its revision and what was there before."""
     table = ctx.table
     meta, keys = table("meta"), table("keys")
-    before = meta.get("revision", FIRST_REVISION)
+    known = meta.get("revision")
+    before = FIRST_REVISION if known is None else known
     revision = before + 1
     old = keys.get(key)
     if old is None:
@@ -60,7 +61,10 @@ def put(key: bytes, value: bytes, ctx: Context) -> tuple[int, KeyValue | None]:
         # The row's own key: its versions then share one.
         new = KeyValue(old.key, value, old.create_revision, revision, old.version + 1)
         keys.replace(key, old, new)
-    meta.put("revision", revision)
+    if known is None:
+        meta.put("revision", revision)
+    else:
+        meta.replace("revision", known, revision)
     if ctx.version >= FORMAT_LEASES:
         history = table("history")
         last = history.get(before)
