@@ -9,6 +9,9 @@ revision, and what is kept of them depends on what is asked for:
   whenever it is full;
 - many by another order: sorted runs, merged in the end, a slice at a time. A stable merge of stable
   sorts is a stable sort, so keys that are equal stay in key order here, too.
+
+In key order a caller can take page after page (`KVApi.pages`). By another order everything that may
+be in the answer is held until the end, so its bytes are bounded: SORTED_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -19,16 +22,21 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from raftkv.errors import TooLarge
+
 from .commands import KeyValue, RangeOp, RangeResult
 from .ranges import Keys, bare, count_range, passes, reads_all, sort_key
 from .walk import Walk
 
-__all__ = ["RUN_KEYS", "SLICE_KEYS", "Chosen", "is_large", "read_in_slices"]
+__all__ = ["RUN_KEYS", "SLICE_KEYS", "SORTED_BYTES_MAX", "Chosen", "is_large", "read_in_slices"]
 
 # A slice takes one to three milliseconds: a twentieth of a heartbeat's period at most.
 SLICE_KEYS: Final = 1000
 # Sorted in about four milliseconds.
 RUN_KEYS: Final = 8192
+#: Bytes of keys and values that one read by another order than that of the keys holds: as much as
+#: one answer of the HTTP API may have.
+SORTED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 def is_large(keys: Keys, operation: RangeOp) -> bool:
@@ -47,7 +55,7 @@ async def read_in_slices(walk: Walk, operation: RangeOp) -> RangeResult:
     """
     page = await walk.page(SLICE_KEYS, consistency="local")
     revision, count = page.revision, page.count
-    chosen = Chosen(operation)
+    chosen = Chosen(operation, SORTED_BYTES_MAX)
     chosen.add(page.kvs)
     while not walk.done():
         await asyncio.sleep(0)
@@ -59,16 +67,19 @@ async def read_in_slices(walk: Walk, operation: RangeOp) -> RangeResult:
 
 
 class Chosen:
-    """What is kept of the keys that pass by."""
+    """What is kept of the keys that pass by. `bytes_max` bounds what is sorted; 0: nothing does."""
 
-    def __init__(self, operation: RangeOp) -> None:
+    def __init__(self, operation: RangeOp, bytes_max: int = 0) -> None:
         self._operation = operation
+        self._bytes_max = bytes_max
         self._sorts = operation.sort_by != "key" or operation.descending
         self._few = 0 < operation.limit <= RUN_KEYS
         self._runs: list[list[KeyValue]] = []
         self._bag: list[KeyValue] = []
         #: How many the filters have let pass.
         self.passed = 0
+        # Bytes of what is held; of a few, of those that were not cut.
+        self._bytes = 0
 
     def add(self, kvs: Sequence[KeyValue]) -> None:
         operation = self._operation
@@ -78,6 +89,8 @@ class Chosen:
             found = list(kvs)
         self.passed += len(found)
         self._bag += found
+        if self._sorts and self._bytes_max:
+            self._hold(found)
         if not self._sorts:
             if self._few:
                 del self._bag[operation.limit :]
@@ -88,6 +101,21 @@ class Chosen:
             self._sort()
             self._runs.append(self._bag)
             self._bag = []
+
+    def _hold(self, kvs: Sequence[KeyValue]) -> None:
+        self._bytes += _size_of(kvs)
+        if self._bytes <= self._bytes_max:
+            return
+        if self._few:
+            self._sort()
+            del self._bag[self._operation.limit :]
+            self._bytes = _size_of(self._bag)
+        if self._bytes > self._bytes_max:
+            raise TooLarge(
+                f"a read by {self._operation.sort_by}, or backwards, holds more than "
+                f"{self._bytes_max} bytes of keys and values: give a limit or a smaller range, or "
+                f"read pages in key order and sort them"
+            )
 
     def in_order(self) -> Iterator[KeyValue]:
         """The answer's keys."""
@@ -105,6 +133,10 @@ class Chosen:
     def _sort(self) -> None:
         operation = self._operation
         self._bag.sort(key=sort_key(operation), reverse=operation.descending)
+
+
+def _size_of(kvs: Sequence[KeyValue]) -> int:
+    return sum([len(kv.key) + len(kv.value) for kv in kvs])
 
 
 async def _listed(kvs: Iterator[KeyValue], keys_only: bool) -> tuple[KeyValue, ...]:

@@ -125,8 +125,9 @@ class Gateway:
             success=_operations(request.success),
             failure=_operations(request.failure),
         )
-        parts = [await _operation_answer(result) for result in done.results]
-        return txn_answer(self._header(done.revision), done.succeeded, parts)
+        with _Given(self._outgoing) as given:
+            parts = [await _operation_answer(result, given) for result in done.results]
+            return txn_answer(self._header(done.revision), done.succeeded, parts)
 
     async def compaction(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/compaction`. `physical` is accepted: nothing is left to be done later."""
@@ -158,6 +159,25 @@ class Gateway:
             return parts.answer(self._header(found.revision), found.more, found.count)
 
 
+class _Given:
+    """The answer of a write, which counts as under way while it is written, and always is given."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._bytes = 0
+
+    def __enter__(self) -> _Given:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bytes:
+            self._outgoing.moved(-self._bytes)
+
+    def count(self, size: int) -> None:
+        self._bytes += size
+        self._outgoing.moved(size)
+
+
 class _Parts:
     """The rows of a large answer, which count as under way while it is written."""
 
@@ -172,10 +192,10 @@ class _Parts:
     def __exit__(self, *_: object) -> None:
         self._outgoing.moved(-self._bytes)
 
-    async def add(self, kvs: Sequence[KeyValue]) -> None:
+    async def add(self, kvs: Sequence[KeyValue], given: _Given | None = None) -> None:
         """Write them, a slice in each turn of the loop. Raises TooLarge before it is too much.
 
-        Raises Busy if there is no room beside the answers of others.
+        Raises Busy if there is no room beside the answers of others. `given` counts them instead.
         """
         begin = size = 0
         for end, row in enumerate(kvs, 1):
@@ -189,6 +209,8 @@ class _Parts:
             self._written.append(b",".join([kv_json(each) for each in kvs[begin:end]]))
             self._bytes += len(self._written[-1])
             self._outgoing.moved(len(self._written[-1]))
+            if given is not None:
+                given.count(len(self._written[-1]))
             if self._bytes > ANSWER_BYTES_MAX:
                 raise _too_large()
             begin, size = end, 0
@@ -302,7 +324,7 @@ def _operation(given: messages.RequestOp) -> Operation:
     return found[0]
 
 
-async def _operation_answer(result: OperationResult) -> bytes:
+async def _operation_answer(result: OperationResult, given: _Given) -> bytes:
     """One `ResponseOp`; the headers inside a transaction hold nothing but the revision."""
     if isinstance(result, PutResult):
         answer = put_answer(_inner_head(result.revision), result.prev)
@@ -314,12 +336,12 @@ async def _operation_answer(result: OperationResult) -> bytes:
         head = _inner_head(result.revision)
         if _is_large(result.kvs):
             written = _Parts(Outgoing(2 * ANSWER_BYTES_MAX))  # result_bytes_max bounds it
-            await written.add(result.kvs)
+            await written.add(result.kvs, given)
             answer = written.answer(head, result.more, result.count)
         else:
             answer = range_answer(head, result.kvs, result.more, result.count)
         return b'{"response_range":%b}' % answer
-    parts = [await _operation_answer(inner) for inner in result.results]
+    parts = [await _operation_answer(inner, given) for inner in result.results]
     # etcd leaves the header of an inner transaction empty.
     return b'{"response_txn":%b}' % txn_answer(b"{}", result.succeeded, parts)
 

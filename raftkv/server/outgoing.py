@@ -6,8 +6,9 @@ answer and take none of it.
 Rules of this file
 1. Beyond the limit no request is begun (429, as beyond `requests_max`), and a read whose answer
    does not fit any more is refused, for it has changed nothing. The answer of a write is always
-   given: so the limit may be exceeded by those of the writes under way, each bounded by
-   `result_bytes_max`.
+   given, and counts while it is written: so the limit may be exceeded by those of the writes under
+   way, each bounded by `result_bytes_max`, and then nothing else is begun. No room is reserved for
+   them: at their bound, 170 small ones at once would use up the limit.
 2. A stream waits until there is room before it takes its next line from its watch. What waits there
    is bounded by the watch; one that is too late ends as slow, with the revision to go on from.
    Keep-alives do not wait: their answers are small, and the client's leases would expire.

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from raftkv.errors import TooLarge
 from raftkv.kv import FROM_KEY, KVApi, RangeOp, RangeResult
 from raftkv.kv.history import revision_of
 from raftkv.kv.ranges import read_range
@@ -118,3 +119,33 @@ def test_the_answer_has_the_newest_revision_when_an_old_one_is_read(kv: KVApi) -
     found = run(kv.range(revision=11))
     assert (len(found.kvs), found.count, found.revision) == (10, 10, 31)
     assert run(kv.range()).revision == 31
+
+
+SORTED_MAX = 1_000
+
+
+@pytest.fixture
+def bounded(monkeypatch: pytest.MonkeyPatch, kv: KVApi) -> KVApi:
+    """16 keys with values of 100 bytes, and room for 9 of them."""
+    monkeypatch.setattr("raftkv.kv.large.SORTED_BYTES_MAX", SORTED_MAX)
+    for number, name in enumerate(NAMES):
+        run(kv.put(name, b"%02d" % (7 * number % 16) + bytes(98)))
+    return kv
+
+
+@pytest.mark.parametrize(
+    "how", [{"sort_by": "value"}, {"descending": True}, {"sort_by": "version", "limit": 12}]
+)
+def test_what_is_sorted_is_bounded_in_bytes(bounded: KVApi, how: dict[str, Any]) -> None:
+    with pytest.raises(TooLarge, match="1000 bytes of keys and values: give a limit"):
+        run(bounded.read(RangeOp(b"a", FROM_KEY, **how)))
+
+
+def test_a_few_of_many_are_sorted_within_the_bound(bounded: KVApi) -> None:
+    operation = RangeOp(b"a", FROM_KEY, limit=4, sort_by="value")
+    values = [kv.value[:2] for kv in run(bounded.read(operation)).kvs]
+    assert values == [b"00", b"01", b"02", b"03"]
+
+
+def test_in_key_order_a_read_has_no_bound_but_its_callers(bounded: KVApi) -> None:
+    assert len(run(bounded.read(RangeOp(b"a", FROM_KEY))).kvs) == len(NAMES)

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from raftkv.config import HttpLimits
+from raftkv.kv import KeyValue, RangeResult
 from raftkv.server import bounded
 from raftkv.server.answers import Busy
+from raftkv.server.gateway import _Given, _operation_answer
 from raftkv.server.outgoing import Outgoing
 from raftkv.server.tls import DoorTls
 from tests.server.conftest import Served, b64
@@ -217,3 +219,24 @@ def test_those_who_wait_go_one_after_the_other() -> None:
         assert wrote == [0, 2, 3, 4]
 
     asyncio.run(play())
+
+
+def test_the_answer_of_a_write_counts_while_it_is_written_and_is_never_refused() -> None:
+    async def written() -> tuple[set[int], int]:
+        outgoing = Outgoing(100)
+        outgoing.moved(1_000)  # far beyond the limit already
+        kvs = tuple(KeyValue(b"%04d" % n, bytes(1_024), 1, 1, 1, 0) for n in range(2_500))
+        counted = set()
+        with _Given(outgoing) as given:
+            result = RangeResult(7, kvs, len(kvs), False)
+            answer = asyncio.ensure_future(_operation_answer(result, given))
+            while not answer.done():
+                counted.add(outgoing.bytes - 1_000)
+                await asyncio.sleep(0)
+            assert 0 <= len(answer.result()) - (outgoing.bytes - 1_000) < 1_000
+            counted.add(outgoing.bytes - 1_000)
+        return counted, outgoing.bytes
+
+    counted, left = asyncio.run(written())
+    assert len(counted) > 3, "it grows slice by slice"
+    assert left == 1_000
