@@ -150,11 +150,15 @@ class Membership:
         leader = node.leader
         if leader is not None and leader != node.name:
             try:
-                payload = await self._call(leader, (METHOD_LIST_2, METHOD_LIST), b"", LIST_WAIT_S)
-                return msgspec.msgpack.decode(payload, type=Listing)
+                return await self.listing_of(leader, LIST_WAIT_S)
             except (PeerUnreachable, RemoteFailed, Timeout):
                 pass  # it has just gone: better an older answer than none
         return self._listing()
+
+    async def listing_of(self, core: str, timeout_s: float) -> Listing:
+        """What this core knows of all nodes. Raises PeerUnreachable, RemoteFailed, Timeout."""
+        payload = await self._call(core, (METHOD_LIST_2, METHOD_LIST), b"", timeout_s)
+        return msgspec.msgpack.decode(payload, type=Listing)
 
     async def add(self, name: str, *, address: str | None = None, timeout_s: float = 60.0) -> None:
         """Make a started core with an empty directory a copy, then a voter once it has caught up.

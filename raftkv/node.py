@@ -244,6 +244,8 @@ class Node:
         """Recover what the directory holds, listen, and let all parts run."""
         config, directory, peering = self.config, self._directory, self._peering
         assert directory is not None
+        if directory.is_marked:
+            await self.rebuild.leave_marked()
         self._part = await self._make_part(runtime, directory, self._replica)
         await peering.hub.listen(config.listen_address or config.peer_address)
         await self.hosting.start()

@@ -13,9 +13,11 @@ operator replaces a core (docs/operations.md), and nothing else:
    and catches up. A replicant that had become a core asks to be promoted again. Until it votes it
    begins no cluster, and a core that has not learned of the removal yet does not stop it.
 
-A crash after the note in the marker repeats a step. One between the removal and that note ends as
-without a rebuild: the node stops as corrupt, and an operator replaces it. A directory whose core
-was not removed is never emptied: its log may be the last copy of something.
+A crash after the note in the marker repeats a step. Without the note (a crash before it, a removal
+that was refused or took too long, a full disk) the next start asks again, reading nothing from the
+directory and taking no part: until it is removed, or has been, which other cores tell at the
+handshake. A directory whose core was not removed is never emptied: its log may be the last copy of
+something.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from .errors import RaftkvError
+from .errors import CorruptState, RaftkvError
 from .member_changes import Request
 from .parts import CorePart
 from .raft import corrupt_marker
@@ -44,6 +46,8 @@ log = logging.getLogger("raftkv.node")
 #: How long the removal may take, and one request to be added.
 REMOVE_S: Final = 30.0
 ADD_S: Final = 30.0
+# And one request to be removed, at a start: another core may lead by then.
+ASK_S: Final = 5.0
 # Beyond that, the answer is on its way.
 GRACE_S: Final = 0.5
 LOOK_S: Final = 0.05
@@ -82,6 +86,51 @@ class Rebuild:
             if not self.removed:
                 log.error("%s cannot be rebuilt, because it was not removed: %s", node.name, error)
         return self.removed
+
+    async def leave_marked(self) -> None:
+        """At a start from a marked directory without the note: the core leaves the cluster yet.
+
+        Nothing is read from the directory, and the node takes no part. Always raises CorruptState,
+        or the fault for which another core refuses this one.
+        """
+        node, files, directory = self._node, self._node.runtime.files, self._node.config.dir
+        self.leaving = True
+        until = node.runtime.monotonic() + REMOVE_S
+        while not self.removed and not node._fault.done() and node.runtime.monotonic() < until:
+            for core in self._others():
+                if not self.removed and await self._asked_to_remove(core, until):
+                    self.removed = True
+            await node.runtime.sleep(LOOK_S)
+        if node._fault.done():
+            raise node._fault.result()
+        if not self.removed:
+            corrupt_marker.refuse_marked(files, directory)
+        reason = corrupt_marker.marked_as(files, directory) or ""
+        await node.runtime.offload(
+            lambda: corrupt_marker.mark(files, directory, reason, removed=True)
+        )
+        raise CorruptState(
+            f"{node.name} was removed from the cluster, because its state is corrupt: {reason}. "
+            f"Start it again: it empties its directory and comes back as a new core"
+        )
+
+    async def _asked_to_remove(self, core: str, until: float) -> bool:
+        """Ask this core, which may not lead. By the name, so only while it is this very core's."""
+        node = self._node
+        left_s = max(LOOK_S, min(ASK_S, until - node.runtime.monotonic()))
+        request = Request("remove", node.name, False, left_s)
+        payload = msgspec.msgpack.encode(request)
+        try:
+            listing = await node.membership.listing_of(core, left_s)
+            if node.raft_id not in [member.raft_id for member in listing.members]:
+                return False
+            answer = await node.membership._answer_of(core, payload, left_s + GRACE_S)
+        except (RaftkvError, msgspec.MsgspecError) as error:
+            log.debug("%s does not remove %s: %s", core, node.name, error)
+            return False
+        if answer.outcome in ("refused", "pending"):
+            self._note(answer.text)
+        return answer.outcome == "done"
 
     def start(self) -> None:
         """After the start of a node: if its directory was emptied, see to it that it votes."""

@@ -365,3 +365,72 @@ def test_a_core_that_is_to_be_rebuilt_begins_no_cluster_of_its_own() -> None:
             await cluster.kill("core1")
 
     asyncio.run(asyncio.wait_for(play(), 30))
+
+
+async def kill_before_removal(cluster: LocalCluster) -> tuple[Node, Node]:
+    """(a healthy core, one that died after it had marked its directory as corrupt)."""
+    for key in (b"a", b"b"):
+        await cluster.nodes[0].kv.put(key, key)
+    await cluster.converge()
+    leader = cluster.leader()
+    assert leader is not None
+    corrupt = next(node for node in cluster.cores if node is not leader)
+    marker = Path(cluster.configs[corrupt.name].dir) / FILE
+
+    async def never() -> bool:
+        await asyncio.Event().wait()
+        return False
+
+    corrupt.rebuild.ask_for_removal = never  # type: ignore[method-assign]
+    break_a_row(corrupt)
+    await until(marker.exists)
+    await cluster.kill(corrupt.name)
+    return leader, corrupt
+
+
+async def start_until_rebuilt(cluster: LocalCluster, name: str) -> Node:
+    with pytest.raises(CorruptState, match="Start it again"):
+        await cluster.start(name)
+    cluster.running.pop(name, None)
+    node = await cluster.start(name)
+    await until(lambda: not (Path(cluster.configs[name].dir) / REJOIN).exists())
+    return node
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_core_that_died_before_the_note_of_its_removal_is_rebuilt_all_the_same(
+    removed: bool,
+) -> None:
+    """Whether the cluster has removed it meanwhile or not."""
+
+    async def play() -> None:
+        async with cluster_of(on_corruption="rebuild") as cluster:
+            healthy, corrupt = await kill_before_removal(cluster)
+            if removed:
+                await healthy.membership.remove(corrupt.name)
+            node = await start_until_rebuilt(cluster, corrupt.name)
+            assert node.raft_id != corrupt.raft_id
+            assert CoreMember(node.name, node.raft_id, True) in healthy.membership.list()
+            await cluster.converge()
+            assert node.machine.digest() == healthy.machine.digest()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_marked_core_does_not_remove_the_one_that_has_replaced_it(tmp_path: Path) -> None:
+    """The operator was faster: the name is another core's by now."""
+
+    async def play() -> None:
+        async with cluster_of(on_corruption="rebuild") as cluster:
+            healthy, corrupt = await kill_before_removal(cluster)
+            former = cluster.configs[corrupt.name]
+            await healthy.membership.remove(corrupt.name)
+            cluster.configs[corrupt.name] = msgspec.structs.replace(former, dir=str(tmp_path))
+            successor = await cluster.start(corrupt.name)
+            await healthy.membership.add(corrupt.name)
+            with pytest.raises(CorruptState, match="Start it again"):
+                await Node(former).start()
+            assert CoreMember(corrupt.name, successor.raft_id, True) in healthy.membership.list()
+            assert not successor.fault.done()
+
+    asyncio.run(asyncio.wait_for(play(), 60))

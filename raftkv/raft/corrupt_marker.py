@@ -21,6 +21,7 @@ __all__ = [
     "empty_if_removed",
     "is_emptied",
     "mark",
+    "marked_as",
     "refuse_marked",
     "rejoined",
     "was_removed",
@@ -63,6 +64,12 @@ def _unmark(files: Files, directory: str) -> None:
 def was_removed(files: Files, directory: str) -> bool:
     """Whether the directory is that of a corrupt core which the cluster has removed. Blocking."""
     return _REMOVED in _lines(files, directory)[1:]
+
+
+def marked_as(files: Files, directory: str) -> str | None:
+    """What the marker has as the reason; None if there is no marker. Blocking."""
+    lines = _lines(files, directory)
+    return lines[0] if lines else None
 
 
 def refuse_marked(files: Files, directory: str) -> None:

@@ -26,7 +26,7 @@ from raftkv.config import NodeConfig
 from raftkv.errors import DirectoryLocked, WrongCluster, WrongDataDirectory
 from raftkv.runtime import Files, Lock, Runtime
 
-from .corrupt_marker import empty_if_removed, is_emptied, refuse_marked
+from .corrupt_marker import empty_if_removed, is_emptied, marked_as, refuse_marked
 from .epoch import FOUNDED, Epoch
 from .membership import make_raft_id
 
@@ -97,8 +97,11 @@ class DataDirectory:
                 self._mint(config, runtime)
             else:
                 _check(found, config, self.path)
-                refuse_marked(self._files, self.path)
+                if config.on_corruption != "rebuild":
+                    refuse_marked(self._files, self.path)
                 self.identity = found
+            #: It is marked as corrupt: nothing is read from it, but it may leave its cluster.
+            self.is_marked = marked_as(self._files, self.path) is not None
             #: It was emptied for a rebuild: the node is to rejoin its cluster, and begins none.
             self.rejoins = is_emptied(self._files, self.path)
         except BaseException:
@@ -117,7 +120,8 @@ class DataDirectory:
                 f"as dir in the node's configuration"
             )
         directory = cls.__new__(cls)
-        directory._files, directory.path, directory.rejoins = files, path, False
+        directory._files, directory.path = files, path
+        directory.rejoins = directory.is_marked = False
         directory._lock = _take_lock(files, path)
         try:
             found = _read(files, path)
