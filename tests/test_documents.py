@@ -267,3 +267,21 @@ def test_security_has_every_message_call_and_command_of_the_table() -> None:
     expected = messages | set(permissions.CALLS)
     expected |= {command.__name__ for command in permissions.COMMANDS}
     assert expected <= named
+
+
+# What a page refers to ----------------------------------------------------------------------------
+
+
+def test_every_source_file_that_a_page_names_exists() -> None:
+    folders = ("raftkv", "plugins", "bench", "tests", "tools", "docs")
+    files = {
+        f"/{path.relative_to(ROOT)}" for each in folders for path in (ROOT / each).rglob("*.py")
+    }
+    missing = [
+        f"{name}: {file}"
+        for name, text in PAGES.items()
+        if name != "CHANGELOG.md"
+        for file in re.findall(r"`([\w/-]+\.py)`", text)
+        if not any(known.endswith(f"/{file}") for known in files)
+    ]
+    assert not missing
