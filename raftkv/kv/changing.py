@@ -27,6 +27,7 @@ from .commands import (
     DeleteRangeResult,
     EmptyKey,
     Event,
+    FlatTxn,
     KeyNotFound,
     KeyValue,
     LeaseGiven,
@@ -37,6 +38,7 @@ from .commands import (
     PutWith,
     RangeOp,
     RangeResult,
+    Txn,
     ValueGiven,
 )
 from .compaction import TRIM_BYTES, TRIM_REVISIONS, trim
@@ -149,6 +151,28 @@ class Changing:
         for operation in operations:
             if type(operation) is DeleteRangeOp or type(operation) is DeleteRange:
                 rows += count_range(keys, operation.key, operation.range_end)
+        return rows > SLICE_KEYS
+
+    def takes_long(self, operations: Iterable[LogOperation]) -> bool:
+        """The same of deletions and of ranges that are read."""
+        keys, rows = self._keys, 0
+        for operation in operations:
+            if type(operation) is DeleteRangeOp:
+                rows += count_range(keys, operation.key, operation.range_end)
+            elif type(operation) is RangeOp and operation.range_end and not operation.count_only:
+                count = count_range(keys, operation.key, operation.range_end)
+                bounded = operation.limit > 0 and not reads_all(operation)
+                rows += min(operation.limit, count) if bounded else count
+        return rows > SLICE_KEYS
+
+    def compares_many(self, txn: Txn) -> bool:
+        """Whether the comparisons, as the keys are now, are to be left in the middle."""
+        rows = 0
+        parts: tuple[Txn | FlatTxn, ...] = (txn, *txn.nested)
+        for part in parts:
+            for compare in part.compare:
+                if compare.range_end:
+                    rows += count_range(self._keys, compare.key, compare.range_end)
         return rows > SLICE_KEYS
 
     def revoke(self, id: int) -> int:

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
+from types import GeneratorType
 from typing import Final
 
 from raftkv.errors import Refused
@@ -29,7 +30,7 @@ from raftkv.plugin import Context, Steps, at_once
 
 from .budget import FORMAT_COST, reserve
 from .certain import require_certain
-from .changing import Changing, check_ignored, require_key
+from .changing import SLICE_KEYS, Changing, check_ignored, require_key
 from .commands import (
     FROM_KEY,
     Compare,
@@ -167,7 +168,7 @@ def part_of(txn: Txn, number: int) -> Part:
 
 
 def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome | Steps[TxnOutcome]:
-    """See `Txn`. One that deletes many keys is applied in slices."""
+    """See `Txn`. One that compares, reads or deletes many keys is applied in slices."""
     swapped = swap(txn, ctx)
     if swapped is not None:
         return swapped
@@ -179,8 +180,27 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome | Steps[TxnOutcome]:
         if len(branch) > 1 or txn.nested:
             _intervals(txn, branch)
     change = Changing(ctx)
+    if change.compares_many(txn):
+        return _compared_in_slices(txn, change, ctx)
     chosen: dict[int, bool] = {}
     _choose(txn, -1, change, chosen)
+    return _apply_chosen(txn, chosen, change, ctx)
+
+
+def _compared_in_slices(txn: Txn, change: Changing, ctx: Context) -> Steps[TxnOutcome]:
+    chosen: dict[int, bool] = {}
+    yield from _choose_in_slices(txn, -1, change, chosen)
+    applied = _apply_chosen(txn, chosen, change, ctx)
+    if isinstance(applied, GeneratorType):
+        outcome: TxnOutcome = yield from applied
+        return outcome
+    assert isinstance(applied, TxnOutcome)
+    return applied
+
+
+def _apply_chosen(
+    txn: Txn, chosen: dict[int, bool], change: Changing, ctx: Context
+) -> TxnOutcome | Steps[TxnOutcome]:
     _check_puts(txn, -1, chosen, change, ctx)
     _check_ranges(txn, -1, chosen, change)
     operations = tuple(_chosen_operations(txn, -1, chosen))
@@ -190,7 +210,7 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome | Steps[TxnOutcome]:
     ):
         require_certain(operations, ctx)
     steps = _apply_in_slices(txn, chosen, change)
-    return steps if change.deletes_many(operations) else at_once(steps)
+    return steps if change.takes_long(operations) else at_once(steps)
 
 
 def _apply_in_slices(txn: Txn, chosen: dict[int, bool], change: Changing) -> Steps[TxnOutcome]:
@@ -323,6 +343,21 @@ def _choose(txn: Txn, number: int, change: Changing, chosen: dict[int, bool]) ->
             _choose(txn, operation.number, change, chosen)
 
 
+def _choose_in_slices(
+    txn: Txn, number: int, change: Changing, chosen: dict[int, bool]
+) -> Steps[None]:
+    """As `_choose`, which takes less for a few comparisons."""
+    part = part_of(txn, number)
+    chosen[number] = True
+    for compare in part.compare:
+        if not (yield from _holds_in_slices(compare, change)):
+            chosen[number] = False
+            break
+    for operation in branch_of(part, chosen[number]):
+        if type(operation) is NestedTxn:
+            yield from _choose_in_slices(txn, operation.number, change, chosen)
+
+
 def branch_of(part: Part, succeeded: bool) -> tuple[LogOperation, ...]:
     """What is done if the comparisons hold, or do not."""
     return part.success if succeeded else part.failure
@@ -371,6 +406,8 @@ def _perform(
             results.append(change.put(operation))
         elif type(operation) is RangeOp:
             results.append(change.read(operation))
+            if operation.range_end:
+                yield
         elif type(operation) is DeleteRangeOp:
             results.append((yield from change.delete(operation)))
         else:
@@ -395,3 +432,16 @@ def _holds(compare: Compare, change: Changing) -> bool:
     if not holds(target(first), operand):
         return False
     return all(map(holds, map(target, found), repeat(operand)))
+
+
+def _holds_in_slices(compare: Compare, change: Changing) -> Steps[bool]:
+    """As `_holds`, SLICE_KEYS at a time."""
+    holds, operand = OPERATORS[compare.op], compare.operand
+    found, none = change.compared(compare), True
+    target = TARGETS[compare.target]
+    while some := list(islice(found, SLICE_KEYS)):
+        none = False
+        if not all(map(holds, map(target, some), repeat(operand))):
+            return False
+        yield
+    return not none or (compare.target != "value" and holds(0, operand))

@@ -80,7 +80,9 @@ def test_a_command_that_looks_at_many_rows_ends_its_slice() -> None:
     log = Log()
     log.machine.apply(3, log.body(*puts(SLICE_ROWS + 1)))
     slices = list(log.machine.slices(4, log.body(poison(), poison(), poison())))
-    assert [len(outcomes) for outcomes in slices] == [1, 1, 1]
+    # Each is left in the middle, too: then there is no outcome yet.
+    assert [len(outcomes) for outcomes in slices if outcomes] == [1, 1, 1]
+    assert len(slices) > 3
 
 
 def test_the_same_state_and_answers_in_slices_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
