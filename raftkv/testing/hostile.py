@@ -52,6 +52,9 @@ FOLLOW_SHARE: Final = 0.4
 PURPOSES: Final = ("raft", "follow", "rpc")
 # While a core is known to belong to no cluster, the share of visits to it in all others' names.
 CLAIM_SHARE: Final = 0.5
+# Before the cluster exists it comes in that way as fast as it can.
+FIRST_CLAIMS: Final = 6
+FIRST_PAUSE_S: Final = (0.0, 0.02)
 # Of the visits as a replicant, those that repeat one forgery, how often and how fast on average.
 FORGE_SHARE: Final = 0.5
 FORGED_MAX: Final = 20
@@ -94,7 +97,9 @@ def _is_unbound(message: wire.Message | None) -> bool:
 class Hostile:
     """What the program does; `program` runs on a host of its own until it is crashed."""
 
-    def __init__(self, cluster: SimulatedCluster, rng: random.Random) -> None:
+    def __init__(self, cluster: SimulatedCluster, rng: random.Random, *, early: bool) -> None:
+        """With `early` there is no cluster yet when it begins."""
+        self._early = early
         self._cluster = cluster
         self._rng = rng
         self._marks: Marks = cluster.marks
@@ -106,6 +111,10 @@ class Hostile:
         self.connections = 0
 
     async def program(self, runtime: Runtime) -> None:
+        for _ in range(FIRST_CLAIMS if self._early else 0):
+            await runtime.sleep(self._rng.uniform(*FIRST_PAUSE_S))
+            with contextlib.suppress(OSError, TimeoutError):
+                await self._claim_cores(runtime, self._rng.choice(self._cluster.cores))
         while True:
             await runtime.sleep(self._rng.uniform(*PAUSE_S))
             with contextlib.suppress(OSError, TimeoutError):

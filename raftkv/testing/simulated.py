@@ -164,7 +164,7 @@ class SimulatedCluster:
         )
         seen_by = (self.world, self.names, self._up, self.violated, self.marks)
         self.watchers, self.holders = Watchers(*seen_by), LeaseHolders(*seen_by)
-        self.hostile = Hostile(self, random.Random(f"{seed}/hostile"))
+        self.hostile = Hostile(self, random.Random(f"{seed}/hostile"), early=early)
         self._is_hostile, self._heavy = hostile, heavy
         self._more = more or Variations()
         self._changes_members = members
