@@ -49,7 +49,7 @@ from .raft.epoch import Epoch
 from .raft.identity import DataDirectory
 from .raft.installing import load
 from .raft.recovery import Recovered, recover
-from .reading import Reader
+from .reading import Reader, discarded
 from .rebuild import Rebuild
 from .rejecting import error_of
 from .replica import Replica
@@ -708,7 +708,11 @@ class Node:
         if consistency == "lease" and self._part is not None and self._part.holds_lease:
             await self.reader.reach(self._part.commit, timeout)
         elif consistency in ("linearizable", "lease"):
+            discards = self.machine.discards
             await self.reader.barrier(timeout)
+            if self.machine.discards != discards:
+                # Between the confirmation and this line.
+                raise discarded()
         elif consistency != "local":
             raise ValueError(f"consistency is linearizable, lease or local, not {consistency!r}")
 

@@ -18,7 +18,7 @@ from .errors import RaftkvError, ReadTimeout, Stopped
 from .histogram import Histogram
 from .runtime import Runtime, Timer
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "discarded"]
 
 # An unanswered question is asked again this soon. A round takes well below a millisecond on
 # loopback, a slow fsync of a follower some tens.
@@ -190,6 +190,11 @@ class Reader:
         for future in self._everybody():
             if not future.done():
                 future.set_exception(error or Stopped("this node stops"))
+
+
+def discarded() -> ReadTimeout:
+    """What a read ends with whose state a replicant has discarded, to copy it again."""
+    return ReadTimeout("this node's state was discarded while it was read: ask again")
 
 
 def _is_over(waiter: _Waiter) -> bool:

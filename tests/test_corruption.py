@@ -23,7 +23,7 @@ from raftkv.corruption_check import (
     SLICE_S,
     CorruptionCheck,
 )
-from raftkv.errors import CorruptState, NoLeader
+from raftkv.errors import CorruptState, NoLeader, ReadTimeout
 from raftkv.membership import CoreMember
 from raftkv.parts import CorePart
 from raftkv.raft.corrupt_marker import FILE, REJOIN, empty_if_removed, mark, refuse_marked
@@ -434,3 +434,28 @@ def test_a_marked_core_does_not_remove_the_one_that_has_replaced_it(tmp_path: Pa
             assert not successor.fault.done()
 
     asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_no_read_shows_the_state_that_a_replicant_has_discarded_meanwhile() -> None:
+    """The read was confirmed, and its caller had not run yet, when the upstream turned corrupt."""
+
+    async def play() -> None:
+        async with cluster_of(3, 1) as cluster:
+            await cluster.nodes[0].kv.put(b"a", b"1")
+            await cluster.converge()
+            replicant = cluster.replicants[0]
+            confirm = replicant.reader.answered
+
+            def confirmed(number: int, index: int) -> None:
+                replicant.reader.answered = confirm  # type: ignore[method-assign]
+                confirm(number, index)
+                replicant._copy_again()
+
+            replicant.reader.answered = confirmed  # type: ignore[method-assign]
+            with pytest.raises(ReadTimeout, match="discarded"):
+                await replicant.kv.get(b"a")
+            found = await replicant.kv.get(b"a")
+            assert found is not None
+            assert found.value == b"1"
+
+    asyncio.run(asyncio.wait_for(play(), 30))
