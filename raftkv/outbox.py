@@ -113,6 +113,8 @@ class Outbox:
         self._sent: dict[int, Waiter] = {}
         # In the order in which they were submitted; a dict, so that any of them can leave.
         self._unsent: dict[Waiter, None] = {}
+        # Those of this turn, whose deadlines are noted at its end.
+        self._submitted: list[Waiter] = []
         self._deadlines: Deadlines[Waiter] = Deadlines(runtime, is_over, self._expire_due)
         self._bytes = 0
         self._flushing = False
@@ -170,7 +172,7 @@ class Outbox:
         future = self._runtime.future()
         deadline = self._runtime.monotonic() + timeout_s
         waiter = Waiter(plugin, type(command), body, future, deadline)
-        self._deadlines.add(deadline, waiter)
+        self._submitted.append(waiter)
         # As `_take` does it, without the calls.
         self.submitted += 1
         unsent[waiter] = None
@@ -239,6 +241,9 @@ class Outbox:
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._submitted:
+            submitted, self._submitted = self._submitted, []
+            self._deadlines.add_all([waiter.deadline for waiter in submitted], submitted)
         if not self._unsent or not self.session or self._stopped:
             return
         waiters: list[Waiter] = []
@@ -303,7 +308,10 @@ class Outbox:
             future.set_result(outcome)
         else:
             self.fates.cancelled += 1
-        waiter.end()
+        # As `Waiter.end` does it, without the call.
+        waiter.over, waiter.sent_at = True, NOT_SENT
+        waiter.command = waiter.encoded = b""
+        del waiter.future
 
     def _refused(self, waiter: Waiter, outcome: Refused, *, jumped: bool) -> None:
         """The log has answered a command with a refusal."""

@@ -89,12 +89,15 @@ class Resending(Generic[T]):
         items = list(items)
         if not items:
             return
+        encoded = [item.encoded for item in items]
+        if sum(map(len, encoded)) <= self._bytes_max:
+            if self._send(encoded):
+                self._left(items)
+            else:
+                self._stall(items)
+            return
         way_open = True
-        if sum([len(item.encoded) for item in items]) <= self._bytes_max:
-            parts = [items]
-        else:
-            parts = pieces(items, _encoded_size, self._bytes_max)
-        for piece in parts:
+        for piece in pieces(items, _encoded_size, self._bytes_max):
             way_open = way_open and self._transmit(piece)
             if not way_open:
                 self._stall(piece)
@@ -105,24 +108,27 @@ class Resending(Generic[T]):
         self.transmit(items)
 
     def _transmit(self, piece: list[T]) -> bool:
-        """Note which commands have left: only the others may be called not applied."""
         if not self._send([item.encoded for item in piece]):
             return False
         self._left(piece)
         return True
 
     def _left(self, items: list[T]) -> None:
+        """Note which commands have left: only the others may be called not applied."""
         now = self._monotonic()
         before, mixed = items[0].tries, False
         for item in items:
-            if item.sends:
-                self.resends += 1
-            item.sends += 1
+            item.sent_at = now
             tries = item.tries
             if tries != before:
                 mixed = True
+            if not tries:  # for the first time: most of all
+                item.sends = item.tries = 1
+                continue
+            if item.sends:
+                self.resends += 1
+            item.sends += 1
             item.tries = tries + 1
-            item.sent_at = now
         if not mixed:
             self._fly(before + 1, items, now)
             return

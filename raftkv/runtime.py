@@ -356,12 +356,12 @@ class OsRuntime:
         self.rng = random.Random(secrets.randbits(64))
         self.has_tls = True
         self._loop = asyncio.get_running_loop()
+        # Called for each command: without a call in between.
+        self.monotonic: Callable[[], float] = time.monotonic
+        self.future: Callable[[], asyncio.Future[Any]] = self._loop.create_future
         self._worker = OsWorker(self._loop, "raftkv-disk")
         self._bulk = OsWorker(self._loop, "raftkv-bulk")
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -381,9 +381,6 @@ class OsRuntime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def future(self) -> asyncio.Future[Any]:
-        return self._loop.create_future()
 
     def offload(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         return self._worker.submit(function, args)

@@ -77,6 +77,7 @@ class Waiter:
     def end(self) -> None:
         """Answered or given up. Its deadline goes on being held for a while, so drop the rest."""
         self.over = True
+        self.sent_at = NOT_SENT  # of no flight
         self.command = self.encoded = b""
         del self.future
 

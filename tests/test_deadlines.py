@@ -124,3 +124,31 @@ def test_answered_calls_are_let_go_soon_although_others_wait() -> None:
         bench.add(60.0 if number % 3 else 30.0).over = True
         assert len(bench.deadlines) <= 2 * len(waiting) + 2 * OVER_KEPT
     assert not any(call.over for call in waiting)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0]), max_size=5), max_size=8),
+    st.lists(st.booleans(), min_size=40, max_size=40),
+)
+def test_many_added_at_once_are_as_many_added_one_by_one(
+    turns: list[list[float]], answered: list[bool]
+) -> None:
+    one_by_one, at_once = Bench(), Bench()
+    found = []
+    for bench in (one_by_one, at_once):
+        calls: list[Call] = []
+        for turn in turns:
+            new = [Call(bench.runtime.now + seconds) for seconds in turn]
+            if bench is at_once:
+                bench.deadlines.add_all([call.at for call in new], new)
+            else:
+                for call in new:
+                    bench.deadlines.add(call.at, call)
+            calls += new
+            bench.runtime.advance(0.1)
+        for call, over in zip(calls, answered, strict=False):
+            call.over = call.over or over
+        bench.runtime.advance(5.0)
+        assert len(bench.deadlines) == 0
+        found.append([(now, calls.index(call)) for now, call in bench.expired])
+    assert found[0] == found[1]

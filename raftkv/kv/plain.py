@@ -22,12 +22,15 @@ from raftkv.plugin import Context
 from .changing import FORMAT_LEASES, LIMIT_MIN
 from .commands import Event, KeyValue, PutOp, PutResult, Revision, Txn, TxnOutcome
 from .compaction import TRIM_BYTES, TRIM_REVISIONS, trim
-from .history import EVENT_BYTES, FIRST_REVISION, record
+from .history import EVENT_BYTES, FIRST_REVISION, event_bytes, record
 from .leasing import detach
 
 __all__ = ["OPERATORS", "TARGETS", "put", "swap"]
 
 _TRIM_MASK: Final = TRIM_REVISIONS - 1
+# The row that a put has written last, in any machine, and the bytes of its keys and values: the
+# next one needs them. They follow from the row alone, so it does not matter whose it is.
+_newest: Final[list[Any]] = [None, 0]
 # A comparison and a put each touch a key.
 _ROWS: Final = 2
 
@@ -72,11 +75,13 @@ def put(key: bytes, value: bytes, ctx: Context) -> tuple[int, KeyValue | None]:
             record(history, meta, revision, (Event(new, old),))
         else:
             # As `record` does it, without the calls.
-            kv, prev = last.kv, last.prev
-            bytes_before = last.bytes_before + EVENT_BYTES + len(kv.key) + len(kv.value)
-            if prev is not None:
-                bytes_before += len(prev.key) + len(prev.value)
-            history.put(revision, Revision(new, old, bytes_before))
+            if _newest[0] is last:
+                bytes_before = last.bytes_before + EVENT_BYTES + _newest[1]
+            else:
+                bytes_before = last.bytes_before + event_bytes(last.kv, last.prev)
+            row = Revision(new, old, bytes_before)
+            history.put(revision, row)
+            _newest[:] = row, size
         if not revision & _TRIM_MASK or size > TRIM_BYTES - EVENT_BYTES:
             trim(ctx, revision)
     return revision, old

@@ -253,19 +253,19 @@ class Gate:
         self._all = (own, *used)
         self._overrun = overrun
         self._work = work
-        self._modest = plugin.quota.modest
-        # Of the entry `_looked_at`: whether its modest commands need not be judged.
+        #: Kinds of commands that rule 5 is about.
+        self.modest = plugin.quota.modest
+        # The entry in which modest commands are known to need the judgement, or not to (`ample`).
         self._looked_at = 0
-        self._ample = False
+        #: The entry whose modest commands need not be judged from here on; 0 if there is none.
+        self.ample = 0
 
-    def __call__(self, command: Any, ctx: Context) -> Any:
-        if type(command) in self._modest:
-            if ctx.index != self._looked_at:
-                self._look(ctx.index)
-            if self._ample:
-                return self._apply(command, ctx)
-        else:
-            self._looked_at = 0  # it may add more than rule 5 allows for
+    def apply(self, command: Any, ctx: Context) -> Any:
+        """`Plugin.apply`, judged."""
+        if type(command) not in self.modest:
+            self.forget()  # it may add more than rule 5 allows for
+        elif self._is_ample(ctx.index):
+            return self._apply(command, ctx)
         if not self._is_judged(command):
             if self._is_declaring(command):
                 return self._declared(command, ctx)
@@ -279,14 +279,16 @@ class Gate:
 
     def forget(self) -> None:
         """Something else than a modest command was done: rule 5 needs another look."""
-        self._looked_at = 0
+        self._looked_at = self.ample = 0
 
-    def _look(self, index: int) -> None:
+    def _is_ample(self, index: int) -> bool:
         """Whether modest commands are within the quota, however many are left in the entry."""
-        own = self._own
-        most = 2 * own.bytes + GROWTH_FACTOR * self._work.entry_bytes
-        self._looked_at = index
-        self._ample = most <= own.quota_bytes and not any(usage.alarm for usage in self._all)
+        if self._looked_at != index:
+            own = self._own
+            most = 2 * own.bytes + GROWTH_FACTOR * self._work.entry_bytes
+            ample = most <= own.quota_bytes and not any(usage.alarm for usage in self._all)
+            self._looked_at, self.ample = index, index if ample else 0
+        return self.ample == index
 
     def _declared(self, command: Any, ctx: Context) -> Any:
         before = self._own.bytes
@@ -312,7 +314,7 @@ class Gate:
 
     def called(self, command: Any, ctx: Context) -> Any:
         """By another plugin: see rule 3."""
-        self._looked_at = 0
+        self.forget()
         result = self._apply(command, ctx)
         if type(result) is GeneratorType:
             result = at_once(result)

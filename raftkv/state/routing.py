@@ -163,7 +163,10 @@ class Routed:
     def open_gate(self, *, gated: bool) -> None:
         """Judge commands by the quotas, or by none, from now on."""
         gate = self.gate if gated else None
-        self.apply: Callable[[Any, Context], Any] = gate or self.plugin.apply
+        self.apply: Callable[[Any, Context], Any]
+        self.apply = self.plugin.apply if gate is None else gate.apply
+        #: The gate, while it judges.
+        self.judge = gate
         #: A command that came by `Context.call`.
         self.apply_called = self.plugin.apply if gate is None else gate.called
 

@@ -52,7 +52,7 @@ class Entries:
         self.machine = machine
         if not self.short_way:
             for gate in machine._gates:
-                gate._modest = frozenset()
+                gate.modest = frozenset()
 
     def restart(self) -> None:
         self._take(copy_of(self.machine, [KV()]))
@@ -218,8 +218,8 @@ def test_an_alarm_of_a_used_plugin_ends_the_short_way() -> None:
     keyspace = Entries(1 << 30)
     keyspace.apply([Put(b"a", b"")])
     gate: Gate = keyspace.machine._gates[0]
-    assert gate._ample
+    assert gate.ample == keyspace.machine.index
     keyspace.machine._overrun.append("kv")
     keyspace.machine._raise_alarms()
     assert isinstance(keyspace.apply([Put(b"b", b"")])[0], NoSpace)
-    assert not gate._ample
+    assert gate.ample == 0
