@@ -16,9 +16,10 @@ Rules of this file
 3. What one plugin does by a command of another (`Context.call`) is not refused: it is the effect
    of something that was promised before. It raises the alarm.
 4. All of it is in force from core format 2 on. The count is kept at any format.
-5. What cannot be beyond the quota is not judged: commands of a `modest` kind, in an entry at whose
-   beginning twice the count and GROWTH_FACTOR times the entry's bytes were within it. That is an
-   upper bound of the count, so the decision is the same; most puts are applied like this.
+5. What cannot be beyond the quota is not judged: commands of a `modest` kind, while twice the count
+   at the last look and GROWTH_FACTOR times the bytes of all entries with such commands since then
+   are within it. That is an upper bound of the count, so the decision is the same; most puts are
+   applied like this. Whatever else may have been done makes another look necessary.
 """
 
 from __future__ import annotations
@@ -257,6 +258,8 @@ class Gate:
         self.modest = plugin.quota.modest
         # The entry in which modest commands are known to need the judgement, or not to (`ample`).
         self._looked_at = 0
+        # Logical bytes that modest commands may still add, at most, before the next look.
+        self._room = 0
         #: The entry whose modest commands need not be judged from here on; 0 if there is none.
         self.ample = 0
 
@@ -279,14 +282,18 @@ class Gate:
 
     def forget(self) -> None:
         """Something else than a modest command was done: rule 5 needs another look."""
-        self._looked_at = self.ample = 0
+        self._looked_at = self.ample = self._room = 0
 
     def _is_ample(self, index: int) -> bool:
         """Whether modest commands are within the quota, however many are left in the entry."""
         if self._looked_at != index:
-            own = self._own
-            most = 2 * own.bytes + GROWTH_FACTOR * self._work.entry_bytes
-            ample = most <= own.quota_bytes and not any(usage.alarm for usage in self._all)
+            growth = GROWTH_FACTOR * self._work.entry_bytes
+            if growth > self._room:
+                own, alarm = self._own, any(usage.alarm for usage in self._all)
+                self._room = 0 if alarm else own.quota_bytes - 2 * own.bytes
+            ample = growth <= self._room
+            if ample:
+                self._room -= growth
             self._looked_at, self.ample = index, index if ample else 0
         return self.ample == index
 
