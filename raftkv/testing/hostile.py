@@ -32,6 +32,7 @@ from raftkv.raft.membership import Configuration, encode
 from raftkv.runtime import Runtime
 from raftkv.state import SetVoters
 from raftkv.testing.marks import Marks
+from raftkv.testing.restricted import calls
 
 if TYPE_CHECKING:
     from raftkv.testing.simulated import SimulatedCluster
@@ -49,6 +50,8 @@ ANSWER_S: Final = 1.0
 MESSAGES_MAX: Final = 8
 # Of the connections, those that come as a replicant that wants to follow.
 FOLLOW_SHARE: Final = 0.4
+# And those that call as one with a certificate for replicants only (restricted.py).
+CALL_SHARE: Final = 0.15
 PURPOSES: Final = ("raft", "follow", "rpc")
 # While a core is known to belong to no cluster, the share of visits to it in all others' names.
 CLAIM_SHARE: Final = 0.5
@@ -136,6 +139,8 @@ class Hostile:
                 self._unbound.discard(target)
                 if _is_unbound(message):
                     self._unbound.add(target)
+                if hello.purpose == "rpc" and hello.role == "replicant":
+                    self._call(transport)
                 if hello.purpose == "follow":
                     self._marks.hit("hostile replicant let in")
                     await self._misbehave(runtime, transport, target)
@@ -173,6 +178,9 @@ class Hostile:
     def _hello(self, target: str) -> wire.Hello:
         """As a replicant that is none, or as a core with something wrong about it."""
         rng, minted = self._rng, f"{self._rng.getrandbits(32):08x}"
+        if rng.random() < CALL_SHARE:
+            caller = self._made("rpc", f"{HOST}-{minted}", Epoch())
+            return msgspec.structs.replace(caller, role="replicant")
         if rng.random() < FOLLOW_SHARE:
             return self._made("follow", f"{HOST}-{minted}", Epoch())
         name = rng.choice((HOST, *(each for each in self._cluster.cores if each != target)))
@@ -203,6 +211,13 @@ class Hostile:
             self._rng.random() < 0.5,
             about,
         )
+
+    def _call(self, transport: asyncio.Transport) -> None:
+        """What a node with such a certificate may not ask for."""
+        members = sorted(self._raft_ids.values())
+        for make in calls(self._rng, self._cluster.cores, members):
+            transport.write(wire.encode(make()))
+        self._marks.hit("member call tried")
 
     async def _misbehave(self, runtime: Runtime, transport: asyncio.Transport, target: str) -> None:
         """Some messages; or one kind of forgery again and again, for as long as the link lives."""

@@ -1,9 +1,7 @@
 """Injected bugs of authority that does not come from the log; see planted.py.
 
-A node that believes any newer epoch stands in injected_hostile.py. Which calls (`RpcRequest`) a
-peer may make cannot be broken visibly here: the simulated world has no certificates; without them
-only the promotion of a replicant is denied, which the log decides anyway. A test goes through that
-part of the table (tests/test_permissions.py).
+A node that believes any newer epoch stands in injected_hostile.py, calls that the table of
+permissions denies in injected_identity.py.
 """
 
 from __future__ import annotations

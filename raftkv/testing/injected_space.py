@@ -1,4 +1,4 @@
-"""Injected bugs of a disk that has no room for snapshots; see planted.py."""
+"""Injected bugs of snapshots: no room for one on the disk, views that stay open; see planted.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from raftkv.raft import snapshotting
 from raftkv.raft.snapshotting import Snapshotting
+from raftkv.state.snapshot import Frozen
 from raftkv.testing.planting import wrapping
 
 __all__: list[str] = []
@@ -38,5 +39,19 @@ def _snapshot_given_up(no_room: Callable[..., None]) -> Callable[..., None]:
     def broken(part: Snapshotting, error: Any) -> None:
         no_room(part, error)
         part._not_before = math.inf
+
+    return broken
+
+
+@wrapping(
+    "frozen-view-kept",
+    "the view of a state that a snapshot has read is never let go",
+    Frozen,
+    "close",
+    seeds_max=20,
+)
+def _frozen_view_kept(_: Callable[..., None]) -> Callable[..., None]:
+    def broken(frozen: Frozen) -> None:
+        """Each table and the sessions keep it, so every write keeps what it overwrites."""
 
     return broken

@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 
 from raftkv.core_format import CoreFormat, FormatSurvey
+from raftkv.errors import Refused
 from raftkv.raft.leading import Leading
+from raftkv.state import activation, snapshot
 from raftkv.state.machine import StateMachine
+from raftkv.testing.current import running_host
 from raftkv.testing.patching import replaced
 from raftkv.testing.planting import BUGS, Bug, wrapping
 
@@ -67,3 +70,32 @@ BUGS["format-by-software"] = Bug(
     ),
     seeds_max=200,
 )
+
+
+@wrapping(
+    "gone-members-count",
+    "a member that is gone for good holds up the formats of plugins",
+    activation,
+    "counts",
+    seeds_max=200,
+    members=True,
+)
+def _gone_members_count(_: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda member, voters, now: True
+
+
+@wrapping(
+    "refusal-texts-are-state",
+    "the text of a refusal, which a node words for itself, is a part of the state",
+    snapshot,
+    "encode_outcome",
+    seeds_max=50,
+)
+def _refusal_texts(encode: Callable[..., tuple[int, bytes]]) -> Callable[..., tuple[int, bytes]]:
+    def broken(outcome: Any, refusals: Any, *, texts: bool = True) -> tuple[int, bytes]:
+        kind, data = encode(outcome, refusals, texts=texts)
+        return (
+            (kind, data + running_host().encode()) if isinstance(outcome, Refused) else (kind, data)
+        )
+
+    return broken

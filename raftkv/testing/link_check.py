@@ -16,7 +16,7 @@ from raftkv.raft.link import Link
 from raftkv.testing.current import running_host
 from raftkv.testing.patching import around
 
-__all__ = ["checked_links"]
+__all__ = ["checked_links", "machine_of"]
 
 CONSENSUS: Final = "raft"
 
@@ -28,7 +28,7 @@ def checked_links(
 
     def wrap(drop: Callable[..., None]) -> Callable[..., None]:
         def checked(link: Link, reason: str) -> None:
-            if link.purpose == CONSENSUS and link.up and is_node(_machine(link)):
+            if link.purpose == CONSENSUS and link.up and is_node(machine_of(link)):
                 violated(
                     "no core pays for what it passes on",
                     f"{running_host()} closes its link to {link.peer_name}: {reason}",
@@ -40,6 +40,6 @@ def checked_links(
     return around(Link, "drop", wrap)
 
 
-def _machine(link: Link) -> str:
+def machine_of(link: Link) -> str:
     """Which machine is at the other end, whatever name its handshake has claimed."""
     return link.peer_address.partition(":")[0]

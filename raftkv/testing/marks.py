@@ -83,6 +83,8 @@ EXPECTED = (
     "stranger refused",
     "newer epoch not believed",
     "hostile replicant let in",
+    "member call tried",
+    "second process refused",
     "all cores claimed before a bootstrap",
     "entry that takes long",
     "range of many keys compared",

@@ -36,6 +36,7 @@ from raftkv.testing import (
     injected_cost,
     injected_distrust,
     injected_hostile,
+    injected_identity,
     injected_inbox,
     injected_limits,
     injected_quota,
@@ -59,6 +60,7 @@ assert injected_cost.__name__
 assert injected_authority.__name__
 assert injected_distrust.__name__
 assert injected_hostile.__name__
+assert injected_identity.__name__
 assert injected_inbox.__name__
 assert injected_limits.__name__
 assert injected_quota.__name__

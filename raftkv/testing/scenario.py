@@ -70,6 +70,8 @@ ROLLBACK_SHARE = 0.5
 # Of the runs that begin with faults, and of those with replicants.
 DISAGREEING_SHARE = 0.5
 NAMESAKE_SHARE = 0.25
+# Of the runs in which the members stay and no disk is rolled back.
+COPIED_SHARE = 0.25
 # What a command needs beside the largest value: key, envelope, and a batch's head.
 COMMAND_BYTES_LEFT = 200
 # Where limits differ and are not tiny.
@@ -232,6 +234,13 @@ def _with_more(scenario: Scenario) -> Scenario:
         and plain_names
     )
     namesake = happens("namesake", NAMESAKE_SHARE) and scenario.replicants > 0 and plain_names
+    # Two processes of one core need a majority beside them that refuses one.
+    copied = (
+        happens("copied", COPIED_SHARE)
+        and scenario.cores > 1
+        and plain_names
+        and not (scenario.early or scenario.messages)
+    )
     laden = _laden(scenario.limits)
     differing = happens("variety", VARIETY_SHARE)
     if differing and not charged:
@@ -247,6 +256,7 @@ def _with_more(scenario: Scenario) -> Scenario:
             rolled_back,
             disagreeing,
             namesake,
+            copied,
         ),
     )
 

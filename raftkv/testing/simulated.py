@@ -50,9 +50,12 @@ from raftkv.runtime import Runtime
 from raftkv.state.core import Core
 from raftkv.testing import current
 from raftkv.testing.charges import Charges
+from raftkv.testing.copied import CopiedDirectory
 from raftkv.testing.corrupting import check_settings, watch_alarms
 from raftkv.testing.costly import Costly
 from raftkv.testing.coverage import Coverage
+from raftkv.testing.formats_check import held_up
+from raftkv.testing.frozen_check import frozen_views
 from raftkv.testing.harsh import Harsh
 from raftkv.testing.hostile import HOST, Hostile
 from raftkv.testing.identities import SECOND, Disagreement, Namesake, one_cluster
@@ -67,6 +70,7 @@ from raftkv.testing.observer import Observer
 from raftkv.testing.patching import around
 from raftkv.testing.poison import Poison
 from raftkv.testing.process import PROCESS
+from raftkv.testing.restricted import certified
 from raftkv.testing.rollback import Rollback
 from raftkv.testing.share_check import checked_shares
 from raftkv.testing.spender import Spender, miscounted
@@ -173,6 +177,7 @@ class SimulatedCluster:
         self._rollback: Rollback | None = None
         self._disagreement: Disagreement | None = None
         self._namesake: Namesake | None = None
+        self._copied: CopiedDirectory | None = None
         self._employ_operators()
         # Every name that a core may ever have here.
         self.core_names = list(self.cores)
@@ -204,6 +209,8 @@ class SimulatedCluster:
         enter(self.observer)
         enter(checked_changes(self.observer, self.violated))
         enter(one_cluster(self))
+        if self._is_hostile:
+            enter(certified(HOST))
         enter(checked_links(self.violated, self.configs.__contains__))
         enter(Coverage(self.marks))
         if self.harsh is not None:
@@ -220,7 +227,7 @@ class SimulatedCluster:
                 for name in self.names:
                     self.world.start(name, self._program)
                 if not self._early:
-                    self.world.wait(self._all_ready, 20, "a cluster in which every node is ready")
+                    self.world.wait(self.all_ready, 20, "a cluster in which every node is ready")
                 if self._heavy is not None and self._heavy.keys:
                     first = self.names[0]
                     self.world.complete(self.load.fill(first, self.nodes[first]), FILL_S)
@@ -274,6 +281,8 @@ class SimulatedCluster:
             self._rollback = Rollback(self, random.Random(f"{seed}/rollback"))
         if more.disagreeing:
             self._disagreement = Disagreement(self, random.Random(f"{seed}/disagreement"))
+        if more.copied:
+            self._copied = CopiedDirectory(self, random.Random(f"{seed}/copied"))
         if more.namesake:
             self._namesake = Namesake(self, self.names[len(self.cores)])
 
@@ -398,7 +407,8 @@ class SimulatedCluster:
     def _up(self, name: str) -> Node | None:
         return self.nodes[name] if self.is_up(name) else None
 
-    def _all_ready(self) -> bool:
+    def all_ready(self) -> bool:
+        """Whether every node runs and has a session."""
         return all(self.is_up(name) and self.nodes[name].session for name in self.names)
 
     # -- verdicts
@@ -461,6 +471,9 @@ class SimulatedCluster:
             for beside in (*besides, self._disagreement):
                 if beside is not None:
                     during.callback(self.world.spawn(beside.storm(), "beside").cancel)
+            if self._copied is not None:
+                during.callback(self.world.spawn(self._copied.run(), "copied").cancel)
+                during.callback(self._copied.end)
             if self._disagreement is not None:
                 during.callback(self._disagreement.finish)
             if self._namesake is not None:
@@ -523,6 +536,8 @@ class SimulatedCluster:
             world.wait(self._all_leases_ended, timeout_s, "the end of every lease")
             world.wait(self._converged, timeout_s, "the same applied index on every node")
             world.wait(self._no_disk_alarm, timeout_s, "the end of every disk alarm")
+            world.wait(self._newest_formats, timeout_s, "the newest formats of all plugins")
+            world.wait(self._nothing_frozen, timeout_s, "the end of every frozen view")
             world.wait(self._all_seen, timeout_s, "every watcher at the last revision")
             self.check()
 
@@ -533,7 +548,7 @@ class SimulatedCluster:
             if not self.world.host(name).is_up and now >= tried_at + REVIVE_S:
                 self._revived_at[name] = now
                 self.world.restart(name, self._program)
-        return self._all_ready()
+        return self.all_ready()
 
     def _converged(self) -> bool:
         return self._revived() and len({self.nodes[n].machine.index for n in self.names}) == 1
@@ -548,6 +563,16 @@ class SimulatedCluster:
         parts = [self.part(name) for name in self.names]
         spaces = [part.engine.snapshotting.space for part in parts if part is not None]
         return self._revived() and not any(space.alarm for space in spaces)
+
+    def _newest_formats(self) -> bool:
+        """All members know them, and those that are gone do not count."""
+        return self._revived() and not any(held_up(self.nodes[name].machine) for name in self.names)
+
+    def _nothing_frozen(self) -> bool:
+        """Snapshots and walks for digests end, and let go of the state that they have read."""
+        return self._revived() and not any(
+            frozen_views(self.nodes[name].machine) for name in self.names
+        )
 
     def _all_seen(self) -> bool:
         return self.watchers.reached(self.nodes[self.names[0]].kv.revision)

@@ -12,7 +12,8 @@ class Variations(NamedTuple):
     between nodes and change (varied.py). `upgraded`: all nodes begin with the former software
     (upgrade.py). `rolled_back`: one core's disk is put back to what it held (rollback.py).
     `disagreeing`: the files name different cores at first; `namesake`: a second node runs under the
-    name of the first replicant (identities.py).
+    name of the first replicant (identities.py); `copied`: one core's directory is copied and run
+    beside it (copied.py).
     """
 
     charged: bool = False
@@ -21,10 +22,12 @@ class Variations(NamedTuple):
     rolled_back: bool = False
     disagreeing: bool = False
     namesake: bool = False
+    copied: bool = False
 
     def __str__(self) -> str:
         texts = (
             *("work takes time", "limits differ", "an upgrade", "a disk is rolled back"),
             *("files disagree at first", "two nodes under one name"),
+            "a directory is copied",
         )
         return "".join(f", {text}" for text, happens in zip(texts, self, strict=True) if happens)
