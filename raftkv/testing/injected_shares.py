@@ -44,6 +44,20 @@ def _costly_first(take: Callable[..., list[bytes]]) -> Callable[..., list[bytes]
 
 
 @wrapping(
+    "shares-by-session",
+    "costly commands are shared between sessions, whichever node they come from",
+    Composition,
+    "_sort",
+    seeds_max=200,
+)
+def _shares_by_session(sort: Callable[..., None]) -> Callable[..., None]:
+    def broken(composition: Composition, name: str, *arguments: Any) -> None:
+        sort(composition, "", *arguments)
+
+    return broken
+
+
+@wrapping(
     "half-a-command",
     "readers see a command that is applied in slices before it has ended",
     Hidden,

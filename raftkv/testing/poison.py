@@ -1,19 +1,23 @@
 """Clients of the simulated cluster whose commands are much work: for runs in which work takes time.
 
-Bursts of transactions that each compare a large range before they write, and deletions of
-thousands of keys in one revision. What must hold beside the checks of all runs: share_check.py.
+Bursts of transactions that each compare a large range before they write, deletions of thousands of
+keys in one revision, and now and then a node whose clients do as much under many sessions. What
+must hold beside the checks of all runs: share_check.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING, Final
 
 from raftkv.errors import NodeFault, NotApplied, OutcomeUnknown, Refused
-from raftkv.kv.commands import PutOp
+from raftkv.foreign import Ticket
+from raftkv.kv.commands import Compare, PutOp, Txn
 from raftkv.testing.host import HostCrashed
 from raftkv.testing.share_check import Whole
+from raftkv.testing.workload import BULK
 
 if TYPE_CHECKING:
     from raftkv.node import Node
@@ -33,6 +37,10 @@ MASS, MASS_END = b"mass/", b"mass0"
 LOOK_S: Final = 0.001
 LOOKS: Final = 400
 TIMEOUT_S: Final = 3.0
+# Between two such nodes, on average; sessions of one, and commands that each has under way.
+BUSY_PAUSE_S: Final = 4.0
+BUSY_SESSIONS: Final = 8
+BUSY_COMMANDS: Final = 3
 
 
 class Poison:
@@ -44,9 +52,42 @@ class Poison:
         self._heavy = heavy
         self._sent = self._rounds = 0
         self._whole = Whole(cluster.violated)
+        # Drawn apart, so that the rest stays as it is.
+        self._busy_rng = random.Random()
+        self._busy_rng.setstate(rng.getstate())
 
     async def storm(self) -> None:
-        await asyncio.gather(self._bursts(), self._deletions())
+        await asyncio.gather(self._bursts(), self._deletions(), self._busy_nodes())
+
+    async def _busy_nodes(self) -> None:
+        """Clients of one node, each under a session of its own; another node has one session."""
+        rng = self._busy_rng
+        while True:
+            await asyncio.sleep(rng.expovariate(1 / BUSY_PAUSE_S))
+            names = [name for name in self._cluster.names if self._cluster.is_up(name)]
+            if len(names) < 2:
+                continue
+            for name, sessions in zip(rng.sample(names, 2), (BUSY_SESSIONS, 1), strict=True):
+                node = self._cluster.nodes.get(name)
+                for _ in range(0 if node is None else sessions):
+                    assert node is not None
+                    self._cluster.world.spawn(self._client(name, node), "a client of many")
+
+    async def _client(self, name: str, node: Node) -> None:
+        """Compare many keys, several times at once, and write nothing."""
+        world, heavy = self._cluster.world, self._heavy
+        low, high = BULK + b"%08d" % 0, BULK + b"%08d" % heavy.compared_keys
+        command = Txn((Compare(low, "version", "=", 1, high),))
+        with contextlib.suppress(NotApplied, Refused, OutcomeUnknown, HostCrashed, NodeFault):
+            handle = await world.call(name, node.foreign.open_session(TIMEOUT_S))
+            session = int(handle.partition("-")[0])
+            asked = [
+                world.call(
+                    name, node.foreign.propose(Ticket(session, seq, 1), "kv", command, TIMEOUT_S)
+                )
+                for seq in range(1, BUSY_COMMANDS + 1)
+            ]
+            await asyncio.gather(*asked, return_exceptions=True)
 
     async def _bursts(self) -> None:
         cluster, rng = self._cluster, self._rng
