@@ -292,8 +292,8 @@ class Gate:
                 own, alarm = self._own, any(usage.alarm for usage in self._all)
                 self._room = 0 if alarm else own.quota_bytes - 2 * own.bytes
             ample = growth <= self._room
-            if ample:
-                self._room -= growth
+            # Without a deduction nothing is left: what is judged now adds to the count as well.
+            self._room = self._room - growth if ample else 0
             self._looked_at, self.ample = index, index if ample else 0
         return self.ample == index
 

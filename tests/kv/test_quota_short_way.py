@@ -67,7 +67,8 @@ class Entries:
         return encode_batch(1, envelopes)
 
     def apply(self, commands: Sequence[Any]) -> list[Any]:
-        outcomes = self.machine.apply(self.machine.index + 1, self.body(commands))
+        self.last = self.body(commands)
+        outcomes = self.machine.apply(self.machine.index + 1, self.last)
         return [outcome for _, _, outcome in outcomes]
 
     @property
@@ -156,6 +157,18 @@ def test_puts_are_judged_only_near_the_quota(judged: list[int]) -> None:
     del judged[:]
     keyspace.apply([Put(b"a", b""), Put(b"b", b"")])
     assert len(judged) == 2
+
+
+def test_what_was_judged_in_one_entry_is_not_room_for_the_next() -> None:
+    keyspace = Entries(64 * KIB)
+    keyspace.apply([Put(b"a", b"v" * 32400)])
+    assert 64 * KIB - 300 < keyspace.bytes <= 64 * KIB
+    # Small enough for the room that there was before that entry.
+    restarted = copy_of(keyspace.machine, [KV()])
+    assert isinstance(keyspace.apply([Put(b"b", b"v" * 100)])[0], NoSpace)
+    assert keyspace.machine.alarms == [("NOSPACE", "kv")]
+    restarted.apply(restarted.index + 1, keyspace.last)
+    assert restarted.digest() == keyspace.machine.digest()
 
 
 KEEPING = PutWith(b"big", b"", ignore_value=True)
