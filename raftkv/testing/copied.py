@@ -64,8 +64,8 @@ class CopiedDirectory:
         """Until it is done or cancelled."""
         await asyncio.sleep(self._rng.uniform(*BEFORE_S))
         nemesis = self._cluster.nemesis
-        if nemesis is None:
-            return
+        if nemesis is None or not set(self._cluster.cores) <= set(self._cluster.names):
+            return  # a majority was lost (disaster.py)
         nemesis.calm = True
         nemesis.heal()
         try:
