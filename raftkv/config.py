@@ -35,6 +35,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 _MAY_BE_ZERO = ("lease_ms", "clock_drift_permille", "snapshot_log_percent", "disk_reserve_bytes")
 
+# Of the number of a port. Longer ones are not even read: that has a limit of its own in Python.
+PORT_DIGITS_MAX = 5
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -349,9 +352,10 @@ def is_name(text: str) -> bool:
 def parse_address(address: str, label: str = "address") -> tuple[str, int]:
     """Split `host:port` (or `[v6]:port`); raise `ConfigError` naming `label` if it is not one."""
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or not 0 <= int(port) <= 65_535:
+    number = int(port) if port.isdecimal() and len(port) <= PORT_DIGITS_MAX else -1
+    if not separator or not host or not 0 <= number <= 65_535:
         raise ConfigError(f'{label} = {address!r} is not an address: write "host:port"')
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), number
 
 
 def _is_loopback(host: str) -> bool:

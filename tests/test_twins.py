@@ -13,9 +13,11 @@ import pytest
 from raftkv.errors import ReadTimeout
 from raftkv.node import Node
 from raftkv.raft.membership import Configuration
+from raftkv.raft.transport import Hub
+from raftkv.runtime import OsRuntime
 from raftkv.server.health import Health
 from raftkv.testing.local_cluster import LocalCluster, free_ports
-from raftkv.twins import IDENTITY, Twins
+from raftkv.twins import IDENTITY, UNKNOWN, Twins
 from tests.fakes import FakeRuntime
 from tests.test_membership import in_loop, until
 from tests.test_namesakes import hello_of, no_node_answers
@@ -47,6 +49,23 @@ def test_a_link_that_replaces_another_one_of_its_process_is_still_up() -> None:
     runtime.run()
     twins.link_down(first)
     assert twins.judge(second) is None
+
+
+@pytest.mark.parametrize("address", ["none", "bad..name:1", "nul\0:1", "there:" + "1" * 5_000])
+def test_a_process_that_named_no_address_does_not_keep_the_next_one_out(address: str) -> None:
+    @in_loop
+    async def run() -> None:
+        hub = Hub(OsRuntime(), SimpleNamespace(), 1 << 20)  # type: ignore[arg-type]
+        twins = Twins(hub, lambda: None, dict, lambda: Configuration(("a-1", "b-1")))
+        first, second = hello_of("p1", address), hello_of("p2", "there:1")
+        twins.link_up(first)
+        twins.link_down(first)
+        refusal = twins.judge(second)
+        assert refusal is not None
+        assert refusal.code == UNKNOWN
+        await until(lambda: twins.judge(second) is None)
+
+    run()
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])

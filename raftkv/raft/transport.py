@@ -24,7 +24,7 @@ from typing import Any
 from pysyncobj.transport import Transport as SyncObjTransport
 
 from raftkv.config import parse_address
-from raftkv.errors import AddressInUse
+from raftkv.errors import AddressInUse, ConfigError
 from raftkv.runtime import Listener, Runtime
 from raftkv.security.channel import Security
 
@@ -107,11 +107,15 @@ class Hub:
             task.cancel()
 
     async def dial(self, address: str, purpose: str, wanted: str = "") -> Link:
-        """One attempt. Raises OSError. The handshake goes on after this returns.
+        """One attempt. The handshake goes on after this returns.
 
+        Raises OSError, or ValueError for an address that is none: other nodes name theirs.
         `wanted` is the name of the node that is meant; another one refuses.
         """
-        host, port = parse_address(address)
+        try:
+            host, port = parse_address(address)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         link = Link(self, address, purpose, wanted)
         # A connect into a silent network would hang for minutes. TimeoutError is an OSError.
         await asyncio.wait_for(self.runtime.connect(lambda: link, host, port), HELLO_TIMEOUT_S)
@@ -129,8 +133,8 @@ class Hub:
                 await self.runtime.sleep(REDIAL_MAX_S)
                 continue
             known = addresses()
-            assert known, f"nobody knows where {name} is"
-            address = known[turn % len(known)]
+            # It may be known no more, or not yet: that is an address where no node is, for now.
+            address = known[turn % len(known)] if known else ""
             turn += 1
             try:
                 link = await self.dial(address, purpose, name)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftkv.config import Limits
+from raftkv.config import Limits, NodeConfig
 from raftkv.errors import Diverged, InternalFault, NodeFault
 from raftkv.raft import snapshot_file as files
 from raftkv.raft import snapshotting, wire
@@ -166,7 +166,8 @@ def test_a_thread_that_could_not_be_started_is_started_at_the_next_call(
     asyncio.run(whole())
 
 
-def test_a_name_that_no_lookup_takes_does_not_end_the_dialling() -> None:
+@pytest.mark.parametrize("known", [["bad..name:1000"], ["no address"], ["nul\0:1000"], []])
+def test_an_address_that_is_none_does_not_end_the_dialling(known: list[str]) -> None:
     asked = 0
 
     class Owner:
@@ -176,7 +177,7 @@ def test_a_name_that_no_lookup_takes_does_not_end_the_dialling() -> None:
     def addresses() -> list[str]:
         nonlocal asked
         asked += 1
-        return ["bad..name:1000"]
+        return known
 
     async def whole() -> None:
         hub = Hub(OsRuntime(), cast(Any, Owner()), 1 << 20)
@@ -185,6 +186,32 @@ def test_a_name_that_no_lookup_takes_does_not_end_the_dialling() -> None:
             while asked < 3:
                 await asyncio.sleep(0.01)
         hub.stop_dialling("core2")
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("bad", ["bad..name:1000", "nul\0:1000", "no address"])
+def test_an_address_that_is_none_does_not_end_the_following(bad: str) -> None:
+    """Another node may have named it, on the loop of asyncio too, which raises other errors."""
+    asked = 0
+
+    def cores() -> list[tuple[str, str]]:
+        nonlocal asked
+        asked += 1
+        return [("core1", bad)]
+
+    async def whole() -> None:
+        runtime = OsRuntime()
+        hub = Hub(runtime, cast(Any, None), 1 << 20)
+        config = NodeConfig(
+            name="r", dir="r", peer_address="r:9", cores={"core1": "a:1"}, role="replicant"
+        )
+        follower = Follower(config, hub, runtime, cast(Any, None), cores)
+        follower.start()
+        async with asyncio.timeout(10):
+            while asked < 3:
+                await asyncio.sleep(0.01)
+        follower.stop()
 
     asyncio.run(whole())
 
