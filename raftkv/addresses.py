@@ -25,6 +25,9 @@ __all__ = ["AddressBook"]
 
 # More cores than this are not believed in.
 HEARSAY_MAX = 64
+# Names whose own word is kept, far more than a cluster has nodes: without certificates a program
+# can greet under any number of names. The oldest is forgotten first; the other sources have it.
+GREETED_MAX = 4096
 
 
 class AddressBook:
@@ -38,7 +41,11 @@ class AddressBook:
 
     def greeted(self, name: str, address: str) -> None:
         """The node has just said where it is."""
-        self._greeted[name] = address
+        self._greeted.pop(name, None)
+        if _usable(address):
+            self._greeted[name] = address
+        if len(self._greeted) > GREETED_MAX:
+            del self._greeted[next(iter(self._greeted))]
 
     def heard(self, name: str, address: str) -> bool:
         """Another core says where the node is. False: that is no address, or too much hearsay."""

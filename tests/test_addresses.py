@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from raftkv.addresses import HEARSAY_MAX, AddressBook
+from raftkv.addresses import GREETED_MAX, HEARSAY_MAX, AddressBook
 from raftkv.state import Member
 from raftkv.testing.local_cluster import LocalCluster, free_ports
 from tests.test_membership import in_loop, until
@@ -30,6 +30,19 @@ def test_the_likeliest_address_comes_first_and_none_twice() -> None:
     assert (book.of("c"), book.of("d")) == (["h:5"], [])
     assert not all(book.heard(f"x{number}", "h:6") for number in range(HEARSAY_MAX))
     assert book.heard("c", "h:7"), "what is known may change"
+
+
+def test_what_strangers_say_of_themselves_is_bounded() -> None:
+    book = AddressBook({"a": "h:1"})
+    for number in range(GREETED_MAX + 1):
+        book.greeted(f"x{number}", "h:2")
+        book.greeted("a", "h:3")
+    assert (book.of("a"), book.of("x0"), book.of("x1"), book.of("x2")) == (
+        ["h:3", "h:1"],
+        [],
+        [],
+        ["h:2"],
+    )
 
 
 def test_replicants_try_live_cores_first_and_dead_ones_last() -> None:
