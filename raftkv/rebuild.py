@@ -9,9 +9,10 @@ operator replaces a core (docs/operations.md), and nothing else:
 2. It stops. Whatever supervises the process starts it again.
 3. It finds the marker with that note, empties its directory, and begins as a new node: under a new
    raft id, as one that was never a member. Its log, its votes and its state are gone.
-4. It asks the cores that it knows to add it, until it votes. A learner first, it gets a snapshot
-   and catches up. A replicant that had become a core asks to be promoted again. Until it votes it
-   begins no cluster, and a core that has not learned of the removal yet does not stop it.
+4. It asks the cores that it knows, and the leader, to add it, until it votes. A learner first, it
+   gets a snapshot and catches up. A replicant that had become a core asks to be promoted again.
+   Until it votes it begins no cluster, and a core that has not learned of the removal yet does not
+   stop it.
 
 A crash after the note in the marker repeats a step. Without the note (a crash before it, a removal
 that was refused or took too long, a full disk) the next start asks again, reading nothing from the
@@ -37,6 +38,7 @@ from .repeats import Repeats
 if TYPE_CHECKING:
     import asyncio
 
+    from .membership import Listing
     from .node import Node
 
 __all__ = ["Rebuild"]
@@ -64,6 +66,8 @@ class Rebuild:
         #: The cluster has told that it is done.
         self.removed = False
         self._joining: asyncio.Task[Any] | None = None
+        # Cores that another one has named, of which one may lead: the file need not name it.
+        self._named: set[str] = set()
         # Why it does not vote yet, as others told.
         self._reason = ""
         self._repeats = Repeats(node.runtime.monotonic)
@@ -122,6 +126,7 @@ class Rebuild:
         payload = msgspec.msgpack.encode(request)
         try:
             listing = await node.membership.listing_of(core, left_s)
+            self._learn(listing)
             if node.raft_id not in [member.raft_id for member in listing.members]:
                 return False
             answer = await node.membership._answer_of(core, payload, left_s + GRACE_S)
@@ -131,6 +136,15 @@ class Rebuild:
         if answer.outcome in ("refused", "pending"):
             self._note(answer.text)
         return answer.outcome == "done"
+
+    def _learn(self, listing: Listing) -> None:
+        """Where the leader is, by the word of a core."""
+        for row in listing.members:
+            address = row.peer_address or ""
+            if row.name == listing.leader and self._node._peering.addresses.heard(
+                row.name, address
+            ):
+                self._named.add(row.name)
 
     def start(self) -> None:
         """After the start of a node: if its directory was emptied, see to it that it votes."""
@@ -185,10 +199,12 @@ class Rebuild:
         log.warning("%s is rebuilt: it votes as %s", node.name, node.raft_id)
 
     def _others(self) -> list[str]:
-        """Cores by the configuration file, and those that have a link to this one."""
+        """Cores by the configuration file, those that have a link to this one, and the leader."""
         node, part = self._node, self._node._part
         linked = list(part.engine.links) if isinstance(part, CorePart) else []
-        return sorted({*node.config.cores, *map(name_of, linked)} - {node.name})
+        leader = [] if node.leader is None else [node.leader]
+        known = {*node.config.cores, *map(name_of, linked), *leader, *self._named}
+        return sorted(known - {node.name})
 
     def _votes(self) -> bool:
         part = self._node._part

@@ -329,7 +329,17 @@ def test_a_rebuilt_core_waits_for_cores_that_do_not_know_of_its_removal_yet() ->
     asyncio.run(asyncio.wait_for(play(), 60))
 
 
-def test_a_replicant_that_had_become_a_core_is_rebuilt_as_a_core() -> None:
+def name_one_follower(cluster: LocalCluster, name: str) -> None:
+    """The node's configuration file names itself, if it did, and one core, which does not lead."""
+    leader, config = cluster.leader(), cluster.configs[name]
+    assert leader is not None
+    follower = next(n.name for n in cluster.cores if n is not leader and n.name != name)
+    cores = {core: at for core, at in config.cores.items() if core in (name, follower)}
+    cluster.configs[name] = msgspec.structs.replace(config, cores=cores)
+
+
+@pytest.mark.parametrize("knows_the_leader", [True, False])
+def test_a_replicant_that_had_become_a_core_is_rebuilt_as_a_core(knows_the_leader: bool) -> None:
     async def play() -> None:
         async with cluster_of(3, 1, on_corruption="rebuild") as cluster:
             await cluster.nodes[0].kv.put(b"a", b"1")
@@ -343,6 +353,8 @@ def test_a_replicant_that_had_become_a_core_is_rebuilt_as_a_core() -> None:
             break_a_row(corrupt)
             await until(lambda: corrupt.fault.done())
             await cluster.kill(corrupt.name)
+            if not knows_the_leader:
+                name_one_follower(cluster, corrupt.name)
             node = await cluster.start(corrupt.name)
             await until(lambda: not (directory / REJOIN).exists())
             assert CoreMember(node.name, node.raft_id, True) in leader.membership.list()
@@ -397,17 +409,21 @@ async def start_until_rebuilt(cluster: LocalCluster, name: str) -> Node:
     return node
 
 
-@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize(
+    ("removed", "knows_the_leader"), [(False, True), (True, True), (False, False)]
+)
 def test_a_core_that_died_before_the_note_of_its_removal_is_rebuilt_all_the_same(
-    removed: bool,
+    removed: bool, knows_the_leader: bool
 ) -> None:
-    """Whether the cluster has removed it meanwhile or not."""
+    """Whether the cluster has removed it meanwhile or not, wherever the leader is."""
 
     async def play() -> None:
         async with cluster_of(on_corruption="rebuild") as cluster:
             healthy, corrupt = await kill_before_removal(cluster)
             if removed:
                 await healthy.membership.remove(corrupt.name)
+            if not knows_the_leader:
+                name_one_follower(cluster, corrupt.name)
             node = await start_until_rebuilt(cluster, corrupt.name)
             assert node.raft_id != corrupt.raft_id
             assert CoreMember(node.name, node.raft_id, True) in healthy.membership.list()
