@@ -24,7 +24,7 @@ from raftkv.state import (
     SettleOutcome,
     SetVoters,
 )
-from raftkv.state.core import AnnounceFormats, Core, DeclareDead, ForgetMember
+from raftkv.state.core import AnnounceFormats, Core, DeclareDead, DisarmAlarm, ForgetMember
 from raftkv.testing.local_cluster import LocalCluster
 from tests.test_membership import in_loop
 
@@ -154,44 +154,54 @@ def verdict(command: msgspec.Struct, session: int = MINE, plugin: str = "core") 
     return permissions.judge_proposal(ME, envelope, SESSIONS.get, SERIAL)
 
 
-@pytest.mark.parametrize(
-    ("command", "session", "expected"),
-    [
-        (up(), 0, Verdict.GRANTED),
-        (up(name="edge2"), 0, Verdict.REFUSED),
-        (up(raft_id="edge1-bb"), 0, Verdict.REFUSED),
-        (up(role="core"), 0, Verdict.REFUSED),
-        (NodeDown("edge1", 1), MINE, Verdict.REFUSED),
-        (DeclareDead("edge1", 1, 1), MINE, Verdict.REFUSED),
-        (DeclareDead("core1", 1, 1), MINE, Verdict.REFUSED),
-        (NodeDown("core1", 1), MINE, Verdict.REFUSED),
-        (NodeRole("edge1", 1, "core"), MINE, Verdict.REFUSED),
-        (NodeRole("core1", 1, "replicant"), MINE, Verdict.REFUSED),
-        (SetVoters(("edge1-aa",), 0), MINE, Verdict.REFUSED),
-        (SetVoters(("edge1-aa",), 0), OTHERS, Verdict.REFUSED),
-        (AnnounceFormats("edge1", 1, ()), MINE, Verdict.GRANTED),
-        (AnnounceFormats("core1", 1, ()), MINE, Verdict.REFUSED),
-        (ForgetMember("edge2", 1), MINE, Verdict.GRANTED),
-        (OpenSession(9), 0, Verdict.GRANTED),
-        (SetSetting("kv", "x", None), MINE, Verdict.GRANTED),
-        (SetSetting("kv", "x", None), OTHERS, Verdict.REFUSED),
-        (SettleOutcome(MINE, 1), MINE, Verdict.GRANTED),
-        (SettleOutcome(CLIENTS, 1), MINE, Verdict.GRANTED),
-        (SettleOutcome(ENDED, 1), MINE, Verdict.GRANTED),
-        (SettleOutcome(OTHERS, 1), MINE, Verdict.REFUSED),
-        (SettleOutcome(4, 1), MINE, Verdict.REFUSED),
-        (SettleOutcome(NEWER, 1), MINE, Verdict.WAITS),
-        (SettleOutcome(MINE, 1), OTHERS, Verdict.REFUSED),
-    ],
-)
+#: (command, the session it is proposed under, the verdict).
+PROPOSALS: list[tuple[msgspec.Struct, int, Verdict]] = [
+    (up(), 0, Verdict.GRANTED),
+    (up(name="edge2"), 0, Verdict.REFUSED),
+    (up(raft_id="edge1-bb"), 0, Verdict.REFUSED),
+    (up(role="core"), 0, Verdict.REFUSED),
+    (NodeDown("edge1", 1), MINE, Verdict.REFUSED),
+    (DeclareDead("edge1", 1, 1), MINE, Verdict.REFUSED),
+    (DeclareDead("core1", 1, 1), MINE, Verdict.REFUSED),
+    (NodeDown("core1", 1), MINE, Verdict.REFUSED),
+    (NodeRole("edge1", 1, "core"), MINE, Verdict.REFUSED),
+    (NodeRole("core1", 1, "replicant"), MINE, Verdict.REFUSED),
+    (SetVoters(("edge1-aa",), 0), MINE, Verdict.REFUSED),
+    (SetVoters(("edge1-aa",), 0), OTHERS, Verdict.REFUSED),
+    (AnnounceFormats("edge1", 1, ()), MINE, Verdict.GRANTED),
+    (AnnounceFormats("core1", 1, ()), MINE, Verdict.REFUSED),
+    (ForgetMember("edge2", 1), MINE, Verdict.GRANTED),
+    (DisarmAlarm("NOSPACE"), MINE, Verdict.GRANTED),
+    (DisarmAlarm("NOSPACE"), OTHERS, Verdict.REFUSED),
+    (OpenSession(9), 0, Verdict.GRANTED),
+    (SetSetting("kv", "x", None), MINE, Verdict.GRANTED),
+    (SetSetting("kv", "x", None), OTHERS, Verdict.REFUSED),
+    (SettleOutcome(MINE, 1), MINE, Verdict.GRANTED),
+    (SettleOutcome(CLIENTS, 1), MINE, Verdict.GRANTED),
+    (SettleOutcome(ENDED, 1), MINE, Verdict.GRANTED),
+    (SettleOutcome(OTHERS, 1), MINE, Verdict.REFUSED),
+    (SettleOutcome(4, 1), MINE, Verdict.REFUSED),
+    (SettleOutcome(NEWER, 1), MINE, Verdict.WAITS),
+    (SettleOutcome(MINE, 1), OTHERS, Verdict.REFUSED),
+]
+
+
+@pytest.mark.parametrize(("command", "session", "expected"), PROPOSALS)
 def test_what_a_replicant_may_propose_of_the_core(
     command: msgspec.Struct, session: int, expected: Verdict
 ) -> None:
     assert verdict(command, session) is expected
 
 
-def test_a_replicant_with_such_a_certificate_forgets_no_member() -> None:
-    envelope = Envelope(MINE, 1, 0, "core", _encode(ForgetMember("edge2", 1)))
+def test_every_command_of_the_core_is_tried() -> None:
+    assert {type(command) for command, _, _ in PROPOSALS} == set(permissions.COMMANDS)
+
+
+@pytest.mark.parametrize("command", [ForgetMember("edge2", 1), DisarmAlarm("NOSPACE")])
+def test_a_replicant_with_such_a_certificate_does_nothing_for_an_operator(
+    command: msgspec.Struct,
+) -> None:
+    envelope = Envelope(MINE, 1, 0, "core", _encode(command))
     restricted = ME._replace(kind=Kind.REPLICANT_ONLY)
     judged = permissions.judge_proposal(restricted, envelope, SESSIONS.get, SERIAL)
     assert judged is Verdict.REFUSED

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from raftkv import bootstrap
 from raftkv.corruption_check import CorruptionCheck
+from raftkv.namesakes import Namesakes
 from raftkv.node import Node
 from raftkv.raft.following import Following
 from raftkv.raft.free_space import FreeSpace
@@ -45,6 +47,8 @@ class Coverage:
         enter(around(CorruptionCheck, "agreed", self._counted("states compared")))
         enter(around(Snapshotting, "no_room", self._counted("snapshot found no room")))
         enter(around(Following, "_decline", self._counted("entries declined")))
+        enter(around(bootstrap, "judge", self._refusing("bootstrap refused over other cores")))
+        enter(around(Namesakes, "judge", self._refusing("second node of a name refused")))
         enter(around(Wal, "compact", self._counted("log compacted")))
         enter(around(Follower, "_take_chunk", self._wrap_take_chunk))
         enter(around(Follower, "link_up", self._wrap_link_up))
@@ -65,6 +69,19 @@ class Coverage:
                 return original(*arguments, **named)
 
             return counted
+
+        return wrap
+
+    def _refusing(self, mark: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Hits the mark when something is refused."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def judged(*arguments: Any) -> Any:
+                refusal = original(*arguments)
+                self._marks.hit(mark, times=refusal is not None)
+                return refusal
+
+            return judged
 
         return wrap
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
+from raftkv.kv import lessor
 from raftkv.peering import Peering
 from raftkv.raft import wire
 from raftkv.raft.transport import Link
@@ -50,6 +52,20 @@ KINDS: Final = (
     wire.RpcReply,
 )
 
+#: The mark of each kind that is no message of consensus.
+_MARKS: Final[dict[type, str]] = {
+    wire.Propose: "harsh: proposal",
+    wire.Relayed: "harsh: proposal",
+    wire.ReadRequest: "harsh: read",
+    wire.ReadReply: "harsh: read",
+    wire.Liveness: "harsh: presence",
+    wire.Presence: "harsh: presence",
+    wire.RpcRequest: "harsh: call",
+    wire.RpcReply: "harsh: call",
+}
+# The method of a call that keeps leases of keys alive.
+RENEW: Final = f"kv.{lessor.RENEW}"
+
 
 class Harsh:
     """Installed while entered; `active` says when messages of `KINDS` meet that fate."""
@@ -57,6 +73,8 @@ class Harsh:
     def __init__(self, rng: random.Random) -> None:
         self.active = False
         self.lost = self.doubled = self.held = 0
+        #: How many messages met it, by mark.
+        self.met: Counter[str] = Counter()
         self._rng = rng
         self._patch = around(Peering, "receive", self._wrap)
 
@@ -92,6 +110,8 @@ class Harsh:
                 original(peering, link, message)
                 return
             draw = self._rng.random()
+            if draw < LOST + HELD + DOUBLED:
+                self.met.update(_marks_of(link, message))
             if draw < LOST:
                 self.lost += 1
             elif draw < LOST + HELD:
@@ -116,3 +136,12 @@ class Harsh:
 
         # Mostly a little late, now and then very late.
         peering.hub.runtime.call_later(HELD_MAX_S * self._rng.random() ** 4, arrive)
+
+
+def _marks_of(link: Link, message: Any) -> Iterator[str]:
+    if link.purpose == "follow":
+        yield "harsh: stream of a replicant"
+    else:
+        yield _MARKS.get(type(message), "harsh: consensus")
+    if isinstance(message, wire.RpcRequest) and message.method == RENEW:
+        yield "harsh: call of leases"

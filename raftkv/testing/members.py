@@ -424,6 +424,7 @@ class Operator:
             for task in tasks:
                 task.cancel()
         self._count("promoted and removed at once")
+        self._cluster.marks.hit("promoted and removed at once")
         if self._is_core(replicant):
             self._cluster.marks.hit("replicant became a core")
         self._retire_removed(asked[1][1])

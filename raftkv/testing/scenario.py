@@ -515,6 +515,8 @@ def _count(cluster: SimulatedCluster, result: Result) -> None:
         result.faults += Counter(cluster.operator.counts)
     if cluster.harsh is not None:
         harsh = cluster.harsh
+        for mark, count in harsh.met.items():
+            cluster.marks.hit(mark, count)
         result.faults += Counter(
             {
                 "message lost": harsh.lost,

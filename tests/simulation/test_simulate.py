@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from raftkv.testing.marks import EXPECTED, Marks
+from raftkv.testing.marks import EXPECTED, EXPECTED_HARSH, Marks
 from raftkv.testing.nemesis import OPERATIONS
 from raftkv.testing.replay import Replay
 from raftkv.testing.scenario import Result, draw, run_seed
@@ -67,6 +67,17 @@ def test_single_messages_may_be_lost_doubled_and_reordered(seed: int) -> None:
     result = run_seed(seed, seconds=6, messages=True, cores=3)
     assert not result.check, result.message
     assert min(result.faults[f"message {fate}"] for fate in ("lost", "doubled", "held")) > 5
+    assert result.marks["harsh: consensus"] > 100
+
+
+def test_a_full_harsh_run_names_the_kinds_of_messages_that_met_nothing() -> None:
+    totals = Totals(harsh=True)
+    for seed in range(500):
+        hit = EXPECTED_HARSH if seed < 4 else EXPECTED_HARSH[1:] if seed == 4 else ()
+        totals.add(Result(seed, marks=Counter(hit)))
+        assert not totals.uncovered() or totals.seeds == 500
+    assert totals.uncovered().endswith(f": {EXPECTED_HARSH[0]} 4")
+    assert EXPECTED_HARSH[1] not in totals.summary().rpartition("never seen: ")[2]
 
 
 def test_a_flipped_bit_stops_the_node_and_nothing_is_lost() -> None:
