@@ -12,7 +12,9 @@ log when it first needs one.
    without a number, in the order of their submission.
 3. A number whose outcome is unknown holds the floor for ABANDONED_KEPT_S, so that `node.outcome`
    can ask for it. Once the floor has passed it, no late copy is executed.
-4. If the session has ended (idle for too long, or the table was full), a command that was refused
+4. A session judges numbers within a window above its floor. Once that is used, a further session is
+   opened; the former one stays open, so that its numbers can still be asked for.
+5. If the session has ended (idle for too long, or the table was full), a command that was refused
    for that was not applied, and goes once more under a new one.
 
 Whether a command is costly is an estimate from this node's state. It decides only which session the
@@ -32,6 +34,7 @@ from .foreign import Foreign, Ticket
 from .outbox import ABANDONED_KEPT_S
 from .raft.composition import COSTLY_ROWS, FLIGHT_ROWS
 from .runtime import Runtime
+from .state import sessions
 from .state.machine import StateMachine
 from .waiter import late, no_leader
 
@@ -55,12 +58,21 @@ class _Session:
 
     def take(self, kind: type[msgspec.Struct], now: float) -> Ticket:
         """The next number, which is the floor unless an earlier one is held."""
-        while self._held and self._held[0][0] <= now:
-            del self.kinds[self._held.popleft()[1]]
+        self._release(now)
         seq = self.next_seq
         self.next_seq += 1
         self.kinds[seq] = kind
         return Ticket(self.number, seq, next(iter(self.kinds)))
+
+    def is_full(self, now: float) -> bool:
+        """Whether the next number would be refused as too far above the floor."""
+        self._release(now)
+        floor = next(iter(self.kinds), self.next_seq)
+        return self.next_seq - floor >= sessions.SESSION_WINDOW
+
+    def _release(self, now: float) -> None:
+        while self._held and self._held[0][0] <= now:
+            del self.kinds[self._held.popleft()[1]]
 
     def hold(self, seq: int, until: float) -> None:
         self._held.append((until, seq))
@@ -77,6 +89,8 @@ class CostlyCommands:
         self._machine = machine
         self._clients = clients
         self._session: _Session | None = None
+        # The one before, whose window is used.
+        self._former: _Session | None = None
         self._opening: asyncio.Future[str] | None = None
         # Rows of the commands on the way, and those that wait for room with theirs.
         self._rows = 0
@@ -94,10 +108,10 @@ class CostlyCommands:
 
     def kind_of(self, session: int, seq: int) -> type[msgspec.Struct] | None:
         """The class of a command that is unanswered, or was not long ago when it timed out."""
-        current = self._session
-        if current is None or current.number != session:
-            return None
-        return current.kinds.get(seq)
+        for each in (self._session, self._former):
+            if each is not None and each.number == session:
+                return each.kinds.get(seq)
+        return None
 
     async def propose(
         self, plugin: str, command: msgspec.Struct, rows: int, timeout_s: float
@@ -146,8 +160,11 @@ class CostlyCommands:
 
     async def _opened(self, deadline: float) -> _Session:
         """The session, opened by the first caller that needs it. Raises NoLeader."""
-        if self._session is not None:
-            return self._session
+        session = self._session
+        if session is not None:
+            if not session.is_full(self._runtime.monotonic()):
+                return session
+            self._former, self._session = session, None
         if self._opening is None:
             opening = self._clients.open_session()
             self._opening = self._runtime.spawn(opening, "open a session for costly commands")
@@ -213,7 +230,7 @@ class CostlyCommands:
 
     def history_ended(self) -> None:
         """The history that knew the session was given up."""
-        self._session = self._opening = None
+        self._session = self._former = self._opening = None
 
     def stop(self) -> None:
         """Nothing more is sent; what waits here was not applied."""

@@ -16,6 +16,7 @@ from raftkv.foreign import Ticket
 from raftkv.kv import Compare, PutOp
 from raftkv.outbox import ABANDONED_KEPT_S
 from raftkv.raft.composition import COSTLY_ROWS, FLIGHT_ROWS
+from raftkv.state import sessions
 from raftkv.testing import LocalCluster
 
 
@@ -171,6 +172,27 @@ def test_a_number_without_an_outcome_holds_the_floor_and_can_be_asked_for() -> N
             bench.way.answers[name].set_result(None)
             await task
         assert bench.costly.kind_of(10, 1) is None
+
+    run(test)
+
+
+def test_a_full_window_opens_a_further_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a caller would be refused for the numbers of others, until the first is let go."""
+    monkeypatch.setattr(sessions, "SESSION_WINDOW", 3)
+
+    async def test(bench: Bench) -> None:
+        for name in "abc":
+            task = bench.submit(name)
+            await bench.turn()
+            bench.way.answers[name].set_exception(Timeout("late"))
+            with pytest.raises(Timeout):
+                await task
+        bench.submit("d")
+        await bench.turn()
+        assert bench.way.proposed[2:] == [(10, 3, 1, "c"), (20, 1, 1, "d")]
+        assert bench.costly.kind_of(10, 3) is bench.costly.kind_of(20, 1) is Look
+        bench.costly.history_ended()
+        assert bench.costly.kind_of(10, 3) is None
 
     run(test)
 
