@@ -49,6 +49,11 @@ class _Seen(msgspec.Struct):
     identity: Identity = (0, 0)
     applied: int = 0
 
+    @property
+    def last(self) -> float:
+        """When it was heard last."""
+        return self.moved_at if self.at is None else self.at
+
 
 class Presences:
     """What has arrived on the streams of this core."""
@@ -71,7 +76,12 @@ class Presences:
         return seen is not None and seen.link is link and seen.at is not None
 
     def update(self, streams: Iterable[Stream], now: float) -> None:
-        """These streams are up; what is known of others is forgotten."""
+        """These streams are up; one that has ended counts for HEARD_S from when it was heard.
+
+        A stream may have been reset a moment ago and be opened again in the next: a report made
+        between the two must not call its node unheard. It delays no verdict, because a node is
+        judged a whole `node_down_ms` after it was heard last.
+        """
         up = {}
         for stream in streams:
             seen = self._seen.get(stream.name)
@@ -80,25 +90,25 @@ class Presences:
             if stream.copying or seen.applied != stream.applied:
                 seen.applied, seen.moved_at = stream.applied, now
             up[stream.name] = seen
+        for name, seen in self._seen.items():
+            if now - seen.last < HEARD_S:
+                up.setdefault(name, seen)
         self._seen = up
 
     def heard(self, members: Mapping[str, Member], now: float) -> Iterator[tuple[str, float]]:
-        """(name, seconds since it was heard) of the members whose streams are up."""
+        """(name, seconds since it was heard) of the members whose streams are up, or just were."""
         for name, seen in self._seen.items():
             member = members.get(name)
             if member is None:
                 continue
-            if seen.at is None:
-                yield name, now - seen.moved_at
-            elif self.is_current(member, *seen.identity):
-                yield name, now - seen.at
+            if seen.at is None or self.is_current(member, *seen.identity):
+                yield name, now - seen.last
 
     def report(self, members: Mapping[str, Member], now: float) -> list[tuple[str, int, int]]:
         """What goes to the leader, which may know better which incarnation is the current one."""
         found = []
         for name, seen in self._seen.items():
-            at = seen.moved_at if seen.at is None else seen.at
-            if name in members and now - at < HEARD_S:
+            if name in members and now - seen.last < HEARD_S:
                 unnamed = (members[name].incarnation, 0)
                 found.append((name, *(unnamed if seen.at is None else seen.identity)))
         return found
