@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from types import GeneratorType
 from typing import Final
 
@@ -435,12 +435,13 @@ def _holds(compare: Compare, change: Changing) -> bool:
 
 
 def _holds_in_slices(compare: Compare, change: Changing) -> Steps[bool]:
-    """As `_holds`, SLICE_KEYS at a time."""
+    """As `_holds`, SLICE_KEYS at a time. No key is read, and counted, before its turn."""
     holds, operand = OPERATORS[compare.op], compare.operand
     found, none = change.compared(compare), True
     target = TARGETS[compare.target]
-    while some := list(islice(found, SLICE_KEYS)):
+    for first in found:
         none = False
+        some = chain((first,), islice(found, SLICE_KEYS - 1))
         if not all(map(holds, map(target, some), repeat(operand))):
             return False
         yield

@@ -114,3 +114,16 @@ def test_a_few_comparisons_are_made_at_once() -> None:
     log = Log()
     txn = flatten([Compare(b"k0000", "version", "=", 1, b"k0001")], [PutOp(b"a", b"")], [])
     assert len(list(log.slices(txn))) <= 2
+
+
+def test_a_comparison_reads_no_further_than_the_first_key_that_fails() -> None:
+    log = Log()
+    for first in range(0, 1_100, 100):
+        puts = [PutOp(b"k%05d" % key, b"v" * 8_000) for key in range(first, first + 100)]
+        log.apply("kv", flatten((), puts, ()))
+    # The values of one slice are more than may be compared.
+    log.apply("core", SetSetting.of("kv", "rows_max", 1_100))
+    long = Compare(b"k", "value", "=", b"w" * 8_000, b"k01100")
+    [outcome] = log.apply("kv", flatten([long], [], [PutOp(b"a", b"")]))
+    assert type(outcome) is TxnOutcome, outcome
+    assert not outcome.succeeded
