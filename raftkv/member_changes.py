@@ -259,9 +259,16 @@ class MemberChange:
 
     @property
     def _claims(self) -> list[Link]:
-        """The links whose other end claims to be the new core."""
-        links = self._engine.links.items()
-        return [link for raft_id, link in links if name_of(raft_id) == self._name]
+        """The links whose other end claims to be the new core.
+
+        That of a removed one may still stand: no packet tells that its machine is gone.
+        """
+        links, removed = self._engine.links.items(), self._engine.configuration.removed
+        return [
+            link
+            for raft_id, link in links
+            if name_of(raft_id) == self._name and raft_id not in removed
+        ]
 
     async def _claimant(self) -> str | None:
         """The raft id of the new core, if one of the links is its own."""

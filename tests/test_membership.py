@@ -22,6 +22,7 @@ from raftkv.errors import (
     Timeout,
 )
 from raftkv.node import Node
+from raftkv.parts import CorePart
 from raftkv.raft.membership import name_of
 from raftkv.testing.local_cluster import LocalCluster, free_ports
 
@@ -375,6 +376,29 @@ async def test_a_promotion_may_be_asked_for_twice_and_by_the_replicant_itself() 
         )
         await replicant.membership.promote("replicant1")
         assert voters(replicant) == ["core1", "replicant1"]
+
+
+@in_loop
+async def test_the_link_of_a_machine_that_is_gone_does_not_stand_for_its_successor() -> None:
+    """No packet tells that it is gone, so its link stays for as long as TCP tries."""
+    async with LocalCluster(cores=3) as cluster:
+        leader = cluster.leader()
+        assert leader is not None
+        gone = next(node for node in cluster.cores if node is not leader)
+        assert isinstance(leader._part, CorePart)
+        links, former = leader._part.engine.links, gone.raft_id
+        link = links[former]
+        await cluster.kill(gone.name)
+        await leader.membership.remove(gone.name)
+        await until(lambda: former not in links)
+        others = dict(links)
+        links.clear()
+        links.update({former: link, **others})
+        config = cluster.configs[gone.name]
+        cluster.configs[gone.name] = msgspec.structs.replace(config, dir=f"{config.dir}-new")
+        node = await cluster.start(gone.name)
+        await leader.membership.add(gone.name)
+        assert node.raft_id in leader._part.engine.configuration.voters
 
 
 @in_loop
