@@ -38,7 +38,8 @@ log = logging.getLogger("raftkv.peering")
 class DialBack:
     """What one core knows of the links that would count for its bootstrap.
 
-    `links` gives those under a name that are up now; `done` is called after each dial-back.
+    `links` gives those under a name that are up now, the newest last; `done` is called after each
+    dial-back.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class DialBack:
 
         None: no link does (yet), and the core is dialled back.
         """
-        for link in self._links(name):
+        # The newest first: an older one may be of a directory, and a machine, that is gone.
+        for link in reversed(self._links(name)):
             if self._credibility.believes(name, link.proof):
                 return link.peer
             if link in self._answers:

@@ -100,6 +100,14 @@ def test_a_proved_link_counts_at_once() -> None:
         assert world.begun == 0
 
 
+def test_of_two_proved_links_the_newer_one_counts() -> None:
+    """The older one may be of a machine that is gone: its directory would never be a voter."""
+    newer = hello(raft_id="core2-bb")
+    proof = Proof(Kind.CORE, "core2")
+    world = World(Link(HELLO, proof), Link(newer, proof), answer=None)
+    assert world.counted() == newer
+
+
 def test_an_accepted_link_counts_once_the_same_process_answers_at_its_address() -> None:
     world = World(Link(HELLO))
     assert world.now() is None
