@@ -2,16 +2,32 @@
 
 A frozen view makes every later write keep what it overwrites, for as long as the view is open. One
 that is forgotten costs nothing but memory, so no other check would see it.
+
+A walk for digests that is under way holds one rightly, and with much data it holds it for longer
+than a cluster may take to heal (corruption_check.py): its own views do not count before it ends.
 """
 
 from __future__ import annotations
 
-from raftkv.state.machine import StateMachine
+from raftkv.node import Node
+from raftkv.state.snapshot import Frozen
 
 __all__ = ["frozen_views"]
 
 
-def frozen_views(machine: StateMachine) -> int:
-    """How many views of its tables and sessions are open."""
-    tables = sum(len(table._frozen) for table in machine._tables)
-    return tables + len(machine._sessions.walks)
+def frozen_views(node: Node) -> int:
+    """How many views of its tables and sessions are open that no walk for digests reads."""
+    machine, walked = node.machine, _walked(node)
+    views: list[object] = [view for table in machine._tables for view in table._frozen]
+    views += machine._sessions.walks
+    rightly = set[int]()
+    if walked is not None:
+        rightly = {id(walked._sessions), *(id(view) for _, _, view in walked._tables)}
+    return sum(id(view) not in rightly for view in views)
+
+
+def _walked(node: Node) -> Frozen | None:
+    """The state that a walk for digests is reading."""
+    check = node.corruption
+    under_way = check._walking is not None and not check._walking.done()
+    return check._walk_now._frozen if under_way and check._walk_now is not None else None

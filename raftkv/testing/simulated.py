@@ -569,10 +569,8 @@ class SimulatedCluster:
         return self._revived() and not any(held_up(self.nodes[name].machine) for name in self.names)
 
     def _nothing_frozen(self) -> bool:
-        """Snapshots and walks for digests end, and let go of the state that they have read."""
-        return self._revived() and not any(
-            frozen_views(self.nodes[name].machine) for name in self.names
-        )
+        """What has ended, snapshots and walks for digests, let go of the state that it has read."""
+        return self._revived() and not any(frozen_views(self.nodes[name]) for name in self.names)
 
     def _all_seen(self) -> bool:
         return self.watchers.reached(self.nodes[self.names[0]].kv.revision)
