@@ -153,11 +153,20 @@ def list_members(
 def endpoints_of_members(
     endpoints: Sequence[str], timeout_s: float, context: ssl.SSLContext | None
 ) -> list[str]:
-    """The doors of all nodes that have one, asked of whichever of `endpoints` answers first."""
+    """The HTTP addresses of all nodes that have one, by the first of `endpoints` that answers.
+
+    Raises NoLeader if that one knows none: it has applied nothing since its start.
+    """
     found = ask_in_turn(endpoints, timeout_s, partial(_list, context=context))
     scheme = endpoints[0].partition("://")[0]
     doors = [row["http_address"] for row in found["members"] if row["standing"] != "removed"]
-    return [f"{scheme}://{address}" for address in doors if address is not None]
+    known = [f"{scheme}://{address}" for address in doors if address is not None]
+    if not known:
+        raise NoLeader(
+            f"{found['told_by']} knows no node's HTTP address: it has applied nothing since its "
+            f"start, as without a quorum. Name the nodes with --endpoint instead of --cluster"
+        )
+    return known
 
 
 def ask_in_turn(

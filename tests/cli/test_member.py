@@ -90,6 +90,16 @@ def test_the_list_shows_what_is_pending(endpoint: str, monkeypatch: pytest.Monke
     assert "voter, removal pending" in lines[3]
 
 
+def test_a_node_that_knows_no_http_address_is_an_error_with_the_remedy(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a core without a quorum that has applied nothing since its start lists the members."""
+    monkeypatch.setitem(LISTING, "members", [{**ROW, "http_address": None}])
+    for command in (("health",), ("endpoint", "status"), ("alarm", "list")):
+        done = raftkv(*command, "--cluster", "--endpoint", endpoint)
+        assert "Name the nodes with --endpoint instead" in one_line_error(done, 3)
+
+
 def test_a_change_that_is_pending_is_no_success(endpoint: str) -> None:
     answer = (504, {"error": "entry 7 is not committed", "reason": "change_pending"})
     Scripted.script = [answer] * 20
