@@ -62,7 +62,8 @@ class _Origin:
         self.sessions: dict[bytes, Waiting] = {}
         self.cheap: deque[bytes] = deque()
         self.costly: deque[bytes] = deque()
-        #: Bytes of its commands that are held back.
+        #: Bytes of its commands that wait, and of those that are held back.
+        self.bytes = 0
         self.held_bytes = 0
         #: Rows of costly commands that it has got, from the level of the others when it began.
         self.rows = 0
@@ -84,6 +85,7 @@ class Composition:
         # As they came, not looked at yet; and how many of them came from which origin.
         self._fresh: list[bytes] = []
         self._runs: list[tuple[str, int]] = []
+        self._fresh_bytes: dict[str, int] = {}
         # An origin is kept while it has commands, or more rows than the level.
         self._origins: dict[str, _Origin] = {}
         # Those with a session in the ring of that kind.
@@ -99,7 +101,15 @@ class Composition:
         self._fresh += commands
         self._runs.append((origin, len(commands)))
         self.commands += len(commands)
-        self.bytes += sum(map(len, commands))
+        size = sum(map(len, commands))
+        self.bytes += size
+        self._fresh_bytes[origin] = self._fresh_bytes.get(origin, 0) + size
+
+    def bytes_of(self, origin: str) -> int:
+        """Bytes of the commands that wait and came from one node."""
+        sorted_in = self._origins.get(origin)
+        fresh = self._fresh_bytes.get(origin, 0)
+        return fresh if sorted_in is None else fresh + sorted_in.bytes
 
     def take(
         self,
@@ -118,6 +128,7 @@ class Composition:
         fresh, runs = self._fresh, self._runs
         suspicious = self._is_suspicious(fresh, marks, reach)
         self._fresh, self._runs = [], []
+        self._fresh_bytes.clear()
         if (
             not suspicious
             and not self._cheap
@@ -169,6 +180,7 @@ class Composition:
                 session = None
                 continue
             queue.append((command, rows, held))
+            origin.bytes += len(command)
             if len(queue) == 1:
                 origin.sessions[session] = queue
                 self._ring(origin, session, rows)
@@ -190,6 +202,7 @@ class Composition:
         """Remove the next command of a session; those that it has behind it."""
         queue = origin.sessions[session]
         command, _, held = queue.popleft()
+        origin.bytes -= len(command)
         if held:
             self._held_bytes -= len(command)
             origin.held_bytes -= len(command)

@@ -39,6 +39,10 @@ MESSAGE_BYTES_MAX = 512 * 1024
 TICK_BYTES_MAX = 2 * 1024 * 1024
 # Commands in one entry: applying so many takes about 10 ms, in which a node does nothing else.
 BATCH_COMMANDS_MAX = 1024
+# Parts of `uncommitted_bytes_max`: what may wait beyond it, and of which less than a smaller part
+# may be of one origin. So a small write is not dropped because other nodes load large ones.
+RESERVE_PART = 4
+SMALL_PART = 64
 # Numbers whose sending time is remembered: more than answers can be outstanding.
 ROUNDS_KEPT = 1024
 # A follower that has left so much in this process's buffers is not probed again.
@@ -126,10 +130,17 @@ class Leading:
             self._engine.kick()
 
     def propose(self, commands: Sequence[bytes], origin: str) -> bool:
-        """Queue commands. False if as much waits already as may be uncommitted (rule 31)."""
-        if self._commands.bytes >= self._engine.limits.uncommitted_bytes_max:
+        """Queue commands. False if as much waits already as may be uncommitted (rule 31).
+
+        What one origin sends may be as much as that, so one of which little waits gets a bit more.
+        """
+        waiting, bytes_max = self._commands, self._engine.limits.uncommitted_bytes_max
+        if waiting.bytes >= bytes_max and (
+            waiting.bytes >= bytes_max + bytes_max // RESERVE_PART
+            or waiting.bytes_of(origin) >= bytes_max // SMALL_PART
+        ):
             return False
-        self._commands.add(commands, origin)
+        waiting.add(commands, origin)
         return True
 
     def wake_at(self) -> float:

@@ -375,6 +375,19 @@ class TestRule31Bounds:
         bench.runtime.settle()
         assert bench.engine.propose([b"y"])
 
+    def test_one_origin_leaves_room_to_those_of_which_little_waits(self) -> None:
+        """Else a small write waits for a second and more, to be sent again and dropped again."""
+        bench = Bench(A, limits=Limits(batch_bytes_max=1000, uncommitted_bytes_max=64_000))
+        bench.lead()
+        while bench.engine.propose([b"x" * 500], "large"):
+            bench.runtime.settle()
+        assert bench.engine.propose([b"y"], "small")
+        assert not bench.engine.propose([b"x" * 500], "large")
+        assert bench.engine.propose([b"y" * 1000], "small")
+        assert not bench.engine.propose([b"y"], "small"), "as much as one may have of the reserve"
+        taken = [bench.engine.propose([b"z" * 1000], f"node{number}") for number in range(40)]
+        assert taken == [True] * 15 + [False] * 25
+
     def test_a_leader_without_its_quorum_refuses_proposals(self) -> None:
         bench = Bench(A)
         bench.lead()
