@@ -53,6 +53,8 @@ TAG_AT = 5
 SAMPLE = 5
 # A record that was just written stands near the end of the newest segment.
 RECENT_BYTES = 1 << 15
+# What tells a record from others: more than the head of an entry.
+HEAD_BYTES = 24
 
 
 class _Promised:
@@ -285,11 +287,8 @@ class Promises:
         disk = self._world.host(name).disk
         for path in self._segments(disk):
             platter = disk.platter(path)
-            if platter is not None:
-                if platter.rfind(record, max(0, len(platter) - RECENT_BYTES)) >= 0:
-                    return True
-                if len(platter) > RECENT_BYTES and record in platter:
-                    return True
+            if platter is not None and _holds_record(platter, record):
+                return True
         return False
 
     @staticmethod
@@ -297,3 +296,24 @@ class Promises:
         """Newest first: what is asked for was mostly written a moment ago."""
         paths = [path for path in disk.paths() if posixpath.splitext(path)[1] == ".wal"]
         return reversed(paths)
+
+
+def _holds_record(platter: bytearray, record: bytes) -> bool:
+    """Whether the record is there, near the end or anywhere.
+
+    Its head is looked for, which names kind, length and index: a search for a long record takes as
+    many steps at each place as it has zeros, where values are made of zeros.
+    """
+    head, recent = record[:HEAD_BYTES], max(0, len(platter) - RECENT_BYTES)
+    if _found(platter, record, platter.rfind(head, recent)):
+        return True
+    at = platter.find(head)
+    while at >= 0:
+        if _found(platter, record, at):
+            return True
+        at = platter.find(head, at + 1)
+    return False
+
+
+def _found(platter: bytearray, record: bytes, at: int) -> bool:
+    return at >= 0 and platter.startswith(record, at)
