@@ -18,6 +18,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from raftkv.config import Limits, RaftTimes
+from raftkv.testing.bursts import Bursts
 from raftkv.testing.corrupting import corrupt_one
 from raftkv.testing.costly import Costly
 from raftkv.testing.death_check import checked_deaths
@@ -41,9 +42,9 @@ from raftkv.testing.window_check import checked_answers, small_windows
 from raftkv.testing.workload import Heavy
 from raftkv.testing.world import WorldOptions
 
-__all__ = ["Profile", "Result", "Scenario", "draw", "drawn", "heavy", "plain", "run_seed"]
+__all__ = ["Profile", "Result", "Scenario", "draw", "drawn", "heavy", "plain", "run_seed", "steady"]
 
-Profile = Literal["mixed", "heavy"]
+Profile = Literal["mixed", "heavy", "steady"]
 
 KIB = 1024
 # In so many runs cores come and go; and faults begin before the cluster is founded.
@@ -84,6 +85,9 @@ DIFFERING_BYTES_MAX = {
 DRILL_SHARE = 0.25
 # How long faults then go on.
 AFTERMATH_S = 5.0
+# Of the heavy profiles, operations in a second: the load, and that between bursts of it.
+HEAVY_PER_S = 10_000.0
+ORDINARY_PER_S = 200.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class Scenario:
     # Clients' single commands are much work (poison.py); only where work takes time.
     poison: bool = False
     heavy: Heavy | None = None
+    # The rate is so many times as high in bursts (bursts.py); 1 is without any.
+    burst_times: float = 1.0
     more: Variations = field(default_factory=Variations)
     # A drill follows the storm (death_drill.py).
     drill: bool = False
@@ -133,6 +139,7 @@ class Scenario:
         early += ", then a drill of deaths" if self.drill else ""
         early += ", commands of much work" if self.poison else ""
         early += f", {self.heavy.keys} keys first, large values" if self.heavy is not None else ""
+        early += f", {self.burst_times:g} times as many in bursts" if self.burst_times > 1 else ""
         early += str(self.more)
         return (
             f"{self.cores}+{self.replicants} nodes, {self.rate_per_s:g} operations/s, faults "
@@ -313,11 +320,20 @@ def _with_full_disks(scenario: Scenario) -> Scenario:
 
 
 def heavy(seed: int) -> Scenario:
+    """As `steady`, but 10,000 operations/s come in bursts (bursts.py), between them 200."""
+    return dataclasses.replace(
+        steady(seed),
+        rate_per_s=ORDINARY_PER_S,
+        burst_times=HEAVY_PER_S / ORDINARY_PER_S,
+    )
+
+
+def steady(seed: int) -> Scenario:
     """Three cores, 10,000 operations/s on 100,000 keys with large values; work takes its time."""
     rng = random.Random(f"{seed}/heavy")
     return dataclasses.replace(
         plain(seed),
-        rate_per_s=10_000.0,
+        rate_per_s=HEAVY_PER_S,
         replicants=rng.choice((0, 1)),
         raft=RaftTimes(lease_ms=rng.choice((0, 600))),
         faults=_faults(rng, 3),
@@ -336,8 +352,8 @@ def drawn(
     members: bool | None = None,
 ) -> Scenario:
     """The scenario of a seed in a profile. Harsh messages and members are of the mixed one."""
-    if profile == "heavy":
-        return heavy(seed)
+    if profile != "mixed":
+        return heavy(seed) if profile == "heavy" else steady(seed)
     return draw(seed, messages=messages, cores=cores, members=members)
 
 
@@ -422,7 +438,8 @@ def run_seed(
 
     Never raises for what the code under test does wrong: that is in the result. `bug` plants one
     of planted.py's. `prepare` is given the cluster before it starts. `scenario` is run instead of
-    the one that the seed draws. `profile` "heavy" is that of `heavy`, which draws less.
+    the one that the seed draws. `profile` "heavy" is that of `heavy`, "steady" that of `steady`;
+    these draw less.
     """
     if scenario is None:
         scenario = drawn(seed, profile, messages=messages, cores=cores, members=members)
@@ -487,6 +504,9 @@ def _cluster_of(scenario: Scenario, seed: int, deliveries: bool) -> SimulatedClu
         cluster.costly = Costly(cluster, random.Random(f"{seed}/costly"))
     if scenario.spender:
         cluster.spender = Spender(cluster, random.Random(f"{seed}/spender"))
+    if scenario.burst_times > 1:
+        rng = random.Random(f"{seed}/bursts")
+        cluster.bursts = Bursts(cluster, rng, scenario.burst_times)
     if scenario.poison and scenario.heavy is not None:
         cluster.poison = Poison(cluster, random.Random(f"{seed}/poison"), scenario.heavy)
     return cluster

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,12 +29,13 @@ from raftkv.testing.marks import (
     EXPECTED_HARSH,
     FULL_HARSH_RUN_SEEDS,
     FULL_RUN_SEEDS,
+    OF_HEAVY,
     Marks,
 )
 from raftkv.testing.planted import BUGS
 from raftkv.testing.planted_table import write_table
 from raftkv.testing.replay import Replay
-from raftkv.testing.scenario import Result, drawn, plain, run_seed
+from raftkv.testing.scenario import Profile, Result, drawn, plain, run_seed
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 
 __all__ = ["main"]
@@ -65,6 +66,8 @@ class Totals:
     plain_rate: float = 0.0
     # Whether single messages met a fate of their own (harsh.py).
     harsh: bool = False
+    # Marks that only seeds of this profile hit.
+    of_profile: tuple[str, ...] = ()
 
     def add(self, result: Result) -> None:
         self.seeds += 1
@@ -84,7 +87,7 @@ class Totals:
         marks = ", ".join(
             f"{name} {count} in {self.seeds_of[name]}" for name, count in sorted(self.marks.items())
         )
-        missing = Marks.missing(self.marks, harsh=self.harsh)
+        missing = Marks.missing(self.marks, harsh=self.harsh) + self.unmarked()
         plain = ""
         if self.plain_rate:
             plain = f" (3 cores at 200 operations/s on their own: {self.plain_rate:.1f})"
@@ -96,6 +99,10 @@ class Totals:
             f"seeds: {marks or 'none'}; "
             f"never seen: {', '.join(missing) or 'nothing'}"
         )
+
+    def unmarked(self) -> list[str]:
+        """The marks of the profile that no seed has hit."""
+        return [name for name in self.of_profile if not self.marks[name]]
 
     def uncovered(self) -> str:
         """Of a full run: the marks that too few of its seeds have hit, as one line; else empty."""
@@ -123,7 +130,8 @@ def _run(
     seeds: Iterator[int], total: int | None, options: argparse.Namespace, console: Console
 ) -> Totals:
     """Run the seeds in `options.jobs` processes until they or the minutes are used up."""
-    totals = Totals(harsh=options.harsh)
+    of_profile = OF_HEAVY if options.profile == "heavy" else ()
+    totals = Totals(harsh=options.harsh, of_profile=of_profile)
     end = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
     arguments = {
         "seconds": options.seconds,
@@ -262,10 +270,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--profile",
-        choices=("mixed", "heavy"),
+        choices=get_args(Profile),
         default="mixed",
-        help="heavy: 10,000 operations/s on 100,000 keys with large values, and work takes "
-        "processor time; half a minute for a simulated second",
+        help="heavy: bursts of 10,000 operations/s on 100,000 keys with large values, and work "
+        "takes processor time; steady: the same all the time, seconds for a simulated one",
     )
     parser.add_argument("--bug", choices=sorted(BUGS), metavar="NAME", help="plant a known bug")
     parser.add_argument(
@@ -287,8 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--jobs must be at least 1")
     if high == SEEDS_MAX and not options.minutes:
         parser.error("--seeds without an end needs --minutes")
-    if options.profile == "heavy" and (options.harsh or options.members):
-        parser.error("--profile heavy goes with neither --harsh nor --members")
+    if options.profile != "mixed" and (options.harsh or options.members):
+        parser.error(f"--profile {options.profile} goes with neither --harsh nor --members")
     if options.replay is not None:
         return _replay(options)
     console = Console(stderr=True)
@@ -304,6 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     uncovered = ""
     if _is_usual(options):
         uncovered = totals.uncovered()
+    elif totals.unmarked() and options.seconds >= USUAL_SECONDS:
+        uncovered = f"no seed hit these marks: {', '.join(totals.unmarked())}"
     if uncovered:
         print(uncovered)
     print(totals.summary())

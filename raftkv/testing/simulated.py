@@ -49,6 +49,7 @@ from raftkv.replica import Replica
 from raftkv.runtime import Runtime
 from raftkv.state.core import Core
 from raftkv.testing import current
+from raftkv.testing.bursts import Bursts
 from raftkv.testing.charges import Charges
 from raftkv.testing.copied import CopiedDirectory
 from raftkv.testing.corrupting import check_settings, watch_alarms
@@ -118,12 +119,13 @@ class SimulatedCluster:
     `names` are the nodes in service now; operators and faults look at it anew each time. With
     `costly` set, a client's transactions look at as much as they may during a storm, and more; with
     `spender`, a client uses up the quota of the keyspace; with `poison`, single commands are much
-    work.
+    work; with `bursts`, clients are faster for moments of it.
     """
 
     costly: Costly | None = None
     spender: Spender | None = None
     poison: Poison | None = None
+    bursts: Bursts | None = None
 
     def __init__(
         self,
@@ -471,6 +473,10 @@ class SimulatedCluster:
             for beside in (*besides, self._disagreement):
                 if beside is not None:
                     during.callback(self.world.spawn(beside.storm(), "beside").cancel)
+            if self.bursts is not None:
+                bursts = self.bursts.storm(seconds, self.nemesis)
+                during.callback(self.world.spawn(bursts, "bursts").cancel)
+                during.callback(self.bursts.finish)
             if self._copied is not None:
                 during.callback(self.world.spawn(self._copied.run(), "copied").cancel)
                 during.callback(self._copied.end)

@@ -101,6 +101,8 @@ class Workload:
         self._rng = random.Random(f"{world.seed}/clients")
         self._heavy = heavy
         self.running = False
+        # So many times the rate, for now (bursts.py).
+        self.speed = 1.0
         self.attempts = 0
         self.acknowledged: set[bytes] = set()
         self.refused: set[bytes] = set()
@@ -163,7 +165,7 @@ class Workload:
     async def _client(self, name: str, number: int) -> None:
         rate_per_s = 1 / self._interval_s
         while self.running:
-            await asyncio.sleep(self._rng.expovariate(rate_per_s))
+            await asyncio.sleep(self._rng.expovariate(self.speed * rate_per_s))
             node = self._node(name)
             if node is not None:
                 self.attempts += 1

@@ -8,7 +8,7 @@ import pytest
 
 from raftkv.testing.process import PROCESS
 from raftkv.testing.runtime import SimRuntime
-from raftkv.testing.scenario import heavy, run_seed
+from raftkv.testing.scenario import run_seed, steady
 from raftkv.testing.simulate import main
 from raftkv.testing.variations import Variations
 from raftkv.testing.workload import Heavy
@@ -67,7 +67,7 @@ def test_a_pause_during_work_ends_when_both_are_over() -> None:
 
 def test_a_heavy_load_has_long_entries_and_breaks_no_promise() -> None:
     scenario = dataclasses.replace(
-        heavy(1),
+        steady(1),
         rate_per_s=300.0,
         heavy=Heavy(keys=10_000, compare_share=0.02, compared_keys=9_000),
         more=Variations(charged=True),
@@ -78,7 +78,10 @@ def test_a_heavy_load_has_long_entries_and_breaks_no_promise() -> None:
     assert result.marks["range of many keys compared"] > 0
 
 
-def test_the_heavy_profile_draws_no_harsh_messages(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("profile", ["heavy", "steady"])
+def test_the_heavy_profiles_draw_no_harsh_messages(
+    profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        main(["--profile", "heavy", "--harsh"])
+        main(["--profile", profile, "--harsh"])
     assert "neither" in capsys.readouterr().err
