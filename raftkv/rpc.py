@@ -3,6 +3,10 @@
 A call carries no authority over state; a verdict goes through the log. Links are dialled on
 demand, one per callee, and kept. Three kinds of failure are told apart: `PeerUnreachable` (never
 delivered), `Timeout` (perhaps handled) and `RemoteFailed` (the handler raised).
+
+A machine that is gone without a word leaves a link that stands for as long as TCP tries. So a link
+on which nothing was answered between a call and its time-out takes no further calls, and ends with
+the last of those that wait on it; the next call dials again.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ _CONNECT_S = 2.0
 
 
 class _Call:
-    __slots__ = ("future", "link", "timer")
+    __slots__ = ("future", "link", "sent_at", "timer")
 
-    def __init__(self, future: asyncio.Future[bytes], link: Link, timer: Timer) -> None:
+    def __init__(
+        self, future: asyncio.Future[bytes], link: Link, timer: Timer, sent_at: float
+    ) -> None:
         self.future = future
         self.link = link
         self.timer = timer
+        self.sent_at = sent_at
 
 
 class RpcHub:
@@ -58,6 +65,9 @@ class RpcHub:
         self._links: dict[str, asyncio.Future[Link]] = {}
         self._waiting: dict[Link, asyncio.Future[Link]] = {}
         self._calls: dict[int, _Call] = {}
+        # When a link that was dialled has answered last, and those that take no further calls.
+        self._answered: dict[Link, float] = {}
+        self._left: set[Link] = set()
         self._number = 0
         self._stopped = False
         # Calls whose method does not begin like this are refused, and with what.
@@ -97,18 +107,20 @@ class RpcHub:
             return await self._call_self(method, payload, timeout_s)
         deadline = self._runtime.monotonic() + timeout_s
         link = await self.connected(node, timeout_s)
-        timeout_s = max(0.0, deadline - self._runtime.monotonic())
+        now = self._runtime.monotonic()
+        timeout_s = max(0.0, deadline - now)
         self._number += 1
         number = self._number
         future = self._runtime.future()
         timer = self._runtime.call_later(timeout_s, self._timed_out, number, node, method)
-        self._calls[number] = _Call(future, link, timer)
+        self._calls[number] = _Call(future, link, timer, now)
         link.send(wire.RpcRequest(number, method, payload))
         try:
             return await future  # type: ignore[no-any-return]
         finally:
             self._calls.pop(number, None)
             timer.cancel()
+            self._end_if_left(link)
 
     async def connected(self, node: str, timeout_s: float) -> Link:
         """A link to a member, whose `peer` is that member's handshake. Raises PeerUnreachable."""
@@ -133,14 +145,30 @@ class RpcHub:
         call = self._calls.get(number)
         if call is not None and not call.future.done():
             call.future.set_exception(Timeout(f"{node} has not answered {method} in time"))
+            if self._answered.get(call.link, 0.0) < call.sent_at:
+                self._leave(node, call.link)
 
     # -- links
+
+    def _leave(self, node: str, link: Link) -> None:
+        """Its other end may be gone: the next call is to dial again."""
+        known = self._links.get(node)
+        if known is not None and _link_of(known) is link:
+            del self._links[node]
+        if link.up:
+            self._left.add(link)
+
+    def _end_if_left(self, link: Link) -> None:
+        if link in self._left and not any(call.link is link for call in self._calls.values()):
+            self._left.discard(link)
+            link.abort()  # what `close` sends before the end would wait for the other end
 
     async def _link_to(self, node: str) -> Link:
         known = self._links.get(node)
         if known is not None and known.done() and not known.cancelled():
-            if known.exception() is None and known.result().up:
-                return known.result()
+            link = _link_of(known)
+            if link is not None and link.up:
+                return link
             known = None
         if known is None:
             known = self._runtime.future()
@@ -189,6 +217,8 @@ class RpcHub:
         self._connected(link)
 
     def link_down(self, link: Link) -> None:
+        self._answered.pop(link, None)
+        self._left.discard(link)
         opened = self._waiting.pop(link, None)
         if opened is not None and not opened.done():
             opened.set_exception(PeerUnreachable("the connection broke before the greeting"))
@@ -219,6 +249,8 @@ class RpcHub:
             link.send(wire.RpcReply(message.number, "remote_failed", text.encode()))
 
     def on_reply(self, link: Link, message: wire.RpcReply) -> None:
+        if link.up:
+            self._answered[link] = self._runtime.monotonic()
         call = self._calls.get(message.number)
         if call is None or call.link is not link or call.future.done():
             return  # its caller has given up
@@ -237,6 +269,13 @@ class RpcHub:
 
     def for_plugin(self, plugin: str) -> PluginRpc:
         return PluginRpc(self, plugin)
+
+
+def _link_of(opened: asyncio.Future[Link]) -> Link | None:
+    """The link that was opened; None if it was not, or not yet."""
+    if not opened.done() or opened.cancelled() or opened.exception() is not None:
+        return None
+    return opened.result()
 
 
 class PluginRpc:

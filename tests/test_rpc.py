@@ -1,4 +1,4 @@
-"""Calls between nodes: addresses that are none, and answers that are too large."""
+"""Calls between nodes: addresses that are none, answers that are too large, dead links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.errors import PeerUnreachable, RemoteFailed
+from raftkv.errors import PeerUnreachable, RemoteFailed, Timeout
 from raftkv.raft import wire
 from raftkv.rpc import RpcHub
 
@@ -100,5 +100,74 @@ def test_an_answer_that_is_too_large_fails_alone() -> None:
         waiting = asyncio.ensure_future(calls.call("a", "p.none", b"", 5))
         with pytest.raises(RemoteFailed):
             await waiting
+
+    asyncio.run(test())
+
+
+class Aborted(Sent):
+    """A link whose other end may be gone without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Redialler:
+    """Every dialling gives another link."""
+
+    def __init__(self) -> None:
+        self.links: list[Aborted] = []
+
+    async def dial(self, address: str, purpose: str, name: str) -> Aborted:
+        self.links.append(Aborted())
+        return self.links[-1]
+
+
+def test_a_link_on_which_nothing_was_answered_is_not_used_again() -> None:
+    """The machine is gone without a word, and TCP goes on for a quarter of an hour."""
+
+    async def test() -> None:
+        runtime: Any = LoopRuntime()
+        dialler: Any = Redialler()
+        calls = RpcHub("a", runtime, dialler, lambda node: ["good:5"], 1 << 20)
+        longer = asyncio.ensure_future(calls.call("b", "p.m", b"", 0.3))
+        for _ in range(2):
+            with pytest.raises(Timeout):
+                await calls.call("b", "p.m", b"", 0.01)
+        first, second = dialler.links
+        assert (len(first.messages), first.aborted) == (2, False), "one call may still be answered"
+        assert (len(second.messages), second.aborted) == (1, True)
+        with pytest.raises(Timeout):
+            await longer
+        assert first.aborted
+        calls.stop()
+
+    asyncio.run(test())
+
+
+def test_a_link_on_which_another_call_was_answered_meanwhile_stays() -> None:
+    async def test() -> None:
+        runtime: Any = LoopRuntime()
+        dialler: Any = Redialler()
+        calls = RpcHub("a", runtime, dialler, lambda node: ["good:5"], 1 << 20)
+        slow = asyncio.ensure_future(calls.call("b", "p.slow", b"", 0.2))
+        quick = asyncio.ensure_future(calls.call("b", "p.quick", b"", 5))
+        while not dialler.links or len(dialler.links[0].messages) < 2:
+            await asyncio.sleep(0)
+        (link,) = dialler.links
+        await asyncio.sleep(0.01)
+        calls.on_reply(link, wire.RpcReply(2, "", b"answer"))
+        assert await quick == b"answer"
+        with pytest.raises(Timeout):
+            await slow
+        assert not link.aborted
+        with pytest.raises(Timeout):
+            await calls.call("b", "p.m", b"", 0.01)
+        assert dialler.links == [link]
+        assert link.aborted
+        calls.stop()
 
     asyncio.run(test())
