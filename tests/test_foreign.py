@@ -302,6 +302,24 @@ def test_very_many_are_settled_in_slices() -> None:
     assert all(future.done() for future in futures)
 
 
+def test_what_was_not_looked_up_yet_may_have_been_applied_under_an_ended_session() -> None:
+    bench = Bench()
+    twice = [bench.submit(seq) for seq in range(1, 2002)]
+    bench.take()
+    bench.foreign.office_changed()
+    once = bench.submit(2002)
+    bench.take()
+    bench.foreign.restored()
+    for seq in (2001, 2002):
+        bench.foreign.settle(7, seq, SessionExpired("gone"))
+    # A first copy may be in the entries that the snapshot has jumped over.
+    assert type(twice[-1].exception()) is Timeout
+    assert type(once.exception()) is SessionExpired
+    bench.runtime.run()
+    bench.foreign.settle(7, 1, SessionExpired("gone"))
+    assert type(twice[0].exception()) is SessionExpired
+
+
 def test_the_end_says_what_may_have_happened() -> None:
     bench = Bench()
     sent = bench.submit(1)
