@@ -128,7 +128,7 @@ class Chosen:
             if len(runs) > 1
             else iter(self._bag)
         )
-        return islice(merged, operation.limit) if operation.limit > 0 else merged
+        return islice(merged, min(operation.limit, self.passed)) if operation.limit > 0 else merged
 
     def _sort(self) -> None:
         operation = self._operation

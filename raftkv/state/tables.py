@@ -165,7 +165,8 @@ class TableView(Generic[K, V]):
         """The values of `scan(first, last)`, read at once: half the time for each row."""
         rows = self._rows
         keys = rows.irange(first, last, (True, False))
-        return rows.values_of(islice(keys, limit) if limit else keys)
+        # Limits come in encodings that hold larger ones than `islice` takes.
+        return rows.values_of(islice(keys, min(limit, len(rows))) if limit else keys)
 
     def count(
         self, first: K | None = None, last: K | None = None, *, prefix: Sequence[Any] | None = None

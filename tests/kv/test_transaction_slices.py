@@ -10,6 +10,7 @@ import pytest
 
 from raftkv.kv import FROM_KEY, KV, Compare, DeleteRangeOp, PutOp, RangeOp
 from raftkv.kv.commands import Txn, TxnOutcome, TxnTooCostly
+from raftkv.kv.large import Chosen
 from raftkv.kv.transactions import flatten
 from raftkv.state import Envelope, NodeUp, SetSetting, StateMachine, encode_batch
 
@@ -127,3 +128,16 @@ def test_a_comparison_reads_no_further_than_the_first_key_that_fails() -> None:
     [outcome] = log.apply("kv", flatten([long], [], [PutOp(b"a", b"")]))
     assert type(outcome) is TxnOutcome, outcome
     assert not outcome.succeeded
+
+
+@pytest.mark.parametrize("limit", [2**63, 2**64 - 1])
+@pytest.mark.parametrize("core_format", [1, 2])
+def test_any_limit_that_an_encoding_can_hold_is_a_limit(core_format: int, limit: int) -> None:
+    log = Log(core_format)
+    read = RangeOp(b"k", b"k00010", limit=limit)
+    [outcome] = log.apply("kv", flatten([], [PutOp(b"a", b""), read], []))
+    assert type(outcome) is TxnOutcome, outcome
+    assert len(outcome.results[1].kvs) == 10
+    chosen = Chosen(RangeOp(b"k", b"k00010", limit=limit, descending=True))
+    chosen.add(outcome.results[1].kvs)
+    assert list(chosen.in_order()) == list(outcome.results[1].kvs)[::-1]
