@@ -179,8 +179,14 @@ class Detector:
         return self._engine.application.core_format >= FORMAT_PRESENCE
 
     def _streams(self) -> Iterator[Stream]:
-        for link in self._engine.links.values():
-            yield Stream(link.peer_name, link)
+        """One for each name: of two links, that of the member."""
+        links: dict[str, Link] = {}
+        members = self._engine.configuration.members
+        for raft_id, link in self._engine.links.items():
+            if link.peer_name not in links or raft_id in members:
+                links[link.peer_name] = link
+        for name, link in links.items():
+            yield Stream(name, link)
         yield from self._fed()
 
     def _report(self, now: float) -> None:

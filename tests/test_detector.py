@@ -234,6 +234,17 @@ class TestRule30Presence:
         watch.go(DOWN_S + 2 * PERIOD_S, present="b c r1", heard={"b": "c", "c": "b"})
         assert set(watch.declared) == {"r2"}
 
+    def test_a_link_that_only_has_its_name_shows_no_life_of_a_core(self) -> None:
+        """It is of the machine that it was on before, say, which went without a word."""
+        watch = Present()
+        watch.fed = ["r1", "r2"]
+        other: Any = FakeLink("c-2")
+        other.peer_name, other.purpose = "c", "raft"
+        watch.go(PERIOD_S, present="b c r1 r2", heard={"b": "c", "c": "b"})
+        watch.bench.engine.links["c-2"] = other
+        watch.go(4 * DOWN_S, present="b r1 r2", heard={"b": ""})
+        assert set(watch.declared) == {"c"}
+
     def test_a_core_that_another_core_has_heard_lives(self) -> None:
         watch = Present()
         watch.fed = ["r1", "r2"]
