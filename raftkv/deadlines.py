@@ -22,7 +22,7 @@ from typing import Final, Generic, TypeVar
 
 from .runtime import Runtime, Timer
 
-__all__ = ["ALARM_GRAIN_S", "Deadlines"]
+__all__ = ["ALARM_GRAIN_S", "Deadlines", "require_seconds"]
 
 # A timer may go off early by the grain of the loop's clock: such a deadline counts as passed.
 ALARM_GRAIN_S: Final = 0.001
@@ -31,6 +31,12 @@ ALARM_GRAIN_S: Final = 0.001
 OVER_KEPT: Final = 64
 
 T = TypeVar("T")
+
+
+def require_seconds(timeout_s: float) -> None:
+    """Raise ValueError for nan, which has no place in an order: others would wait behind it."""
+    if math.isnan(timeout_s):
+        raise ValueError("timeout_s = nan: it must be a number of seconds, or None for the default")
 
 
 class Deadlines(Generic[T]):

@@ -36,7 +36,7 @@ from typing import Any, Final
 import msgspec
 
 from .config import Limits, RaftTimes
-from .deadlines import Deadlines
+from .deadlines import Deadlines, require_seconds
 from .errors import (
     NoLeader,
     NotApplied,
@@ -215,6 +215,7 @@ class Foreign:
         self, ticket: Ticket, plugin: str, command: msgspec.Struct, timeout_s: float
     ) -> asyncio.Future[Any]:
         """The future of the command's outcome. Raises NotApplied or NumberReused at once."""
+        require_seconds(timeout_s)
         if ticket.used:
             raise RuntimeError("a request with a session number proposed more than one command")
         ticket.used = True

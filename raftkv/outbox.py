@@ -35,7 +35,7 @@ from typing import Any
 import msgspec
 
 from .config import Limits, RaftTimes
-from .deadlines import ALARM_GRAIN_S, Deadlines
+from .deadlines import ALARM_GRAIN_S, Deadlines, require_seconds
 from .errors import (
     NotApplied,
     OutcomeExpired,
@@ -147,6 +147,8 @@ class Outbox:
         """The future of the command's outcome. Raises Overloaded, TooLarge or Stopped at once."""
         if self._stopped:
             raise Stopped("this node has stopped")
+        if timeout_s != timeout_s:  # for every command: without a call
+            require_seconds(timeout_s)
         body = _encode(command)
         if len(body) + ENVELOPE_BYTES > self._limits.command_bytes_max:
             self.fates.too_large += 1

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from .config import RaftTimes
-from .deadlines import Deadlines
+from .deadlines import Deadlines, require_seconds
 from .errors import RaftkvError, ReadTimeout, Stopped
 from .histogram import Histogram
 from .runtime import Runtime, Timer
@@ -95,6 +95,7 @@ class Reader:
         await waiter
 
     def _waiter(self, timeout_s: float) -> _Waiter:
+        require_seconds(timeout_s)
         waiter = self._runtime.future()
         self._deadlines.add(self._runtime.monotonic() + timeout_s, waiter)
         return waiter

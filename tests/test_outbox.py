@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -262,6 +263,20 @@ def test_a_process_that_stood_still_answers_its_callers_and_sends_nothing_late(
         assert len(bench.outbox) == bench.outbox.size_bytes == 0
     bench.runtime.advance(10.0)
     assert {sent.seq for sent in bench.take()} <= {question}
+
+
+def test_a_time_out_that_is_no_number_is_refused() -> None:
+    """It would stand in the way of the deadlines of others, and never pass itself."""
+    bench = Bench()
+    bench.submit("long", timeout_s=100.0)
+    with pytest.raises(ValueError, match="timeout_s"):
+        bench.submit("none", timeout_s=math.nan)
+    assert len(bench.outbox) == 1
+    bench.take()
+    short = bench.submit("short", timeout_s=1.0)
+    bench.take()
+    bench.runtime.advance(1.0)
+    assert type(short.exception()) is Timeout
 
 
 def test_after_the_end_of_a_history_nothing_of_its_session_is_sent_or_answered() -> None:
