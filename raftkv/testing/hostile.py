@@ -155,6 +155,8 @@ class Hostile:
         """Come as each of the cores that the target's file names, as if all were new."""
         self._unbound.discard(target)
         others = [name for name in self._cluster.configs[target].cores if name != target]
+        if not others:
+            return  # a single core bootstraps at its start: no claim is awaited
         transports: list[asyncio.Transport] = []
         answers: list[asyncio.Future[wire.Message | None]] = []
         try:

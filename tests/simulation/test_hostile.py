@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftkv.testing.scenario import draw, run_seed
+from raftkv.testing.simulated import SimulatedCluster
 
 SECONDS = 8.0
 SEEDS = [seed for seed in range(20) if draw(seed).hostile][:3]
@@ -28,3 +29,10 @@ def test_a_core_that_believes_any_epoch_is_found(seed: int) -> None:
     result = run_seed(seed, seconds=SECONDS, bug="believe-any-epoch")
     assert result.check == "nodes stop for a reason", result.message
     assert "forged" in result.message
+
+
+def test_a_hostile_stranger_troubles_a_cluster_of_one_core() -> None:
+    """Whose file names no other core that it could claim to be."""
+    with SimulatedCluster(1, 1, 1, deliveries=False, early=True, hostile=True) as cluster:
+        cluster.storm(3.0, {"jump_wall": 1.0})
+        assert cluster.hostile.connections > 0
