@@ -81,7 +81,9 @@ class CopiedDirectory:
         first, boots = cluster.nodes[name], world.host(name).boots
         incarnation = first.incarnation
         world.note(name, "its directory is copied and started elsewhere")
+        # The first one goes on meanwhile, and acknowledges what the copy cannot hold.
         world.host(SECOND_PROCESS).disk.roll_back(world.host(name).disk.platters())
+        cluster.observer.promises.copied(first.raft_id, SECOND_PROCESS)
         world.start(SECOND_PROCESS, self.program)
         try:
             await world.until(self._noticed, NOTICED_S, "the alarm about a second process")

@@ -12,10 +12,10 @@ the incarnation of the name must not change hands faster than faults explain.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -72,24 +72,42 @@ class Disagreement:
         self._give(self._cluster.cores)
 
 
-def one_cluster(cluster: SimulatedCluster) -> AbstractContextManager[None]:
-    """While this is entered, all directories that join a cluster must join the same one."""
+@contextlib.contextmanager
+def one_cluster(cluster: SimulatedCluster) -> Iterator[None]:
+    """While this is entered, all directories that belong to a cluster must belong to the same one.
+
+    A join that the disk has lost is none: the node dies in it, so no other node has learnt the id.
+    If the disk kept it nevertheless, the directory belongs to the cluster when it is opened again.
+    """
     known: list[str] = []
 
-    def wrap(join: Callable[..., None]) -> Callable[..., None]:
-        def checked(directory: Any, cluster_id: str, *rest: Any) -> None:
-            known.append(cluster_id)
-            if known[0] != cluster_id:
-                cluster.violated(
-                    "one cluster",
-                    f"{directory.identity.name} joins the cluster {cluster_id}; the first one was "
-                    f"{known[0]}",
-                )
+    def check(name: str, cluster_id: str) -> None:
+        if known and known[0] != cluster_id:
+            cluster.violated(
+                "one cluster",
+                f"{name} joins the cluster {cluster_id}; the first one was {known[0]}",
+            )
+
+    def wrap_join(join: Callable[..., None]) -> Callable[..., None]:
+        def checked(directory: DataDirectory, cluster_id: str, *rest: Any) -> None:
+            check(directory.identity.name, cluster_id)
             join(directory, cluster_id, *rest)
+            known.append(cluster_id)
 
         return checked
 
-    return around(DataDirectory, "join", wrap)
+    def wrap_open(opened: Callable[..., None]) -> Callable[..., None]:
+        def checked(directory: DataDirectory, *arguments: Any) -> None:
+            opened(directory, *arguments)
+            found = directory.identity
+            if found.cluster_id:
+                check(found.name, found.cluster_id)
+                known.append(found.cluster_id)
+
+        return checked
+
+    with around(DataDirectory, "join", wrap_join), around(DataDirectory, "__init__", wrap_open):
+        yield
 
 
 class Namesake:

@@ -89,6 +89,8 @@ class Promises:
         self._base_of = base_of
         self._synced = synced
         self._by_id: dict[str, _Promised] = {}
+        # By host: what had been promised when a copy of a core's directory was put there.
+        self._copied: dict[str, _Promised] = {}
         # Raft ids whose disks were wiped: nothing can be looked up there.
         self.wiped: set[str] = set()
 
@@ -107,6 +109,12 @@ class Promises:
     def rolled_back(self, raft_id: str) -> None:
         """Its disk holds what it held some time ago (rollback.py): nothing is asked of it."""
         self._by_id[raft_id] = _Promised()
+
+    def copied(self, raft_id: str, host: str) -> None:
+        """`host` holds a copy of what is durable now: it owes no promise that is made later."""
+        held, copy = self._of(raft_id), _Promised()
+        copy.term, copy.votes, copy.index = held.term, dict(held.votes), held.index
+        self._copied[host] = copy
 
     def _of(self, raft_id: str) -> _Promised:
         promised = self._by_id.get(raft_id)
@@ -259,7 +267,7 @@ class Promises:
         """A new life of the node has read its disk."""
         if not self._synced:
             return
-        promised, wal = self._of(engine.me), engine.wal
+        promised, wal = self._copied.get(name) or self._of(engine.me), engine.wal
         if engine.term < promised.term:
             self._violated(
                 "term and vote on disk",
