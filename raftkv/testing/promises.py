@@ -51,8 +51,6 @@ TAG_AT = 5
 # One entry in so many is searched for on the disks: a search costs more than all other checks of
 # an entry together. A prime, so that it falls into no step with batches.
 SAMPLE = 5
-# A record that was just written stands near the end of the newest segment.
-RECENT_BYTES = 1 << 15
 # What tells a record from others: more than the head of an entry.
 HEAD_BYTES = 24
 
@@ -307,21 +305,15 @@ class Promises:
 
 
 def _holds_record(platter: bytearray, record: bytes) -> bool:
-    """Whether the record is there, near the end or anywhere.
+    """Whether the record is there; looked for from the end, where it mostly stands.
 
     Its head is looked for, which names kind, length and index: a search for a long record takes as
     many steps at each place as it has zeros, where values are made of zeros.
     """
-    head, recent = record[:HEAD_BYTES], max(0, len(platter) - RECENT_BYTES)
-    if _found(platter, record, platter.rfind(head, recent)):
-        return True
-    at = platter.find(head)
+    head = record[:HEAD_BYTES]
+    at = platter.rfind(head)
     while at >= 0:
-        if _found(platter, record, at):
+        if platter.startswith(record, at):
             return True
-        at = platter.find(head, at + 1)
+        at = platter.rfind(head, 0, at + len(head) - 1)
     return False
-
-
-def _found(platter: bytearray, record: bytes, at: int) -> bool:
-    return at >= 0 and platter.startswith(record, at)
