@@ -221,6 +221,8 @@ def _read(files: Files, directory: str) -> Identity | None:
     path = os.path.join(directory, _FILE)
     if not files.exists(path):
         return None
+    # A process that died may have given the file its name and not synced that.
+    files.sync_dir(directory)
     file = files.open(path, "r")
     try:
         content = file.pread(0, _FILE_BYTES_MAX)

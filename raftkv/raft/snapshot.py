@@ -56,6 +56,9 @@ class SnapshotStore:
         for name in files.listdir(directory):
             if name.endswith(_TEMPORARY):
                 files.remove(os.path.join(directory, name))
+        # A process that died may have given a file its name and not synced that; the log is cut
+        # behind what is found here.
+        files.sync_dir(directory)
 
     def space(self) -> Space:
         """The room on the volume of the snapshots. Raises OSError."""

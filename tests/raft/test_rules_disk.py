@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -21,6 +22,7 @@ from raftkv.raft.recovery import recover
 from raftkv.raft.snapshot import SnapshotStore
 from raftkv.raft.wal import Wal
 from raftkv.testing.disk import SimDisk
+from raftkv.testing.patching import replaced
 from tests.fakes import FakeRuntime
 from tests.raft.harness import (
     BEAT_S,
@@ -465,3 +467,40 @@ class TestRule12GroupCommit:
         piece = chunk(2, whole, whole, 0, index=50, snapshot_term=2, name=name)
         assert bench.deliver(C, piece) == []
         assert [type(fault) for fault in bench.application.faults] == [DiskFailed]
+
+
+class TestWhatAStartReadsIsOnTheDisk:
+    """A process that dies may leave a name unsynced; the next one must not act on it before."""
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_the_cluster_of_a_directory_is(self, seed: int) -> None:
+        world = FakeRuntime(seed=seed)
+        open_directory = TestRule10AWipedNodeIsANewNode.directory
+        directory, known = open_directory(world), "58e0899393d7273a"
+        self.dies_before_the_directory_is_synced(world.files, lambda: directory.join(known))
+        directory.close()
+        assert open_directory(world).identity.cluster_id == known
+        world.files.crash()
+        assert open_directory(world).identity.cluster_id == known
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_the_newest_snapshot_is(self, seed: int) -> None:
+        disk = SimDisk(random.Random(seed))
+        SnapshotStore(disk, "data")
+        disk.sync_dir("data")
+        file = disk.open("data/0000000000000009-0000000000000002.snap", "w")
+        file.write(b"content")
+        file.datasync()
+        known = SnapshotStore(disk, "data")._keys()
+        assert len(known) == 1
+        disk.crash()
+        assert SnapshotStore(disk, "data")._keys() == known
+
+    @staticmethod
+    def dies_before_the_directory_is_synced(disk: SimDisk, act: Callable[[], None]) -> None:
+        def dies(path: str) -> None:
+            raise OSError(errno.EIO, "the process dies", path)
+
+        with replaced(SimDisk, "sync_dir", lambda disk, path: dies(path)):
+            with pytest.raises(OSError, match="the process dies"):
+                act()
