@@ -87,6 +87,9 @@ class Chosen:
             found = [kv for kv in kvs if passes(operation, kv)]
         else:
             found = list(kvs)
+        if operation.keys_only and operation.sort_by != "value":
+            # Only the keys are answered, so only they are held.
+            found = [bare(kv) for kv in found]
         self.passed += len(found)
         self._bag += found
         if self._sorts and self._bytes_max:
@@ -113,8 +116,8 @@ class Chosen:
         if self._bytes > self._bytes_max:
             raise TooLarge(
                 f"a read by {self._operation.sort_by}, or backwards, holds more than "
-                f"{self._bytes_max} bytes of keys and values: give a limit or a smaller range, or "
-                f"read pages in key order and sort them"
+                f"{self._bytes_max} bytes of keys and values: give a limit of {RUN_KEYS} or less, "
+                f"a smaller range, or read pages in key order and sort them"
             )
 
     def in_order(self) -> Iterator[KeyValue]:

@@ -147,5 +147,11 @@ def test_a_few_of_many_are_sorted_within_the_bound(bounded: KVApi) -> None:
     assert values == [b"00", b"01", b"02", b"03"]
 
 
+@pytest.mark.parametrize("how", [{"descending": True}, {"sort_by": "version"}])
+def test_of_keys_alone_only_the_keys_are_held(bounded: KVApi, how: dict[str, Any]) -> None:
+    found = run(bounded.read(RangeOp(b"a", FROM_KEY, keys_only=True, **how)))
+    assert len(found.kvs) == len(NAMES)
+
+
 def test_in_key_order_a_read_has_no_bound_but_its_callers(bounded: KVApi) -> None:
     assert len(run(bounded.read(RangeOp(b"a", FROM_KEY))).kvs) == len(NAMES)
