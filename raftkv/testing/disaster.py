@@ -115,7 +115,7 @@ def _look(cluster: SimulatedCluster, survivor: str) -> int:
         wal.close()
     finally:
         directory.close()
-    cluster.forget_behind(agreed)
+    cluster.fork(agreed)
     return agreed
 
 

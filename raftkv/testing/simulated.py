@@ -49,6 +49,7 @@ from raftkv.replica import Replica
 from raftkv.runtime import Runtime
 from raftkv.state.core import Core
 from raftkv.testing import current
+from raftkv.testing.applied import AppliedFacts
 from raftkv.testing.bursts import Bursts
 from raftkv.testing.charges import Charges
 from raftkv.testing.copied import CopiedDirectory
@@ -188,9 +189,7 @@ class SimulatedCluster:
         self._early = early
         self._synced = fsync == "on"
         self.observer = Observer(self.world, self.violated, self.marks, synced=self._synced)
-        # Of every applied entry: the checksum of its body; of some indexes, the state's digest.
-        self._applied: dict[int, int] = {}
-        self._digests: dict[int, str] = {}
+        self._facts = AppliedFacts(self.violated)
         self._revived_at: dict[str, float] = {}
         self._failures_at_start: dict[str, int] = {}
         self._patches = contextlib.ExitStack()
@@ -343,13 +342,9 @@ class SimulatedCluster:
 
     def _wrap_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def apply(replica: Replica, index: int, body: bytes, term: int) -> Any:
-            checksum = zlib.crc32(body, term)
-            if self._applied.setdefault(index, checksum) != checksum:
-                self.violated(
-                    "state-machine safety",
-                    f"{current.running_host()} applies something else at index {index}",
-                )
-            self.observer.applying(current.running_host(), index, replica.machine.voters[1])
+            name = current.running_host()
+            self._facts.applied(name, self._epoch_of(name), index, zlib.crc32(body, term))
+            self.observer.applying(name, index, replica.machine.voters[1])
             return original(replica, index, body, term)
 
         return apply
@@ -361,14 +356,10 @@ class SimulatedCluster:
             owed_s = 0.0 if process is None else process.owed_s
             self.watchers.applied(replica.machine)
             self.holders.applied(replica.machine)
-            healthy = current.running_host() not in self.damaged
-            if ended and healthy and index % DIGEST_EVERY == 0:
+            name = current.running_host()
+            if ended and name not in self.damaged and index % DIGEST_EVERY == 0:
                 digest = replica.machine.digest()
-                if self._digests.setdefault(index, digest) != digest:
-                    self.violated(
-                        "equal digests",
-                        f"{current.running_host()} has another state at index {index}",
-                    )
+                self._facts.reached(name, self._epoch_of(name), index, digest)
             if process is not None:
                 process.owed_s = owed_s  # what the checks have read costs the node nothing
             return ended
@@ -400,11 +391,15 @@ class SimulatedCluster:
         directories = [self.nodes[each]._directory for each in (name, *self.names)]
         return len({str(each.identity.epoch) for each in directories if each is not None}) == 1
 
-    def forget_behind(self, index: int) -> None:
-        """What was applied behind it was given up."""
-        for known in (self._applied, self._digests):
-            for given_up in [each for each in known if each > index]:
-                del known[given_up]
+    def fork(self, index: int) -> None:
+        """The log goes on from one core's by force; what was applied behind it is given up."""
+        self._facts.fork(index)
+
+    def _epoch_of(self, name: str) -> int:
+        """The number of the epoch that the node belongs to; the first until it is known."""
+        node = self.nodes.get(name)
+        directory = None if node is None else node._directory
+        return 0 if directory is None else directory.identity.epoch.number
 
     def _up(self, name: str) -> Node | None:
         return self.nodes[name] if self.is_up(name) else None
