@@ -140,7 +140,9 @@ def _write_configuration(directory: DataDirectory, recovered: Recovered) -> None
     current, wal = recovered.configurations.latest, recovered.wal
     if current.voters == (me,):
         return
-    gone = tuple(member for member in current.members if member != me)
+    # The epoch keeps all of them away. A learner may be a replicant whose promotion was under way:
+    # it copies again like the others, and would be refused for good as removed.
+    gone = tuple(voter for voter in current.voters if voter != me)
     proposed = Configuration(voters=(me,), removed=(*current.removed, *gone)[-REMOVED_KEPT:])
     term, index = max(wal.term, wal.last_term) + 1, wal.last_index + 1
     wal.set_hard_state(term, None)
