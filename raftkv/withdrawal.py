@@ -10,6 +10,8 @@ as good as before, so the engine and the consensus links go on. What is made of 
   their own from other nodes are refused. What a leader does for the cluster by its state (leases,
   deaths, plugins) ends.
 - Replicants that follow it are refused, so that they copy the state again, and so are others.
+- A core that needs a snapshot is sent none, and one that is on its way ends: it waits for the next
+  leader. Entries go on.
 
 The requests that change members go on: they are how it leaves. Status and metrics go on, without
 those of the plugins.
@@ -47,3 +49,4 @@ def withdraw(node: Node, fault: CorruptState) -> None:
     refusal = wire.Refusal(CorruptState.code, str(fault))
     node._peering.judge_follower = lambda hello: refusal
     part.feeds.refuse_all(refusal)
+    part.engine.snapshotting.withhold()

@@ -14,6 +14,7 @@ from raftkv.membership import METHOD_LIST_2
 from raftkv.parts import CorePart
 from raftkv.raft.corrupt_marker import FILE
 from raftkv.testing.local_cluster import LocalCluster
+from raftkv.withdrawal import withdraw
 from tests.test_corruption import break_a_row, cluster_of, until
 
 
@@ -127,5 +128,32 @@ def test_a_reader_that_waits_gets_the_reason() -> None:
                 await reading
             go_on.set()
             await until(lambda: corrupt.fault.done())
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_leader_that_is_corrupt_sends_no_snapshot_to_a_core_that_needs_one() -> None:
+    async def play() -> None:
+        async with cluster_of(3, 0, on_corruption="rebuild") as cluster:
+            corrupt = await corrupt_one(cluster, "leader")
+            assert isinstance(corrupt._part, CorePart)
+            engine = corrupt._part.engine
+            behind = next(node.name for node in cluster.cores if node is not corrupt)
+            await cluster.kill(behind)
+            await corrupt.kv.put(b"d", b"1")
+            engine.snapshotting.begin()
+            await until(lambda: not engine.snapshotting.writing)
+            engine.wal.compact(engine.applied, engine.wal.term_at(engine.applied) or 0)
+            withdraw(corrupt, CorruptState("its state is another than that of the others"))
+            await cluster.start(behind)
+            leading = engine.leading
+            assert leading is not None
+            peer = next(peer for peer in engine.configuration.members if peer.startswith(behind))
+            since = corrupt.runtime.monotonic()
+            await until(lambda: leading.progress_of(peer).heard_at > since)
+            assert leading.progress_of(peer).next <= engine.wal.base_index
+            assert engine.leading is leading
+            assert not leading.snapshots_on_their_way()
+            assert not engine.counts.snapshot_sent_bytes
 
     asyncio.run(asyncio.wait_for(play(), 60))

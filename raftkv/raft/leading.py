@@ -381,8 +381,7 @@ class Leading:
                 break
             prev_term = wal.term_at(progress.next - 1)
             if prev_term is None:
-                self._sending.start(peer, progress)
-                return True
+                return self._sending.start(peer, progress)
             prev_index = progress.next - 1
             entries = wal.entries(
                 progress.next,
@@ -556,6 +555,12 @@ class Leading:
 
     def progress_of(self, peer: str) -> Progress:
         return self._progress[peer]
+
+    def abort_snapshots(self) -> None:
+        """End the transfers under way."""
+        for peer in self._sending.indexes():
+            self._sending.drop(peer)
+            self._progress[peer].snapshot_failed()
 
     def in_transit(self) -> list[int]:
         """The indexes of snapshots on their way to followers that still answer."""

@@ -94,13 +94,19 @@ class Sending:
         self._stopped = True
         self._transfers.clear()
 
-    def start(self, peer: str, progress: Progress) -> None:
-        """The entries that `peer` needs are gone: send it the newest snapshot."""
+    def start(self, peer: str, progress: Progress) -> bool:
+        """The entries that `peer` needs are gone: send it the newest snapshot.
+
+        False if this node withholds its snapshots, because its state is corrupt.
+        """
+        if self._engine.snapshotting.withheld:
+            return False
         newest = self._engine.snapshotting.store.latest()
         assert newest is not None, "the log was compacted without a snapshot"
         transfer = self._transfers[peer] = Transfer(newest.meta.index)
         progress.needs_snapshot(newest.meta.index)
         self._open(peer, transfer, progress)
+        return True
 
     # -- the file
 

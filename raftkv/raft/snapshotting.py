@@ -91,6 +91,8 @@ class Snapshotting:
         self._room_retry_s = ROOM_RETRY_MIN_S
         # The last attempt has failed, so the log grows.
         self._failing = False
+        #: None is sent to a follower any more: the state in them is not the cluster's.
+        self.withheld = False
         # The indexes of snapshots on their way to replicants.
         self.fed: Callable[[], Sequence[int]] = tuple
         self.space: FreeSpace
@@ -336,6 +338,15 @@ class Snapshotting:
         """The engine has nothing to do until somebody else has done something."""
         if now >= self._gap_from:
             self._resume()
+
+    def withhold(self) -> None:
+        """Send no snapshot to a follower any more, under this leadership or a later one.
+
+        A transfer under way ends. The follower lacks entries until another core leads.
+        """
+        self.withheld = True
+        if self._engine.leading is not None:
+            self._engine.leading.abort_snapshots()
 
     # -- the newest snapshot turns out to be damaged when it is to be sent
 

@@ -165,6 +165,44 @@ def test_when_all_is_there_only_a_question_is_asked() -> None:
     assert bench.engine.leading.in_transit() == []
 
 
+def test_a_withheld_snapshot_is_not_begun_and_the_leader_goes_on() -> None:
+    bench = leader()
+    bench.engine.snapshotting.withhold()
+    alive(bench, 4 * BEAT_S)
+    messages = bench.take(B)
+    assert any(isinstance(message, wire.Append) for message in messages), "heartbeats go on"
+    assert not any(isinstance(message, wire.SnapshotChunk) for message in messages)
+    assert bench.engine.leading is not None
+    assert bench.engine.leading.snapshots_on_their_way() == []
+    assert not bench.runtime.bulk
+
+
+def test_a_snapshot_on_its_way_ends_when_it_is_withheld() -> None:
+    bench = leader()
+    first = begun(bench)
+    reply(bench, first, 40)
+    assert sent(bench)
+    bench.engine.snapshotting.withhold()
+    reply(bench, first, 80)
+    alive(bench, 3 * MAX_S)
+    messages = bench.take(B)
+    assert any(isinstance(message, wire.Append) for message in messages), "heartbeats go on"
+    assert not any(isinstance(message, wire.SnapshotChunk) for message in messages)
+    bench.disconnect(B)
+    bench.connect(B)
+    alive(bench, 3 * MAX_S)
+    assert sent(bench) == []
+
+
+def test_one_that_is_being_opened_is_not_sent_when_it_is_withheld() -> None:
+    bench = leader()
+    bench.tick(2 * BEAT_S)
+    assert len(bench.runtime.bulk) == 1
+    bench.engine.snapshotting.withhold()
+    alive(bench, 4 * BEAT_S)
+    assert sent(bench) == []
+
+
 def test_a_damaged_file_is_replaced_and_never_sent() -> None:
     bench = leader()
     snapshot = bench.recovered.store.latest()
