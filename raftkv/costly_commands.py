@@ -94,7 +94,8 @@ class CostlyCommands:
         self._opening: asyncio.Future[str] | None = None
         # Rows of the commands on the way, and those that wait for room with theirs.
         self._rows = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        # Those only: one whose caller has left or timed out goes at once, wherever it stands.
+        self._waiting: dict[asyncio.Future[None], int] = {}
         self._stopped = False
 
     def __len__(self) -> int:
@@ -200,9 +201,9 @@ class CostlyCommands:
                 f"{WAITING_MAX} costly commands already wait in this node: wait for some to finish"
             )
         future: asyncio.Future[None] = self._runtime.future()
-        self._waiting.append((rows, future))
+        self._waiting[future] = rows
         timer = self._runtime.call_later(
-            max(0.0, deadline - self._runtime.monotonic()), _give_up, future
+            max(0.0, deadline - self._runtime.monotonic()), self._give_up, future
         )
         try:
             await future
@@ -210,23 +211,36 @@ class CostlyCommands:
             if future.done() and not future.cancelled() and future.exception() is None:
                 # Admitted in the turn in which its caller was cancelled.
                 self._rows -= rows
+            self._waiting.pop(future, None)
             self._admit()
             raise
         finally:
             timer.cancel()
+
+    def _give_up(self, future: asyncio.Future[None]) -> None:
+        """The deadline of one that waits."""
+        if not future.done():
+            self._waiting.pop(future, None)
+            future.set_exception(
+                Overloaded(
+                    "costly commands of other callers were in the way until the deadline; the "
+                    "command has not left this node. Allow more time, or look at fewer rows in "
+                    "one command"
+                )
+            )
 
     def _has_room(self, rows: int) -> bool:
         return not self._rows or self._rows + rows <= FLIGHT_ROWS
 
     def _admit(self) -> None:
         while self._waiting:
-            rows, future = self._waiting[0]
+            future, rows = next(iter(self._waiting.items()))
             if not future.done():
                 if not self._has_room(rows):
                     return
                 self._rows += rows
                 future.set_result(None)
-            self._waiting.popleft()
+            del self._waiting[future]
 
     def history_ended(self) -> None:
         """The history that knew the session was given up."""
@@ -235,17 +249,8 @@ class CostlyCommands:
     def stop(self) -> None:
         """Nothing more is sent; what waits here was not applied."""
         self._stopped = True
-        waiting, self._waiting = self._waiting, deque()
-        for _, future in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting:
             if not future.done():
                 future.set_exception(Stopped("this node stops"))
 
-
-def _give_up(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_exception(
-            Overloaded(
-                "costly commands of other callers were in the way until the deadline; the command "
-                "has not left this node. Allow more time, or look at fewer rows in one command"
-            )
-        )

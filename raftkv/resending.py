@@ -6,7 +6,8 @@ attempts has one queue. A command costs a step when it leaves and a step when it
 or is due; a look costs a step for each attempt, however many commands are under way.
 
 A flight that could not leave is *stalled*: the oldest one is tried again, and the others once that
-leaves, so the way being shut costs one attempt at a time.
+leaves, so the way being shut costs one attempt at a time. What comes later leaves behind them, or
+commands would overtake earlier ones of their session as soon as there is room.
 
 A command may leave again for another reason, or be answered. Then it stays in its former flights
 and counts for nothing there: a flight holds what left at its own time only.
@@ -89,6 +90,12 @@ class Resending(Generic[T]):
         items = list(items)
         if not items:
             return
+        if self._stalled:
+            self.retry_stalled()
+            if self._stalled:
+                for piece in pieces(items, _encoded_size, self._bytes_max):
+                    self._stall(piece)
+                return
         encoded = [item.encoded for item in items]
         if sum(map(len, encoded)) <= self._bytes_max:
             if self._send(encoded):

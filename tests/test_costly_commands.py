@@ -281,3 +281,34 @@ def test_a_node_takes_costly_transactions_beside_cheap_commands() -> None:
             assert found.version == 3
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+def test_callers_that_have_left_take_no_place_among_those_that_wait(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costly_commands, "WAITING_MAX", 3)
+
+    async def test(bench: Bench) -> None:
+        bench.submit("on its way")
+        await bench.turn()
+        bench.submit("head")
+        await bench.turn()
+        left = [
+            bench.submit(f"left {n}", timeout_s=50.0 if how == "cancelled" else 0.0) for n in (1, 2)
+        ]
+        await bench.turn()
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        assert len(bench.costly) == 1
+        later = bench.submit("later")
+        await bench.turn()
+        assert not later.done()
+        for name in ("on its way", "head", "later"):
+            bench.way.answers[name].set_result(name)
+            await bench.turn()
+        assert later.result() == "later"
+        assert len(bench.costly) == 0
+
+    run(test)

@@ -105,6 +105,19 @@ def test_a_way_that_is_shut_costs_one_attempt_at_a_time() -> None:
     assert sender.tried == []
 
 
+def test_what_comes_later_does_not_overtake_what_could_not_leave() -> None:
+    """A leader that had no room for one message has room for the next one."""
+    sender, (first, second, third) = Sender(), items(3)
+    sender.way_open = False
+    sender.resending.transmit([first])
+    sender.resending.transmit([second])
+    sender.way_open = True
+    sender.tried.clear()
+    sender.resending.transmit([third])
+    assert sender.tried == [[b"000"], [b"001"], [b"002"]]
+    assert [item.sends for item in (first, second, third)] == [1, 1, 1]
+
+
 def test_flights_that_are_answered_are_dropped_before_they_are_due() -> None:
     sender = Sender()
     for number in range(1000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,9 @@ def test_a_core_that_knows_itself_to_be_corrupt_answers_nothing_from_its_state(w
             assert (status.ready, status.plugins, status.fault) == (False, {}, None)
             assert marker in (status.hindrance or "")
             assert not corrupt.metrics.stopped
-            assert "raftkv_corruption_alarm 1" in corrupt.metrics.render()[1].decode()
+            figures = corrupt.metrics.render()[1].decode()
+            assert "raftkv_corruption_alarm 1" in figures
+            assert not re.search(r"^raftkv_(kv_|table_rows\{|logical_bytes\{)", figures, re.M)
             assert await healthy.rpc.call(corrupt.name, METHOD_LIST_2, b"", 5.0)
 
             await until(lambda: healthy.leader not in (None, corrupt.name))

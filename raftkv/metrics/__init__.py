@@ -85,7 +85,8 @@ class Metrics:
         elif isinstance(part, ReplicantPart):
             yield from replicating.replicant(part)
         yield from state.state(node)
-        yield from keyspace(node.machine.view("kv"))
+        if node.withdrawn is None:
+            yield from keyspace(node.machine.view("kv"))
 
     @property
     def registry(self) -> CollectorRegistry:

@@ -128,7 +128,9 @@ def applying(node: Node) -> Iterator[Family]:
 def state(node: Node) -> Iterator[Family]:
     """The state machine; equal on all nodes at one applied index, but for what was counted."""
     machine = node.machine
-    rows = machine.row_counts()
+    # Nothing of plugins from a state that is corrupt.
+    whole = node.withdrawn is None
+    rows = machine.row_counts() if whole else {}
     yield Family(
         "table_rows",
         "gauge",
@@ -164,7 +166,8 @@ def state(node: Node) -> Iterator[Family]:
         dict(machine.active_versions),
         "Active version of each plugin in the cluster.",
     )
-    yield from _quotas(node)
+    if whole:
+        yield from _quotas(node)
     yield counter(
         "plugin_faults_total", machine.fault_count, "Commands and hooks in which a plugin failed."
     )
