@@ -8,7 +8,8 @@ the others get its outcome (state/sessions.py).
 
 Rules of this file
 1. The numbers are the client's. This node keeps no floor and no order for them, and holds nothing
-   about a command once its callers are answered or gone: the exactly-once table is the memory.
+   about a command once its callers are answered or gone, but for a while how many copies have left:
+   the exactly-once table is the memory.
 2. Who uses a session shows its handle, `<number>-<nonce>`. A session's number is easy to guess and
    easier to mistake; the nonce is 63 random bits that the log keeps beside it. So no program writes
    under the numbers of another by mistake. (It is no substitute for TLS: who may speak to the door
@@ -16,7 +17,9 @@ Rules of this file
 3. A node that lags may not know a session yet: it first catches up with a majority, and only then
    says that there is none. `SessionExpired` therefore always means: this proposal was not applied.
    Where that is not certain, because a snapshot has jumped over entries, the answer is `Timeout`.
-4. A ticket is the right to one proposal. The door gets one for each request; a second command under
+4. A number that is asked for again is one command, with all copies that ever left for it
+   (former_copies.py).
+5. A ticket is the right to one proposal. The door gets one for each request; a second command under
    one number would get the first one's answer as its own.
 
 `TicketHost` is what the keyspace's API gets for such a request in place of its own host: the API
@@ -49,6 +52,7 @@ from .errors import (
     Timeout,
     TooLarge,
 )
+from .former_copies import FormerCopies
 from .outbox import ENVELOPE_BYTES, SWEEP_S, Fates
 from .plugin import Host
 from .resending import NOT_SENT, Resending
@@ -164,6 +168,7 @@ class Foreign:
         self._deadlines: Deadlines[_Caller] = Deadlines(runtime, _is_over, self._expire)
         self._machine = machine
         self.waiting: dict[tuple[int, int], _Waiter] = {}
+        self._former = FormerCopies(runtime.monotonic)
         self._unsent: list[_Waiter] = []
         self._bytes = 0
         self._flushing = False
@@ -264,7 +269,10 @@ class Foreign:
                 f"this node (limits.outbox_commands_max, limits.outbox_bytes_max)"
             )
         self._bytes += len(encoded)
-        return _Waiter(key, type(command), encoded)
+        waiter = _Waiter(key, type(command), encoded)
+        # As if it had been sent so often by this request: what is rejected may be one of those.
+        waiter.sends = waiter.tries = self._former.of(key)
+        return waiter
 
     def _flush(self) -> None:
         self._flushing = False
@@ -285,6 +293,7 @@ class Foreign:
     def _forget(self, waiter: _Waiter) -> None:
         """Those of its callers that have no answer have left."""
         del self.waiting[waiter.key]
+        self._former.leave(waiter.key, waiter.sends)
         self._bytes -= len(waiter.encoded)
         self.fates.cancelled += len(waiter.callers)
         waiter.end()
@@ -304,6 +313,9 @@ class Foreign:
         waiter = self.waiting.pop((session, seq), None)
         if waiter is None:
             return
+        if waiter.sends > 1 or jumped:
+            # The log has judged one copy.
+            self._former.leave(waiter.key, waiter.sends if jumped else waiter.sends - 1)
         self._bytes -= len(waiter.encoded)
         # Another copy may be in what a snapshot has jumped over, if that was not looked up yet.
         unsure = waiter.sends > 0 if jumped else waiter.sends > 1 and self._lookups > 0
@@ -339,6 +351,7 @@ class Foreign:
             return
         only = waiter.sends == 1
         del self.waiting[(session, seq)]
+        self._former.leave(waiter.key, waiter.sends - 1)
         self._bytes -= len(waiter.encoded)
         self._fail(waiter, error if only else _unknown(f"a copy of it was left out ({error})"))
 
@@ -404,6 +417,7 @@ class Foreign:
         for waiter in self.waiting.values():
             self._fail(waiter, _unknown("the cluster was recovered by force"))
         self.waiting.clear()
+        self._former.clear()
         self._unsent, self._bytes = [], 0
 
     def stop(self) -> None:

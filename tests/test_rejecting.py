@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from raftkv import former_copies
 from raftkv.errors import (
     NoLeader,
     NotApplied,
@@ -17,6 +18,7 @@ from raftkv.errors import (
     Timeout,
     TooLarge,
 )
+from raftkv.former_copies import FORMER_S, FormerCopies
 from raftkv.parts import CorePart
 from raftkv.proposals import Proposals
 from raftkv.raft import wire
@@ -145,6 +147,72 @@ def test_a_clients_command_that_was_sent_twice_is_unknown() -> None:
     bench.take()
     bench.foreign.rejected(7, 1, LARGE)
     assert type(future.exception()) is Timeout
+
+
+@pytest.mark.parametrize("error", [LARGE, FULL])
+def test_the_rejection_of_an_earlier_request_is_not_that_of_a_later_one(error: Any) -> None:
+    """A client that got no answer asks again; the copy of its first request is left out only now.
+
+    The copy of the second one may yet be applied.
+    """
+    bench = clients.Bench()
+    first = bench.submit(1, timeout_s=0.1)
+    bench.take()
+    bench.runtime.advance(1.0)
+    assert type(first.exception()) is Timeout
+    second = bench.submit(1, timeout_s=0.5)
+    assert len(bench.take()) == 1
+    bench.foreign.rejected(7, 1, error)
+    bench.runtime.advance(1.0)
+    assert type(second.exception()) is Timeout
+
+
+def test_the_only_copy_of_two_requests_is_rejected_for_both() -> None:
+    bench = clients.Bench()
+    bench.submit(1, timeout_s=0.1)
+    bench.take()
+    bench.runtime.advance(1.0)
+    bench.way_open = False
+    second = bench.submit(1, timeout_s=0.1)
+    bench.take()
+    bench.foreign.rejected(7, 1, FULL)
+    bench.runtime.advance(1.0)
+    assert type(second.exception()) is Overloaded
+
+
+def test_a_copy_behind_one_that_was_applied_is_not_that_of_a_later_request() -> None:
+    """The answer was lost on its way to the client, which asks again."""
+    bench = clients.Bench()
+    bench.submit(1)
+    bench.take()
+    bench.foreign.office_changed()
+    bench.take()
+    bench.foreign.settle(7, 1, clients.Said("a"))
+    again = bench.submit(1)
+    bench.take()
+    bench.foreign.rejected(7, 1, LARGE)
+    assert type(again.exception()) is Timeout
+
+
+def test_former_copies_are_remembered_for_a_time_and_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(former_copies, "FORMER_MAX", 2)
+    now = 0.0
+    former = FormerCopies(lambda: now)
+    former.leave((7, 1), 2)
+    former.leave((7, 2), 0)
+    assert (former.of((7, 1)), former.of((7, 2))) == (2, 0)
+    now = 1.0
+    former.leave((7, 3), 1)
+    assert former.of((7, 9)) == 0
+    former.leave((7, 4), 1)
+    # One too many: any number may be the one that was forgotten.
+    assert (len(former), former.of((7, 1)), former.of((7, 9)), former.of((7, 4))) == (2, 1, 1, 1)
+    now = FORMER_S
+    assert (former.of((7, 9)), former.of((7, 3))) == (0, 1)
+    now = FORMER_S + 1.0
+    assert (former.of((7, 3)), len(former)) == (0, 0)
 
 
 def test_a_full_disk_is_named_to_a_client_at_the_deadline() -> None:
