@@ -1,10 +1,11 @@
-"""Where other nodes may be reached: four sources, none of which is always right.
+"""Where other nodes may be reached: five sources, none of which is always right.
 
 - *Greetings*: what a node has said of itself on a stream to this one. Newest; lost at a restart.
 - *Hearsay*: what another core was told in a greeting. Two cores that both moved while the other was
   away learn of each other from a third one.
 - *Members*: what the log says, since the node's last start. Survives, but a node that moved while
   this one was away stands there with its old address.
+- *Remembered*: what the log had, in a core that is rebuilt and has no log yet (rebuild.py).
 - *Configuration*: what the file says. Right when everybody moved at once and the files were
   edited; stale after every other change.
 
@@ -15,7 +16,7 @@ who is meant, because a node's old address may be another's today (`Hello.wanted
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from .config import parse_address
 from .errors import ConfigError
@@ -37,6 +38,7 @@ class AddressBook:
         self._configured = dict(configured)
         self._greeted: dict[str, str] = {}
         self._heard: dict[str, str] = {}
+        self._remembered: dict[str, list[str]] = {}
         self.members: Callable[[], Mapping[str, Member]] = dict
 
     def greeted(self, name: str, address: str) -> None:
@@ -54,6 +56,18 @@ class AddressBook:
         self._heard[name] = address
         return True
 
+    def remember(self, cores: Iterable[tuple[str, str]]) -> None:
+        """(name, address) of the cores as the log of this node's former directory had them."""
+        self._remembered = {}
+        for name, address in cores:
+            if _usable(address):
+                self._remembered.setdefault(name, []).append(address)
+
+    @property
+    def remembered(self) -> list[str]:
+        """The names of the remembered cores."""
+        return sorted(self._remembered)
+
     def of(self, name: str) -> list[str]:
         """Where the node may be, the likeliest first; empty if nothing is known."""
         member = self.members().get(name)
@@ -61,15 +75,23 @@ class AddressBook:
             self._greeted.get(name),
             self._heard.get(name),
             None if member is None else member.peer_address,
+            *self._remembered.get(name, ()),
             self._configured.get(name),
         )
         return list(dict.fromkeys(address for address in known if address and _usable(address)))
 
     def vouched(self, name: str) -> list[str]:
-        """Where the node is by this node's own configuration file and log, not by hearsay."""
+        """Where the node is by this node's own configuration file and log, not by hearsay.
+
+        What is remembered comes from a log of its own, too.
+        """
         member = self.members().get(name)
-        known = (None if member is None else member.peer_address, self._configured.get(name))
-        return [address for address in known if address]
+        known = (
+            None if member is None else member.peer_address,
+            *self._remembered.get(name, ()),
+            self._configured.get(name),
+        )
+        return list(dict.fromkeys(address for address in known if address))
 
     def cores(self, name: str) -> list[tuple[str, str]]:
         """(core, address) pairs that the replicant of this name may try, in its own order.
@@ -81,7 +103,8 @@ class AddressBook:
         members = self.members()
         known = {core for core, member in members.items() if member.role == "core"}
         down = {core for core in known if not members[core].up}
-        unknown = {core for core in self._configured if core not in members}
+        named = {*self._configured, *self._remembered}
+        unknown = {core for core in named if core not in members}
         first = sorted((known - down) | unknown)
         start = zlib.crc32(name.encode()) % max(1, len(first))
         ordered = first[start:] + first[:start] + sorted(down)

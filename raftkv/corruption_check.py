@@ -284,8 +284,11 @@ class CorruptionCheck:
         node, part = self._node, self._node._part
         assert isinstance(part, CorePart)
         files, directory = node.runtime.files, node.config.dir
+        cores = node.rebuild.known_cores(part.engine.configuration)
         try:
-            await node.runtime.offload(lambda: corrupt_marker.mark(files, directory, text))
+            await node.runtime.offload(
+                lambda: corrupt_marker.mark(files, directory, text, cores=cores)
+            )
         except OSError as error:
             node._faulted(
                 DiskFailed(f"{text}, and the data directory cannot be marked: {error}. {_REMEDY}")
@@ -295,7 +298,7 @@ class CorruptionCheck:
         if node.config.on_corruption == "rebuild" and await node.rebuild.ask_for_removal():
             with contextlib.suppress(OSError):  # then it is not rebuilt
                 await node.runtime.offload(
-                    lambda: corrupt_marker.mark(files, directory, text, removed=True)
+                    lambda: corrupt_marker.mark(files, directory, text, removed=True, cores=cores)
                 )
 
 

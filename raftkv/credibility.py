@@ -52,7 +52,9 @@ class Credibility:
         By name: after a forced recovery the raft ids are new.
         """
         member = self._addresses.members().get(name)
-        if name in self._config.cores or (member is not None and member.role == "core"):
+        if name in self._config.cores or name in self._addresses.remembered:
+            return True
+        if member is not None and member.role == "core":
             return True
         configuration = self._configuration()
         return configuration is not None and configuration.raft_id_of(name) is not None

@@ -12,7 +12,9 @@ operator replaces a core (docs/operations.md), and nothing else:
 4. It asks the cores that it knows, and the leader, to add it, until it votes. A learner first, it
    gets a snapshot and catches up. A replicant that had become a core asks to be promoted again.
    Until it votes it begins no cluster, and a core that has not learned of the removal yet does not
-   stop it.
+   stop it. The marker has taken the addresses of the cores over from the log, and the emptied
+   directory keeps them: others stop dialling a core that was removed, and its configuration file
+   need not name one that is still there.
 
 A crash after the note in the marker repeats a step. Without the note (a crash before it, a removal
 that was refused or took too long, a full disk) the next start asks again, reading nothing from the
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from .membership import Listing
     from .node import Node
+    from .raft.membership import Configuration
 
 __all__ = ["Rebuild"]
 
@@ -54,6 +57,8 @@ ASK_S: Final = 5.0
 GRACE_S: Final = 0.5
 LOOK_S: Final = 0.05
 RETRY_S: Final = 1.0
+# After so many seconds without an answer from any core that is the reason. An election is over.
+SILENCE_S: Final = 10.0
 
 
 class Rebuild:
@@ -71,6 +76,15 @@ class Rebuild:
         # Why it does not vote yet, as others told.
         self._reason = ""
         self._repeats = Repeats(node.runtime.monotonic)
+        if node._directory is not None:
+            node._peering.addresses.remember(node._directory.known_cores)
+        self._answered_at = node.runtime.monotonic()
+
+    def known_cores(self, configuration: Configuration) -> list[tuple[str, str]]:
+        """(name, address) of the other cores, by the log and the configuration file."""
+        names = {name_of(member) for member in configuration.members} - {self._node.name}
+        vouched = self._node._peering.addresses.vouched
+        return [(name, address) for name in sorted(names) for address in vouched(name)]
 
     async def ask_for_removal(self) -> bool:
         """Whether the removal is committed. It is tried for REMOVE_S."""
@@ -110,8 +124,9 @@ class Rebuild:
         if not self.removed:
             corrupt_marker.refuse_marked(files, directory)
         reason = corrupt_marker.marked_as(files, directory) or ""
+        cores = corrupt_marker.known_cores(files, directory)
         await node.runtime.offload(
-            lambda: corrupt_marker.mark(files, directory, reason, removed=True)
+            lambda: corrupt_marker.mark(files, directory, reason, removed=True, cores=cores)
         )
         raise CorruptState(
             f"{node.name} was removed from the cluster, because its state is corrupt: {reason}. "
@@ -150,6 +165,9 @@ class Rebuild:
         """After the start of a node: if its directory was emptied, see to it that it votes."""
         node = self._node
         if node._directory is not None and node._directory.rejoins:
+            if isinstance(node._part, CorePart):
+                for name in node._peering.addresses.remembered:
+                    node._peering.dial(name)
             self._joining = node.runtime.spawn(self._rejoin(), "rejoin the cluster")
 
     def stop(self) -> None:
@@ -192,18 +210,34 @@ class Rebuild:
             for core in self._others():
                 if await self._ask_to_add(core):
                     break
+            self._note_silence()
             await node.runtime.sleep(RETRY_S)
         files = node.runtime.files
         await node.runtime.offload(lambda: corrupt_marker.rejoined(files, directory.path))
         directory.rejoins, self._reason = False, ""
+        node._peering.addresses.remember(())
         log.warning("%s is rebuilt: it votes as %s", node.name, node.raft_id)
 
+    def _note_silence(self) -> None:
+        """No core answers: its operator can name one that does."""
+        name, cores = self._node.name, ", ".join(self._others())
+        if cores and self._node.runtime.monotonic() - self._answered_at < SILENCE_S:
+            return
+        known = (
+            f"none of the cores that it knows answers ({cores})" if cores else "it knows no core"
+        )
+        self._note(f"{known}: name a running core under [cores] of {name} and start it again")
+
     def _others(self) -> list[str]:
-        """Cores by the configuration file, those that have a link to this one, and the leader."""
+        """The cores to ask, of which one may lead.
+
+        By the configuration file, remembered ones, those that are linked, and the leader.
+        """
         node, part = self._node, self._node._part
         linked = list(part.engine.links) if isinstance(part, CorePart) else []
         leader = [] if node.leader is None else [node.leader]
-        known = {*node.config.cores, *map(name_of, linked), *leader, *self._named}
+        remembered = node._peering.addresses.remembered
+        known = {*node.config.cores, *remembered, *map(name_of, linked), *leader, *self._named}
         return sorted(known - {node.name})
 
     def _votes(self) -> bool:
@@ -224,6 +258,7 @@ class Rebuild:
         except (RaftkvError, msgspec.MsgspecError) as error:
             log.debug("%s does not add %s: %s", core, node.name, error)
             return False
+        self._answered_at = node.runtime.monotonic()
         if answer.outcome in ("refused", "pending"):
             self._note(answer.text)
         return answer.outcome == "done"

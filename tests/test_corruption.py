@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +27,21 @@ from raftkv.corruption_check import (
 from raftkv.errors import CorruptState, NoLeader, ReadTimeout
 from raftkv.membership import CoreMember
 from raftkv.parts import CorePart
-from raftkv.raft.corrupt_marker import FILE, REJOIN, empty_if_removed, mark, refuse_marked
+from raftkv.raft.corrupt_marker import (
+    FILE,
+    REJOIN,
+    empty_if_removed,
+    is_emptied,
+    known_cores,
+    mark,
+    marked_as,
+    refuse_marked,
+    was_removed,
+)
 from raftkv.raft.membership import Configuration
 from raftkv.runtime import OsFiles
 from raftkv.testing.damage import damage
+from raftkv.testing.disk import SimDisk
 from raftkv.testing.local_cluster import LocalCluster
 
 THREE = Configuration(("a-1", "b-1", "c-1"))
@@ -362,6 +374,118 @@ def test_a_replicant_that_had_become_a_core_is_rebuilt_as_a_core(knows_the_leade
             assert node.machine.digest() == leader.machine.digest()
 
     asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def name_only_itself(cluster: LocalCluster, name: str) -> None:
+    config = cluster.configs[name]
+    own = {name: config.cores[name]}
+    cluster.configs[name] = msgspec.structs.replace(config, cores=own)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_core_whose_file_names_only_itself_is_rebuilt(noted: bool) -> None:
+    """Others stop dialling a removed core, and its emptied directory has no addresses.
+
+    `noted`: it has lived to note its removal.
+    """
+
+    async def play() -> None:
+        async with cluster_of(on_corruption="rebuild") as cluster:
+            if noted:
+                await cluster.nodes[0].kv.put(b"a", b"1")
+                await cluster.nodes[0].kv.put(b"b", b"2")
+                await cluster.converge()
+                healthy = cluster.leader()
+                assert healthy is not None
+                corrupt = next(node for node in cluster.cores if node is not healthy)
+                break_a_row(corrupt)
+                await until(lambda: corrupt.fault.done())
+                await cluster.kill(corrupt.name)
+                name_only_itself(cluster, corrupt.name)
+                node = await cluster.start(corrupt.name)
+                directory = Path(cluster.configs[node.name].dir)
+                await until(lambda: not (directory / REJOIN).exists())
+            else:
+                healthy, corrupt = await kill_before_removal(cluster)
+                await healthy.membership.remove(corrupt.name)
+                name_only_itself(cluster, corrupt.name)
+                node = await start_until_rebuilt(cluster, corrupt.name)
+            assert node.raft_id != corrupt.raft_id
+            assert CoreMember(node.name, node.raft_id, True) in healthy.membership.list()
+            await cluster.converge()
+            assert node.machine.digest() == healthy.machine.digest()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_rebuilt_core_that_knows_no_other_one_tells_what_to_do() -> None:
+    """As one whose files are of a release that kept no addresses."""
+
+    async def play() -> None:
+        async with cluster_of(on_corruption="rebuild") as cluster:
+            leader = cluster.leader()
+            name = next(node.name for node in cluster.cores if node is not leader)
+            await cluster.kill(name)
+            assert leader is not None
+            await leader.membership.remove(name)
+            empty_by_hand(Path(cluster.configs[name].dir))
+            name_only_itself(cluster, name)
+            node = await cluster.start(name)
+            await until(lambda: "knows no core: name a running core" in node.hindrance.text)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_addresses_go_from_the_marker_to_the_note_of_the_emptied_directory(tmp_path: Path) -> None:
+    files, directory = OsFiles(), str(tmp_path)
+    assert known_cores(files, directory) == []
+    cores = [("b", "10.0.0.2:7000"), ("b", "10.0.1.2:7000"), ("c", "[fe80::1]:7000")]
+    mark(files, directory, "it differs", cores=cores)
+    assert known_cores(files, directory) == cores
+    mark(files, directory, "core b differs", cores=cores)
+    assert known_cores(files, directory) == cores
+    empty_if_removed(files, directory)
+    assert (tmp_path / FILE).exists(), "its removal is not noted"
+    mark(files, directory, "it differs", removed=True, cores=cores)
+    empty_if_removed(files, directory)
+    assert not (tmp_path / FILE).exists()
+    assert is_emptied(files, directory)
+    assert known_cores(files, directory) == cores
+    many = [(f"core{number}", "host.example:7000") for number in range(5000)]
+    mark(files, directory, "x" * 100_000, removed=True, cores=many)
+    assert was_removed(files, directory)
+    kept = known_cores(files, directory)
+    assert 64 < len(kept) < len(many)
+    assert kept == many[: len(kept)]
+
+
+def test_files_without_addresses_are_read(tmp_path: Path) -> None:
+    files, directory = OsFiles(), str(tmp_path)
+    (tmp_path / REJOIN).touch()
+    assert is_emptied(files, directory)
+    assert known_cores(files, directory) == []
+    (tmp_path / FILE).write_text("it differs\nremoved from the cluster\n")
+    assert was_removed(files, directory)
+    assert known_cores(files, directory) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("name", "is_there"), [(FILE, marked_as), (REJOIN, is_emptied)])
+def test_what_a_start_reads_of_the_marker_survives_a_power_failure(
+    seed: int, name: str, is_there: Callable[[SimDisk, str], object]
+) -> None:
+    """A process that died had given the file its name, and had not synced that."""
+    disk = SimDisk(random.Random(seed))
+    disk.makedirs("data")
+    disk.sync_dir("data")
+    file = disk.open(f"data/{name}", "w")
+    file.write(b"it differs\n")
+    file.datasync()
+    file.close()
+    known = is_there(disk, "data")
+    assert known
+    disk.crash()
+    assert is_there(disk, "data") == known
 
 
 def test_a_core_that_is_to_be_rebuilt_begins_no_cluster_of_its_own() -> None:

@@ -26,7 +26,7 @@ from raftkv.config import NodeConfig
 from raftkv.errors import DirectoryLocked, WrongCluster, WrongDataDirectory
 from raftkv.runtime import Files, Lock, Runtime
 
-from .corrupt_marker import empty_if_removed, is_emptied, marked_as, refuse_marked
+from .corrupt_marker import empty_if_removed, is_emptied, known_cores, marked_as, refuse_marked
 from .epoch import FOUNDED, Epoch
 from .membership import make_raft_id
 
@@ -104,6 +104,8 @@ class DataDirectory:
             self.is_marked = marked_as(self._files, self.path) is not None
             #: It was emptied for a rebuild: the node is to rejoin its cluster, and begins none.
             self.rejoins = is_emptied(self._files, self.path)
+            #: Where the other cores are, if it is marked or was emptied: (name, address).
+            self.known_cores = known_cores(self._files, self.path)
         except BaseException:
             self.close()
             raise
@@ -122,6 +124,7 @@ class DataDirectory:
         directory = cls.__new__(cls)
         directory._files, directory.path = files, path
         directory.rejoins = directory.is_marked = False
+        directory.known_cores = []
         directory._lock = _take_lock(files, path)
         try:
             found = _read(files, path)
