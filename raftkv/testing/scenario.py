@@ -88,6 +88,11 @@ AFTERMATH_S = 5.0
 # Of the heavy profiles, operations in a second: the load, and that between bursts of it.
 HEAVY_PER_S = 10_000.0
 ORDINARY_PER_S = 200.0
+# In so many of their runs every core begins with a snapshot of the first keys (filling.py).
+FILLED_SHARE = 0.75
+# Of their single writes, those with values up to the limit. Such a value is as dear as fifty of the
+# others; a run has some ten of them.
+LARGEST_SHARE = 0.001
 
 
 @dataclass(frozen=True)
@@ -338,7 +343,12 @@ def steady(seed: int) -> Scenario:
         raft=RaftTimes(lease_ms=rng.choice((0, 600))),
         faults=_faults(rng, 3),
         interval_s=(0.5, 2.0),
-        heavy=Heavy(),
+        heavy=Heavy(
+            largest_share=LARGEST_SHARE,
+            # The key that the value begins with needs some of it.
+            largest_bytes=Limits().value_bytes_max - COMMAND_BYTES_LEFT,
+            snapshots=random.Random(f"{seed}/filled").random() < FILLED_SHARE,
+        ),
         more=Variations(charged=True),
     )
 

@@ -9,8 +9,8 @@ Checked while it runs: the five Raft properties (observer.py); what nodes promis
 (promises.py); reads and writes are linearizable (workload.py); watches give everything, once, in
 order and in whole revisions, over all nodes that they move to (watchers.py); leases live as long as
 keep-alives promise (lease_holders.py); all nodes apply the same bytes at the same index, with the
-same digest at every `DIGEST_EVERY`-th; no node stops itself without a reason; a flipped bit is
-noticed. With `members`, an operator adds, removes and replaces
+same digest at every `DIGEST_EVERY`-th (with `MANY_KEYS` at fewer); no node stops itself without a
+reason; a flipped bit is noticed. With `members`, an operator adds, removes and replaces
 cores during a storm (members.py). Checked at the end, after the world has healed and everybody has
 caught up within a bound: every acknowledged write is there, no write took effect twice, none that
 was answered "not applied" took effect, every watcher has seen the last revision, and the digests
@@ -56,8 +56,9 @@ from raftkv.testing.copied import CopiedDirectory
 from raftkv.testing.corrupting import check_settings, watch_alarms
 from raftkv.testing.costly import Costly
 from raftkv.testing.coverage import Coverage
+from raftkv.testing.filling import fill
 from raftkv.testing.formats_check import held_up
-from raftkv.testing.frozen_check import frozen_views
+from raftkv.testing.frozen_check import LetGo
 from raftkv.testing.harsh import Harsh
 from raftkv.testing.hostile import HOST, Hostile
 from raftkv.testing.identities import SECOND, Disagreement, Namesake, one_cluster
@@ -88,12 +89,12 @@ __all__ = ["SafetyViolation", "SimulatedCluster"]
 PORT = 7000
 # Within this time after healing every node has a session, a write succeeds, all have caught up.
 HEAL_S = 30.0
-# The keys that a heavy load begins with are written within it.
-FILL_S = 120.0
 # A node that stops itself again and again is started this often.
 REVIVE_S = 1.0
-# A digest walks the whole state.
+# A digest walks the whole state: half a processor second where it has many keys.
 DIGEST_EVERY = 1000
+DIGEST_EVERY_MANY_KEYS = 5000
+MANY_KEYS = 50_000
 # The search for an order of a history ends without a verdict after so many steps: some seconds.
 # The check by revision (workload.py) has no such bound.
 HISTORY_STEPS_MAX = 2_000_000
@@ -173,6 +174,8 @@ class SimulatedCluster:
         self.watchers, self.holders = Watchers(*seen_by), LeaseHolders(*seen_by)
         self.hostile = Hostile(self, random.Random(f"{seed}/hostile"), early=early)
         self._is_hostile, self._heavy = hostile, heavy
+        many_keys = heavy is not None and heavy.keys >= MANY_KEYS
+        self._digest_every = DIGEST_EVERY_MANY_KEYS if many_keys else DIGEST_EVERY
         self._more = more or Variations()
         self._changes_members = members
         self.operator: Operator | None = None
@@ -230,8 +233,7 @@ class SimulatedCluster:
                 if not self._early:
                     self.world.wait(self.all_ready, 20, "a cluster in which every node is ready")
                 if self._heavy is not None and self._heavy.keys:
-                    first = self.names[0]
-                    self.world.complete(self.load.fill(first, self.nodes[first]), FILL_S)
+                    fill(self, self._heavy)
             self.load.start()
             self.watchers.start()
             self.holders.start()
@@ -357,7 +359,7 @@ class SimulatedCluster:
             self.watchers.applied(replica.machine)
             self.holders.applied(replica.machine)
             name = current.running_host()
-            if ended and name not in self.damaged and index % DIGEST_EVERY == 0:
+            if ended and name not in self.damaged and index % self._digest_every == 0:
                 digest = replica.machine.digest()
                 self._facts.reached(name, self._epoch_of(name), index, digest)
             if process is not None:
@@ -538,7 +540,7 @@ class SimulatedCluster:
             world.wait(self._converged, timeout_s, "the same applied index on every node")
             world.wait(self._no_disk_alarm, timeout_s, "the end of every disk alarm")
             world.wait(self._newest_formats, timeout_s, "the newest formats of all plugins")
-            world.wait(self._nothing_frozen, timeout_s, "the end of every frozen view")
+            world.wait(self._nothing_frozen(), timeout_s, "the end of every frozen view")
             world.wait(self._all_seen, timeout_s, "every watcher at the last revision")
             self.check()
 
@@ -569,9 +571,10 @@ class SimulatedCluster:
         """All members know them, and those that are gone do not count."""
         return self._revived() and not any(held_up(self.nodes[name].machine) for name in self.names)
 
-    def _nothing_frozen(self) -> bool:
+    def _nothing_frozen(self) -> Callable[[], bool]:
         """What has ended, snapshots and walks for digests, let go of the state that it has read."""
-        return self._revived() and not any(frozen_views(self.nodes[name]) for name in self.names)
+        let_go = LetGo()
+        return lambda: self._revived() and let_go.all([self.nodes[name] for name in self.names])
 
     def _all_seen(self) -> bool:
         return self.watchers.reached(self.nodes[self.names[0]].kv.revision)

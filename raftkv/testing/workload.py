@@ -65,8 +65,9 @@ class Heavy:
     """`keys` are there before the clients start, written `fill_keys` at a time.
 
     Of the single writes `large_share` carry `value_bytes_min` to `value_bytes_max`, every power of
-    two as likely as the next; `compare_share` of all operations compare a range of
-    `compared_keys` before they write.
+    two as likely as the next; `largest_share` of these have up to `largest_bytes` instead.
+    `compare_share` of all operations compare a range of `compared_keys` before they write. With
+    `snapshots`, every core writes one of the first keys (filling.py).
     """
 
     keys: int = 100_000
@@ -76,6 +77,9 @@ class Heavy:
     compared_keys: int = 10_000
     fill_keys: int = 100
     value_bytes_min: int = 1
+    largest_share: float = 0.0
+    largest_bytes: int = 0
+    snapshots: bool = False
 
 
 class Workload:
@@ -212,9 +216,11 @@ class Workload:
         """Of a single write. A node with lower limits than others may refuse it (varied.py)."""
         if heavy.large_share < 1 and self._rng.random() >= heavy.large_share:
             return 0
-        least = heavy.value_bytes_min
-        size = int(least * (heavy.value_bytes_max / least) ** self._rng.random())
-        if size > LARGE_SHARE * heavy.value_bytes_max:
+        least, most = heavy.value_bytes_min, heavy.value_bytes_max
+        if heavy.largest_share and self._rng.random() < heavy.largest_share:
+            least, most = most, heavy.largest_bytes
+        size = int(least * (most / least) ** self._rng.random())
+        if size > LARGE_SHARE * max(heavy.value_bytes_max, heavy.largest_bytes):
             self._marks.hit("value near the limit")
         return size
 
