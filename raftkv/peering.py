@@ -22,7 +22,7 @@ a replicant that does discards its state and copies it again.
 
 Both, and every refusal that stops this node, are acted on only if a core of this cluster stands
 behind them (credibility.py). Anything else that claims a newer epoch is refused and raises an
-alarm: a line in the log, `unproved_epoch` in the status, a metric.
+alarm: EPOCH and `unproved_epoch` in the status, a line in the log, a metric.
 
 What may arrive on a link, and which calls its peer may make, stands in permissions.py.
 
@@ -111,7 +111,9 @@ class Peering:
         self._ups: dict[str, Callable[[Link], None]] = {}
         self._downs: dict[str, Callable[[Link], None]] = {}
         self.addresses = AddressBook(config.cores)
-        self.credibility = Credibility(config, self.addresses, self._configuration, self._repeats)
+        self.credibility = Credibility(
+            config, self.addresses, self._configuration, self._repeats, runtime.monotonic
+        )
         self._joining = Joining(
             self.hub, directory, self.addresses, self.credibility, lambda: self.engine, faulted
         )

@@ -8,6 +8,7 @@ import msgspec
 
 from .config import NodeConfig
 from .corruption_check import CORRUPT
+from .credibility import EPOCH
 from .parts import CorePart, ReplicantPart
 from .quotas import QuotaStatus
 from .raft.free_space import DISK
@@ -71,8 +72,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     faults: int
     fault: str | None
     # Of this node itself: "DISK" while its disk lacks the room for a snapshot, "CORRUPT" while the
-    # states of cores differ at one index. Of the cluster: "NOSPACE" while a plugin takes nothing
-    # new, because its quota was used up.
+    # states of cores differ at one index, "IDENTITY" while a second process runs as a core, "EPOCH"
+    # for a while after a newer epoch was claimed that no core proved. Of the cluster: "NOSPACE"
+    # while a plugin takes nothing new, because its quota was used up.
     alarms: list[str] = []
     # What the alarm CORRUPT is about; None while it is off.
     corruption: str | None = None
@@ -82,7 +84,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     quotas: list[QuotaStatus] = []
     # What is left on the disk for the log; None on a replicant, and before the first look.
     disk_left_bytes: int | None = None
-    # The last claim of a newer epoch that no core of the cluster proved.
+    # The last claim of a newer epoch that no core of the cluster proved, and what to do (EPOCH).
     unproved_epoch: str | None = None
     software: str
     formats: FormatStatus
@@ -174,7 +176,8 @@ def _alarms(node: Node) -> list[str]:
     corrupt = [CORRUPT] if node.corruption.alarm else []
     twins = isinstance(part, CorePart) and part.twins.alarm(node.runtime.monotonic())
     identity = [IDENTITY] if twins else []
-    return [*([DISK] if disk else []), *corrupt, *identity, *node.quotas.alarms]
+    epoch = [EPOCH] if node._peering.credibility.alarm else []
+    return [*([DISK] if disk else []), *corrupt, *identity, *epoch, *node.quotas.alarms]
 
 
 def _endpoint(config: NodeConfig) -> str | None:

@@ -53,7 +53,7 @@ class World:
             name="core1", dir="/d", peer_address="core1:1", cores=CORES, insecure=True
         )
         addresses, repeats = AddressBook(CORES), Repeats(lambda: 0.0)
-        credibility = Credibility(config, addresses, lambda: None, repeats)
+        credibility = Credibility(config, addresses, lambda: None, repeats, lambda: 0.0)
         links_of: Any = lambda name: self.links if name == "core2" else []  # noqa: E731
         self.dial_back = DialBack(hub, addresses, credibility, repeats, links_of, self._count)
 

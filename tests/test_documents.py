@@ -20,6 +20,7 @@ from raftkv.cli.groups import add_plugin_groups
 from raftkv.cli.main import app
 from raftkv.config import HttpLimits, HttpTls, Limits, NodeConfig, RaftTimes, TlsFiles
 from raftkv.corruption_check import CORRUPT
+from raftkv.credibility import EPOCH
 from raftkv.errors import NodeFault, RaftkvError
 from raftkv.kv import KV
 from raftkv.plugin_door import Route
@@ -239,7 +240,7 @@ def test_operations_has_every_error_that_raftkv_raises() -> None:
     assert not lacking
 
 
-@pytest.mark.parametrize("alarm", [DISK, CORRUPT, IDENTITY, NOSPACE])
+@pytest.mark.parametrize("alarm", [DISK, CORRUPT, IDENTITY, EPOCH, NOSPACE])
 def test_operations_says_what_to_do_about_each_alarm(alarm: str) -> None:
     assert re.search(rf"\*\* \(alarm `{alarm}`", section(page("operations.md"), "## Faults"))
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from raftkv.config import NodeConfig
+from raftkv.credibility import ALARM_S
 from raftkv.errors import (
     DiskFailed,
     NodeFault,
@@ -200,10 +201,24 @@ def test_a_newer_epoch_without_a_proof_is_an_alarm_and_nothing_else(what: str, r
     assert met.peering.credibility.unproved_epochs == len(purposes)
     assert f"{name} at " in str(met.peering.credibility.unproved_epoch)
     assert "claims epoch 2-bb" in str(met.peering.credibility.unproved_epoch)
+    assert "configuration file" in str(met.peering.credibility.unproved_epoch)
     if proof.dialled is not None and proof.wanted == name:
         for code in (OutdatedData.code, RemovedNode.code, WipedNode.code, WrongCluster.code):
             met.peering.refused(wire.Refusal(code, "go"), proof.dialled, proof)
     assert not met.faults
+
+
+def test_the_alarm_about_a_newer_epoch_ends_a_while_after_the_last_claim() -> None:
+    met = Met()
+    credibility, runtime = met.peering.credibility, met.peering.hub.runtime
+    assert not credibility.alarm
+    for _ in range(2):
+        assert met.code(DIALLED_IN, epoch=NEW) == "unproved_epoch"
+        runtime.advance(ALARM_S - 1.0)
+        assert credibility.alarm
+    runtime.advance(2.0)
+    assert not credibility.alarm
+    assert credibility.unproved_epoch
 
 
 def test_a_core_of_the_log_is_believed_too() -> None:

@@ -1,8 +1,9 @@
 """`raftkv alarm list`: what each node raises an alarm about; `raftkv alarm disarm`.
 
 DISK is one node's own: its disk lacks the room for the next snapshot. CORRUPT is raised by each
-core that has found the states of cores to differ. So each node is asked itself, as `raftkv
-endpoint` does it. Both end by themselves; there is nothing to clear.
+core that has found the states of cores to differ, IDENTITY by what has met two processes with one
+identity, EPOCH by a node at which a newer epoch was claimed that no core proved. So each node is
+asked itself, as `raftkv endpoint` does it. They end by themselves; there is nothing to clear.
 
 NOSPACE is the cluster's: the quota of a plugin was used up. It ends by `disarm` only, once there is
 room, as etcd's does.

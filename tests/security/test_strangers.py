@@ -9,11 +9,13 @@ import msgspec
 import pytest
 
 from raftkv.config import parse_address
+from raftkv.credibility import EPOCH
 from raftkv.errors import MembershipRefused
 from raftkv.member_changes import Request
 from raftkv.raft import wire
 from raftkv.raft.epoch import FOUNDED, Epoch
 from raftkv.security.directory import CertificateDirectory
+from raftkv.server.messages import ALARM_TYPES
 from raftkv.testing.local_cluster import LocalCluster
 from tests.test_membership import in_loop
 
@@ -80,6 +82,8 @@ def test_a_stranger_with_a_higher_epoch_stops_no_core(tls: bool) -> None:
             for node in cluster.cores:
                 assert not node._fault.done()
                 assert "edge7" in str(node.status().unproved_epoch)
+                assert node.status().alarms == [EPOCH]
+                assert EPOCH in ALARM_TYPES
                 assert node._peering.credibility.unproved_epochs == 2
 
     run()
