@@ -25,7 +25,7 @@ from .raft.transport import Link
 from .runtime import Timer
 from .state import Member
 
-__all__ = ["LOOK_S", "PERIOD_S", "Detector"]
+__all__ = ["FORMAT_PRESENCE", "LOOK_S", "PERIOD_S", "Detector"]
 
 # How often a core reports to the leader the nodes that it has heard.
 PERIOD_S = 1.0
@@ -91,6 +91,10 @@ class Detector:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    def spoke(self, link: Link) -> bool:
+        """Whether a `Presence` has come on this very stream."""
+        return self._presences.spoke(link)
 
     def on_liveness(self, link: Link, message: wire.Liveness) -> None:
         """Only a core's word counts, and only about nodes that are members."""

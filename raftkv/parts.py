@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .config import NodeConfig
 from .detector import FORMAT_PRESENCE, PERIOD_S, Detector
 from .failure_detector import Verdict
+from .link_renewal import LinkRenewal
 from .namesakes import Namesakes
 from .peering import Peering
 from .permissions import Proposer
@@ -149,6 +150,7 @@ class CorePart:
             self._down,
             replica.machine.session_of,
         )
+        self._renewal = LinkRenewal(self.engine, peering, self.detector.spoke)
         # Set by the node: it proposes the verdict, as long as the function given with it is true.
         self.on_down: Callable[[Verdict, Callable[[], bool]], None] = lambda verdict, valid: None
         self._route()
@@ -211,6 +213,7 @@ class CorePart:
     def start(self) -> None:
         self.engine.start()
         self.detector.start()
+        self._renewal.start()
         self._peering.dial_cores()
         self._peering.try_founding()
 
@@ -225,6 +228,7 @@ class CorePart:
 
     def stop(self) -> None:
         self.detector.stop()
+        self._renewal.stop()
         self.feeds.stop()
         self.engine.stop()
 

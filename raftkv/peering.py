@@ -133,6 +133,11 @@ class Peering:
     def _configuration(self) -> Configuration | None:
         return None if self.engine is None else self.engine.configuration
 
+    @property
+    def name(self) -> str:
+        """That of this node."""
+        return self._config.name
+
     # -- wiring
 
     def purpose(self, name: str, up: Callable[[Link], None], down: Callable[[Link], None]) -> None:

@@ -78,6 +78,8 @@ class Link(asyncio.Protocol):
         self._channel: Channel | None = None
         self._certified: CertificateIdentity | None = None
         self._read_bytes = 0
+        #: All that has arrived: whether it grows tells whether the connection is alive.
+        self.received_bytes = 0
         # This end has given the connection up.
         self._given_up = False
         self.dialled = dialled
@@ -144,6 +146,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._hub.received_bytes += len(data)
+        self.received_bytes += len(data)
         self._give_way(len(data))
         try:
             if self._channel is not None:

@@ -28,7 +28,15 @@ from raftkv.testing.disk import SECTOR_BYTES, SPACE, SimDisk
 if TYPE_CHECKING:
     from raftkv.testing.world import World
 
-__all__ = ["DAMAGE_FAULTS", "DISK_FAULTS", "FAULTS", "OPERATIONS", "SPACE_FAULTS", "Nemesis"]
+__all__ = [
+    "DAMAGE_FAULTS",
+    "DISK_FAULTS",
+    "FAULTS",
+    "OPERATIONS",
+    "SILENT_FAULTS",
+    "SPACE_FAULTS",
+    "Nemesis",
+]
 
 # Relative frequency of each fault.
 FAULTS: Mapping[str, float] = {
@@ -68,14 +76,21 @@ DAMAGE_FAULTS: Mapping[str, float] = {
     "flip_bit": 1,
     "lose_sector": 1,
 }
+# Connections that swallow all that is sent on them, while new ones work; only when asked for, as
+# nodes of core format 1 wait for TCP to give up.
+SILENT_FAULTS: Mapping[str, float] = {
+    "swallow": 2,
+}
 # What an operator does: the program is asked to end and started again.
 OPERATIONS: Mapping[str, float] = {
     "stop": 1,
 }
 
-ALL_FAULTS = (*FAULTS, *DISK_FAULTS, *SPACE_FAULTS, *DAMAGE_FAULTS, *OPERATIONS)
+ALL_FAULTS = (*FAULTS, *DISK_FAULTS, *SPACE_FAULTS, *DAMAGE_FAULTS, *SILENT_FAULTS, *OPERATIONS)
 # These need more than one host.
-NETWORK_FAULTS = frozenset(["reset", "stall", "cut", "cut_one_way", "isolate", "expel", "mute"])
+NETWORK_FAULTS = frozenset(
+    ["reset", "stall", "cut", "cut_one_way", "isolate", "expel", "mute", *SILENT_FAULTS]
+)
 # How late a mute host hears, uniform: such that the others may elect somebody before or after.
 LATE_S = (0.2, 0.9)
 # A disk stays full so many times longer than other faults last: snapshots are due now and then.
@@ -139,6 +154,7 @@ class Nemesis:
         self._actions: dict[str, Callable[[float], bool]] = {
             "reset": self._reset,
             "stall": self._stall,
+            "swallow": self._swallow,
             "cut": lambda duration_s: self._cut(duration_s, one_way=False),
             "cut_one_way": lambda duration_s: self._cut(duration_s, one_way=True),
             "isolate": self._isolate,
@@ -259,6 +275,10 @@ class Nemesis:
     def _reset(self, duration_s: float) -> bool:
         pair = self._pair()
         return pair is not None and self._world.network.reset(*pair) > 0
+
+    def _swallow(self, duration_s: float) -> bool:
+        pair = self._pair()
+        return pair is not None and self._world.network.swallow(*pair) > 0
 
     def _stall(self, duration_s: float) -> bool:
         pair = self._pair()

@@ -8,6 +8,9 @@ delay, a stall of one direction or both, a reset. Nothing is lost inside a livin
   while (TCP gives up); if the cut heals before that, they go on as if nothing had happened. New
   ones hang (the first packet is sent again and again) and fail with TimeoutError after
   `connect_timeout_s`.
+- `swallow(a, b)`: nothing passes any more on the connections that there are, and neither end
+  notices, as when a firewall has lost its state. New ones work. TCP gives up much later than a run
+  lasts.
 - `reset(a, b)`: the connections between the two break.
 - `host_down(host)`: its process is gone. The kernel says goodbye: peers get a reset, connects are
   refused. With `silent` the machine has lost power: nobody is told, connects hang, and peers learn
@@ -200,6 +203,18 @@ class SimNetwork:
         for connection in broken:
             connection.reset()
         return len(broken)
+
+    def swallow(self, a: str, b: str) -> int:
+        """The connections between two hosts carry nothing any more; returns how many there were."""
+        swallowed = [c for c in self._connections.values() if c.joins(a, b) and not c.broken]
+        self.note(a, f"swallow {len(swallowed)} connections with {b}")
+        for connection in swallowed:
+            hole = Link()
+            hole.blocked_until_s = FOREVER
+            for end in connection.ends:
+                end.out.link = hole
+            connection.rearm()
+        return len(swallowed)
 
     def host_down(self, host: str, *, silent: bool = False) -> None:
         """The process on `host` is gone; `silent`: the machine as well, so that nobody is told."""
