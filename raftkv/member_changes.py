@@ -101,7 +101,31 @@ class MemberChange:
                 lambda now: now if raft_id in now.members else add_learner(now, raft_id)
             ):
                 return False
+        else:
+            await self._check_identity(self._known)
         return await self._promote()
+
+    async def _check_identity(self, known: str) -> None:
+        """The name is a member's: refuse if the node that is to be added is not that member.
+
+        One that does not answer may be it: an addition may be repeated while its core is down.
+        """
+        engine, peering = self._engine, self._node._peering
+        if self._address is not None:
+            addresses = [self._address]
+        elif known == engine.me or known in engine.links:
+            return
+        else:
+            addresses = peering.addresses.of(self._name)
+        for address in addresses:
+            patience = max(0.0, min(ANSWER_S, self._left_s))
+            answer = await handshake_at(peering.hub, address, self._name, patience)
+            if answer is not None and answer.raft_id != known == self._known:
+                raise MembershipRefused(
+                    f"{self._name} is a member under another data directory ({known}) than that of "
+                    f"the node at {address} ({answer.raft_id}): remove {self._name} first, then "
+                    f"add it again; or give the node there another name"
+                )
 
     async def _promote(self) -> bool:
         replicant = self._replicant()

@@ -11,8 +11,8 @@ what was done stays done. A new core becomes a copy first and votes once it has 
 that is to be removed hands its leadership over, and the next one removes it.
 
 Refused unless forced: what would leave the voters without a majority that can be heard and holds
-the log. Refused always: removing the last voter, adding a node without a link, removing a leader
-that no voter could succeed.
+the log. Refused always: removing the last voter, adding a node without a link or under the name
+of a member with another data directory, removing a leader that no voter could succeed.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from raftkv.errors import (
 from raftkv.node import Node
 from raftkv.parts import CorePart
 from raftkv.raft.membership import name_of
+from raftkv.rebuild import Rebuild
 from raftkv.testing.local_cluster import LocalCluster, free_ports
 
 
@@ -225,6 +226,41 @@ async def test_a_wiped_core_comes_back_as_a_new_member() -> None:
         await leader.membership.add(name)
         await node.wait_ready()
         assert sorted(voters(node)) == ["core1", "core2", "core3"]
+
+
+@pytest.mark.parametrize("with_address", [False, True])
+def test_a_name_that_another_directory_holds_is_not_added(
+    with_address: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rebuilt core does it, the new process goes on although it is refused as wiped."""
+    monkeypatch.setattr(Rebuild, "on_wiped", lambda rebuild, text: True)
+
+    @in_loop
+    async def run() -> None:
+        async with LocalCluster(cores=3) as cluster:
+            leader = cluster.leader()
+            assert leader is not None
+            former = next(node for node in cluster.cores if node is not leader)
+            name, address = former.name, former.config.peer_address
+            chosen = address if with_address else None
+            await leader.membership.add(name, address=chosen)
+            await cluster.kill(name)
+            await leader.membership.add(name, address=chosen)  # it may be repeated meanwhile
+            cluster.configs[name] = msgspec.structs.replace(
+                cluster.configs[name], dir=f"{cluster.directory}/{name}-new"
+            )
+            node = await cluster.start(name)
+            assert node.raft_id != former.raft_id
+            with pytest.raises(MembershipRefused, match=f"remove {name} first") as caught:
+                await leader.membership.add(name, address=chosen)
+            assert former.raft_id in str(caught.value)
+            assert f"{address} ({node.raft_id})" in str(caught.value)
+            await leader.membership.remove(name)
+            await leader.membership.add(name, address=chosen)
+            await node.wait_ready()
+            assert sorted(voters(node)) == ["core1", "core2", "core3"]
+
+    run()
 
 
 @in_loop
