@@ -6,6 +6,10 @@ the same; a difference means that one of them is of another history, and a node 
 count votes by members that others do not know. An entry of the own log that is not committed may
 differ: Raft replaces it.
 
+A snapshot may also be older than the last committed change here: its last part arrives after the
+node has caught up by the log. Then it names the members of before, and states nothing about those
+of now.
+
 Rules of this file: pure. A snapshot of core format 1 does not say at which index its configuration
 was appended, so it can be compared at its own index only.
 """
@@ -38,6 +42,8 @@ def require_agreement(held: Held, meta: SnapshotMeta) -> None:
     configuration, since = decode(meta.configuration), meta.configuration_index
     if held.commit < (since or meta.index):
         return  # one that this log does not hold, or not as committed
+    if (held.since or held.base) > meta.index:
+        return  # older than the own log's: the members may have changed behind it
     differs = held.configuration is not None and held.configuration != configuration
     if since and not differs:
         differs = since != held.since if held.since else since > held.base

@@ -54,6 +54,15 @@ def test_it_is_compared_at_committed_indexes_only() -> None:
             require_agreement(held, contradiction)
 
 
+def test_a_snapshot_from_before_a_committed_change_is_no_contradiction() -> None:
+    """It arrives late: the log that came in its place holds a change behind it."""
+    require_agreement(Held(10, THREE, 9, 1), meta(8, TWO, 2))
+    require_agreement(Held(10, THREE, 9, 1), meta(8, TWO))
+    require_agreement(Held(10, THREE, 0, 9), meta(8, TWO, 2))
+    with pytest.raises(Diverged):
+        require_agreement(Held(10, THREE, 8, 1), meta(8, TWO, 2))
+
+
 def test_an_entry_that_the_log_has_forgotten_lies_at_its_base_or_before() -> None:
     for configuration in (THREE, None):
         held = Held(8, configuration, 0, 5)
