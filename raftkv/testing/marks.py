@@ -118,6 +118,7 @@ EXPECTED = (
     "sector lost at rest",
     "read refused by the disk",
     "node declared dead",
+    "silent link replaced",
     "drill: gone",
     "drill: paused",
     "drill: apart",

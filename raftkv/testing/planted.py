@@ -39,6 +39,7 @@ from raftkv.testing import (
     injected_identity,
     injected_inbox,
     injected_limits,
+    injected_links,
     injected_quota,
     injected_shares,
     injected_space,
@@ -63,6 +64,7 @@ assert injected_hostile.__name__
 assert injected_identity.__name__
 assert injected_inbox.__name__
 assert injected_limits.__name__
+assert injected_links.__name__
 assert injected_quota.__name__
 assert injected_shares.__name__
 assert injected_space.__name__

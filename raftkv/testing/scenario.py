@@ -37,6 +37,7 @@ from raftkv.testing.planted import planted
 from raftkv.testing.poison import MASS_KEYS, Poison
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 from raftkv.testing.spender import Spender
+from raftkv.testing.swallowing import swallow_one
 from raftkv.testing.variations import Variations
 from raftkv.testing.window_check import checked_answers, small_windows
 from raftkv.testing.workload import Heavy
@@ -83,6 +84,8 @@ DIFFERING_BYTES_MAX = {
 }
 # In so many the storm is followed by a death, or by what only looks like one.
 DRILL_SHARE = 0.25
+# And a connection that swallows follows in so many.
+SWALLOW_SHARE = 0.15
 # How long faults then go on.
 AFTERMATH_S = 5.0
 # Of the heavy profiles, operations in a second: the load, and that between bursts of it.
@@ -130,6 +133,8 @@ class Scenario:
     more: Variations = field(default_factory=Variations)
     # A drill follows the storm (death_drill.py).
     drill: bool = False
+    # A connection between two cores swallows what is sent on it, after the storm (swallowing.py).
+    swallow: bool = False
 
     def __str__(self) -> str:
         tiny = "" if self.limits == Limits() else ", tiny limits"
@@ -142,6 +147,7 @@ class Scenario:
         early += ", costly transactions" if self.costly else ""
         early += ", the quota is used up" if self.spender else ""
         early += ", then a drill of deaths" if self.drill else ""
+        early += ", then a connection swallows" if self.swallow else ""
         early += ", commands of much work" if self.poison else ""
         early += f", {self.heavy.keys} keys first, large values" if self.heavy is not None else ""
         early += f", {self.burst_times:g} times as many in bursts" if self.burst_times > 1 else ""
@@ -213,6 +219,7 @@ def draw(
         costly=random.Random(f"{seed}/is costly").random() < COSTLY_SHARE,
         spender=random.Random(f"{seed}/is spender").random() < SPENDER_SHARE,
         drill=random.Random(f"{seed}/has a drill").random() < DRILL_SHARE,
+        swallow=random.Random(f"{seed}/swallows").random() < SWALLOW_SHARE and not messages,
     )
     if drawn_scenario.members and not drawn_scenario.disaster:
         corrupt = random.Random(f"{seed}/is corrupt").random() < CORRUPT_SHARE
@@ -474,6 +481,9 @@ def run_seed(
                 if scenario.drill:
                     cluster.settle_members()
                     drill(cluster, deaths, random.Random(f"{seed}/drill"))
+                if scenario.swallow:
+                    cluster.settle_members()
+                    swallow_one(cluster, random.Random(f"{seed}/swallow"))
                 if scenario.corrupt:
                     cluster.settle_members()
                     corrupt_one(cluster, random.Random(f"{seed}/corrupt"))
