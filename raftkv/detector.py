@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .failure_detector import FailureDetector, Observed, Suspect, Verdict
-from .presence import Identity, Presences, Stream
+from .presence import HEARD_S, Identity, Presences, Stream
 from .raft import wire
 from .raft.engine import Engine
 from .raft.leading import Leading
+from .raft.membership import name_of
 from .raft.transport import Link
 from .runtime import Timer
 from .state import Member
@@ -257,8 +258,17 @@ class Detector:
             engine.configuration.voters,
             suspects,
             heard,
-            leading.alive(now),
+            self._not_silent(leading, heard, now),
         )
+
+    def _not_silent(self, leading: Leading, heard: Mapping[str, float], now: float) -> set[str]:
+        """The raft ids of the members that have shown life lately, this one included."""
+        found = set(leading.alive(now))
+        if self._speaks_presence:
+            # One whose disk hangs acknowledges nothing, and what it reports is true.
+            voters = self._engine.configuration.voters
+            found.update(v for v in voters if heard.get(name_of(v), HEARD_S) < HEARD_S)
+        return found
 
     def _heard(
         self, members: Mapping[str, Member], leading: Leading, now: float

@@ -252,6 +252,15 @@ class TestRule30Presence:
         watch.go(4 * DOWN_S, present="b r1 r2", heard={"b": "c"})
         assert watch.declared == []
 
+    def test_a_report_of_a_core_whose_disk_hangs_counts(self) -> None:
+        """It acknowledges no entry for as long, and has heard its replicant."""
+        watch = Present()
+        watch.fed = ["r1"]
+        how: dict[str, Any] = {"present": "b c r1", "heard": {"b": "c", "c": "b r2"}}
+        watch.go(2 * PERIOD_S, **how)
+        watch.go(4 * DOWN_S, **how, acknowledging="b")
+        assert watch.declared == []
+
     def test_reports_are_asked_for_as_soon_as_a_deadline_is_noticed(self) -> None:
         """A verdict comes two looks after the deadline, not a period later."""
         watch = Present()
@@ -362,12 +371,14 @@ class Present(Watch):
         for name in names.split():
             self.detector.on_presence(self.link(name), wire.Presence(*self.identity(name)))
 
-    def go(self, seconds: float, *, present: str, heard: dict[str, str]) -> None:
+    def go(
+        self, seconds: float, *, present: str, heard: dict[str, str], acknowledging: str = "bc"
+    ) -> None:
         """Time passes; nodes are present, and cores report about the leader's latest period."""
         end = self.bench.runtime.now + seconds
         while self.bench.runtime.now < end:
             self.be_present(present)
-            for core in "bc":
+            for core in acknowledging:
                 self.bench.receive(f"{core}-1", accepted(self.bench.engine.term, 3))
             for core, names in heard.items():
                 report = [(name, *self.identity(name)) for name in names.split()]
