@@ -135,6 +135,7 @@ class Spender:
         name, node = found
         raised = await self._try(name, node.quotas.set_quota("kv", None, timeout_s=TIMEOUT_S))
         if not raised or not await self._try(name, node.quotas.disarm(timeout_s=TIMEOUT_S)):
+            await asyncio.sleep(PAUSE_S)  # a node that has stopped refuses at once
             return
         taken = await self._write()
         if taken is False and not self._unsure:
