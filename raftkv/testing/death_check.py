@@ -190,6 +190,10 @@ class DeathCheck:
             wrong = bool(hearing)
         else:
             itself = verdict.name in voters and self._runs(verdict.name)
+            if verdict.name == leader:
+                # A restarted leader that still applies has no session: the log knows its former
+                # incarnation, which is as dead as that process.
+                itself &= self._cluster.nodes[leader].incarnation == verdict.incarnation
             wrong = len(hearing) + itself > len(voters) // 2
         if wrong:
             self._cluster.violated(CHECK, f"{what}which {' and '.join(hearing)} hear")
