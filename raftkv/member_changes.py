@@ -260,7 +260,7 @@ class MemberChange:
         return member.raft_id
 
     async def _connected(self) -> str | None:
-        """The raft id of a new core, once there is a link to it. None: the office is lost.
+        """The raft id of a new core, once there is a link to it. None: the leadership is lost.
 
         Without certificates a link proves nothing (dialback.py). With an address only the process
         that answers there counts.

@@ -152,7 +152,7 @@ class Follower:
             turn += 1
             try:
                 link = await self._hub.dial(address, "follow", name)
-            except (OSError, ValueError):  # nobody there, or an address that is none
+            except (OSError, ValueError):  # nothing listens there, or an address that is none
                 await self._runtime.sleep(RETRY_S)
                 continue
             await self._watch(name, link)

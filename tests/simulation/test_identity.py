@@ -19,22 +19,21 @@ def seeds(what: str, most: int, members: bool | None = None) -> list[int]:
     return found[:most]
 
 
-def test_a_second_process_out_of_a_copied_directory_is_refused() -> None:
-    refused = 0
-    for seed in seeds("copied", 3):
+@pytest.mark.parametrize(
+    ("what", "most", "mark"),
+    [
+        ("copied", 3, "second process refused"),
+        # A replicant with a certificate for one.
+        ("hostile", 2, "member call tried"),
+    ],
+)
+def test_what_has_no_right_to_a_name_changes_nothing(what: str, most: int, mark: str) -> None:
+    met = 0
+    for seed in seeds(what, most):
         result = run_seed(seed, seconds=SECONDS)
         assert not result.check, result.message
-        refused += result.marks["second process refused"]
-    assert refused > 0
-
-
-def test_a_replicant_with_a_certificate_for_one_changes_no_members() -> None:
-    tried = 0
-    for seed in seeds("hostile", 2):
-        result = run_seed(seed, seconds=SECONDS)
-        assert not result.check, result.message
-        tried += result.marks["member call tried"]
-    assert tried > 0
+        met += result.marks[mark]
+    assert met > 0
 
 
 # The bug, what a scenario must have, and what the first violation may be; any, if none is given:
