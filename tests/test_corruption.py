@@ -382,6 +382,16 @@ def name_only_itself(cluster: LocalCluster, name: str) -> None:
     cluster.configs[name] = msgspec.structs.replace(config, cores=own)
 
 
+async def is_a_new_core(
+    cluster: LocalCluster, node: Node, former_raft_id: str, healthy: Node
+) -> None:
+    """It votes under another raft id, and has the state that the healthy one has."""
+    assert node.raft_id != former_raft_id
+    assert CoreMember(node.name, node.raft_id, True) in healthy.membership.list()
+    await cluster.converge()
+    assert node.machine.digest() == healthy.machine.digest()
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_core_whose_file_names_only_itself_is_rebuilt(noted: bool) -> None:
     """Others stop dialling a removed core, and its emptied directory has no addresses.
@@ -410,10 +420,7 @@ def test_a_core_whose_file_names_only_itself_is_rebuilt(noted: bool) -> None:
                 await healthy.membership.remove(corrupt.name)
                 name_only_itself(cluster, corrupt.name)
                 node = await start_until_rebuilt(cluster, corrupt.name)
-            assert node.raft_id != corrupt.raft_id
-            assert CoreMember(node.name, node.raft_id, True) in healthy.membership.list()
-            await cluster.converge()
-            assert node.machine.digest() == healthy.machine.digest()
+            await is_a_new_core(cluster, node, corrupt.raft_id, healthy)
 
     asyncio.run(asyncio.wait_for(play(), 60))
 
@@ -549,10 +556,7 @@ def test_a_core_that_died_before_the_note_of_its_removal_is_rebuilt_all_the_same
             if not knows_the_leader:
                 name_one_follower(cluster, corrupt.name)
             node = await start_until_rebuilt(cluster, corrupt.name)
-            assert node.raft_id != corrupt.raft_id
-            assert CoreMember(node.name, node.raft_id, True) in healthy.membership.list()
-            await cluster.converge()
-            assert node.machine.digest() == healthy.machine.digest()
+            await is_a_new_core(cluster, node, corrupt.raft_id, healthy)
 
     asyncio.run(asyncio.wait_for(play(), 60))
 
