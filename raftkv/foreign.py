@@ -19,8 +19,8 @@ Rules of this file
    Where that is not certain, because a snapshot has jumped over entries, the answer is `Timeout`.
 4. A number that is asked for again is one command, with all copies that ever left for it
    (former_copies.py).
-5. A ticket is the right to one proposal. The door gets one for each request; a second command under
-   one number would get the first one's answer as its own.
+5. A ticket is the right to one proposal. The HTTP API gets one for each request; a second command
+   under one number would get the first one's answer as its own.
 
 `TicketHost` is what the keyspace's API gets for such a request in place of its own host: the API
 knows nothing of sessions and proposes as it always does. (A context variable would do without the
