@@ -20,8 +20,11 @@ function load.together(count, each)
         end)
     end
     return function(until_s)
-        while running > 0 and clock.monotonic() < until_s do
-            over:wait(until_s - clock.monotonic())
+        -- Read once: a second reading may lie beyond the end, and wait() refuses a negative time.
+        local left_s = until_s - clock.monotonic()
+        while running > 0 and left_s > 0 do
+            over:wait(left_s)
+            left_s = until_s - clock.monotonic()
         end
     end
 end
