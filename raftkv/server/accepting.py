@@ -30,13 +30,16 @@ ACCEPTS_MAX: Final = 16
 
 
 class TlsAccepting:
-    """Accepts at `listener`, which stays the caller's, and makes a protocol of each connection."""
+    """Accepts at `listener`, which stays the caller's, and makes a protocol of each connection.
+
+    `context` gives the context of one handshake.
+    """
 
     def __init__(
         self,
         state: DoorState,
         listener: socket.socket,
-        context: ssl.SSLContext,
+        context: Callable[[], ssl.SSLContext],
         make: Callable[[], BoundedHttp],
     ) -> None:
         self._state = state
@@ -101,7 +104,7 @@ class TlsAccepting:
         timeout_s = self._state.limits.request_timeout_s
         try:
             await loop.connect_accepted_socket(
-                self._make, accepted, ssl=self._context, ssl_handshake_timeout=timeout_s
+                self._make, accepted, ssl=self._context(), ssl_handshake_timeout=timeout_s
             )
         except OSError:  # what TLS did not like, a client that has gone, or one that is too slow
             self._state.handshakes_failed += 1

@@ -59,7 +59,7 @@ def standing(*failures: OSError) -> Iterator[tuple[DoorState, Listener, TlsAccep
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         # No handshake gets to its end here.
         make: Any = asyncio.Protocol
-        yield state, listener, TlsAccepting(state, listener, context, make)
+        yield state, listener, TlsAccepting(state, listener, lambda: context, make)
 
 
 def connected(listener: socket.socket) -> socket.socket:

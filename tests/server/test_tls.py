@@ -205,6 +205,41 @@ def test_new_files_are_in_force_for_new_connections(tmp_path: Path) -> None:
         server.stop()
 
 
+def ask(
+    server: Served, context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[bytes, bool, ssl.SSLSession | None]:
+    """The status of a GET, whether the TLS session was resumed, and the session."""
+    raw = socket.create_connection(("127.0.0.1", server.door.port), 10)
+    with context.wrap_socket(raw, server_hostname="127.0.0.1", session=session) as wire:
+        wire.sendall(b"GET /version HTTP/1.1\r\nhost: [::1]\r\nconnection: close\r\n\r\n")
+        status = wire.makefile("rb").readline()
+        if not status:
+            raise ConnectionError("closed without an answer")
+        return status[9:12], bool(wire.session_reused), wire.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_resumed_session_does_not_skip_the_check_of_the_client(
+    tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    world = World(tmp_path)
+    server = Served(tls=DoorTls(world.files))
+    server.start()
+    try:
+        context = world.context(world.client)
+        context.minimum_version = context.maximum_version = version
+        _, _, session = ask(server, context)
+        assert ask(server, context, session)[:2] == (b"200", False)
+        world.clients.authority = new_authority("clients", now=NOW, days=30)
+        world.clients.write("ca", world.clients.authority)
+        server.run(server.door.reload_certificates())
+        for offered in (None, session):
+            with pytest.raises(OSError):  # noqa: PT011  # an alert, or the connection is reset
+                ask(server, context, offered)
+    finally:
+        server.stop()
+
+
 def test_a_bad_file_leaves_the_former_in_force(tmp_path: Path) -> None:
     world = World(tmp_path)
     tls = DoorTls(world.files)
