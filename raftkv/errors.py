@@ -57,13 +57,44 @@ that had been acknowledged.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import copy
+from typing import Any, ClassVar, TypeVar
 
 
 class RaftkvError(Exception):
-    """The root. `code` is a stable short name for logs, metrics and the network door."""
+    """The root. `code` is a stable short name for logs, metrics and the HTTP API.
+
+    Every error can be pickled and copied, also by a process pool: its arguments and attributes
+    are carried, and its constructor is not called again.
+    """
 
     code: ClassVar[str] = "error"
+    #: Attributes that are of use in this process only: None in a copy.
+    local: ClassVar[frozenset[str]] = frozenset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {key: None if key in self.local else kept for key, kept in vars(self).items()}
+        return _rebuilt, (type(self), self.args, state)
+
+
+_Error = TypeVar("_Error", bound=RaftkvError)
+
+
+def _rebuilt(kind: type[_Error], args: tuple[Any, ...], state: dict[str, Any]) -> _Error:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+def again(error: _Error) -> _Error:
+    """A copy of a kept error, to be raised: with `error` as its cause and a traceback of its own.
+
+    Every raise adds to an exception's traceback, whose frames hold the values of the callers. An
+    error that is raised more than once must therefore never be raised itself.
+    """
+    fresh = copy.copy(error)
+    fresh.__cause__ = error
+    return fresh
 
 
 class NotApplied(RaftkvError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from .errors import ConfigError, NotPermitted
+from .errors import ConfigError, NotPermitted, again
 from .plugin import Change, Consistency, Member, Outcome, Plugin, Service, View
 from .repeats import Repeats
 from .rpc import PluginRpc
@@ -138,7 +138,7 @@ class NodeHost:
 
     def view(self, plugin: str | None = None) -> View:
         if self._node.withdrawn is not None:
-            raise self._node.withdrawn
+            raise again(self._node.withdrawn)
         name = plugin or self._plugin.name
         if name not in self._allowed:
             raise LookupError(f"the plugin {self._plugin.name!r} does not name {name!r} in uses")

@@ -26,7 +26,16 @@ from .config import NodeConfig
 from .core_format import CoreFormat
 from .corruption_check import CorruptionCheck
 from .costly_commands import CostlyCommands
-from .errors import ConfigError, CorruptState, DiskFailed, NodeFault, NoLeader, RemovedNode, Stopped
+from .errors import (
+    ConfigError,
+    CorruptState,
+    DiskFailed,
+    NodeFault,
+    NoLeader,
+    RemovedNode,
+    Stopped,
+    again,
+)
 from .failure_detector import Verdict
 from .foreign import Foreign, Ticket, TicketHost
 from .formats import about_node, announced
@@ -594,14 +603,14 @@ class Node:
     def _check_running(self) -> None:
         self._check_started()
         if self.withdrawn is not None:
-            raise self.withdrawn
+            raise again(self.withdrawn)
 
     def _check_started(self) -> None:
         """As `_check_running`, for what a core still does whose state is corrupt."""
         if not self._started:
             raise Stopped("the node has not been started: use `async with` or `await start()`")
         if self._fault.done() and not self._fault.cancelled():
-            raise self._fault.result()
+            raise again(self._fault.result())
         if self._stopping:
             raise Stopped("the node has stopped")
 

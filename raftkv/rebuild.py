@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from .errors import CorruptState, RaftkvError
+from .errors import CorruptState, RaftkvError, again
 from .member_changes import Request
 from .parts import CorePart
 from .raft import corrupt_marker
@@ -120,7 +120,7 @@ class Rebuild:
                     self.removed = True
             await node.runtime.sleep(LOOK_S)
         if node._fault.done():
-            raise node._fault.result()
+            raise again(node._fault.result())
         if not self.removed:
             corrupt_marker.refuse_marked(files, directory)
         reason = corrupt_marker.marked_as(files, directory) or ""

@@ -16,7 +16,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from .errors import PeerUnreachable, RaftkvError, RemoteFailed, Stopped, Timeout, TooLarge
+from .errors import (
+    PeerUnreachable,
+    RaftkvError,
+    RemoteFailed,
+    Stopped,
+    Timeout,
+    TooLarge,
+    again,
+)
 from .raft import wire
 from .raft.transport import Hub, Link
 from .runtime import Runtime, Timer
@@ -80,7 +88,7 @@ class RpcHub:
     def _handler_of(self, method: str) -> Handler:
         """Raises RemoteFailed, or the error of `refuse_all_but`."""
         if self._refusal is not None and not method.startswith(self._refusal[0]):
-            raise self._refusal[1]
+            raise again(self._refusal[1])
         handler = self._handlers.get(method)
         if handler is None:
             raise RemoteFailed(f"{self._name} has no method {method!r}")

@@ -107,6 +107,7 @@ class StillPending(OutcomeUnknown):
     """
 
     code = "limbo_still_pending"
+    local = frozenset({"submission"})
 
     def __init__(self, position: int, submission: Submission | None = None) -> None:
         super().__init__(
@@ -124,6 +125,7 @@ class SubmitUnknown(OutcomeUnknown):
     """
 
     code = "limbo_submit_unknown"
+    local = frozenset({"submission"})
 
     def __init__(self, message: str = "", submission: Submission | None = None) -> None:
         super().__init__(

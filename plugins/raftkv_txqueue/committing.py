@@ -20,7 +20,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, Refused, Stopped, TooLarge
+from raftkv.errors import (
+    NotApplied,
+    OutcomeUnknown,
+    RaftkvError,
+    Refused,
+    Stopped,
+    TooLarge,
+    again,
+)
 from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Lost
 
 from .commands import (
@@ -89,7 +97,7 @@ class Committing:
     async def stage_pack(self, transaction: Transaction, pack: tuple[Operation, ...]) -> None:
         """Send one command's worth. Raises TransactionAborted."""
         if transaction.aborted is not None:
-            raise transaction.aborted
+            raise again(transaction.aborted)
         try:
             await self._life.ask(Stage(self._life.id, transaction.counter, pack), must=True)
         except (SessionEnded, OutcomeUnknown):
@@ -135,7 +143,7 @@ class Committing:
         for pack in packs:
             await self.stage_pack(transaction, pack)
         if transaction.aborted is not None:
-            raise transaction.aborted
+            raise again(transaction.aborted)
         decided = await self._decided(transaction, Commit(self._life.id, transaction.counter, tail))
         if decided.verdict == "committed":
             self._counters.add("committed")

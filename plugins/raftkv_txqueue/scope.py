@@ -6,7 +6,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from raftkv.errors import RaftkvError
+from raftkv.errors import RaftkvError, again
 
 from .refusals import TransactionOver
 
@@ -62,7 +62,7 @@ class Scope:
         assert self._transaction is not None
         if not self._session.is_running(self._transaction):
             if error is None and self._transaction.aborted is not None:
-                raise self._transaction.aborted
+                raise again(self._transaction.aborted)
             return  # ended inside the block
         if error is None:
             self.receipt = await self._session.commit()

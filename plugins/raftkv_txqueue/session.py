@@ -28,7 +28,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
-from raftkv.errors import NotApplied, OutcomeUnknown, Overloaded, Stopped
+from raftkv.errors import NotApplied, OutcomeUnknown, Overloaded, Stopped, again
 
 from .attaching import Attaching
 from .commands import (
@@ -312,7 +312,7 @@ class Session:
             return Committed("")
         self._tx, self._last = None, transaction
         if transaction.aborted is not None:
-            raise transaction.aborted
+            raise again(transaction.aborted)
         unknown = partial(TransactionUnknown, transaction.txid)
         try:
             return await self._line.do(
@@ -501,7 +501,7 @@ class Session:
         """The branch or the TX that goes on, if there is one. Raises TransactionAborted."""
         transaction = self._attaching.branch or self._tx
         if transaction is not None and transaction.aborted is not None:
-            raise transaction.aborted
+            raise again(transaction.aborted)
         self._require_life()
         return transaction
 

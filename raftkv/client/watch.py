@@ -33,6 +33,7 @@ from raftkv.errors import (
     Stopped,
     TooLarge,
     WatchCancelled,
+    again,
 )
 from raftkv.kv.commands import Compacted
 from raftkv.kv.watch import WatchBatch
@@ -97,7 +98,7 @@ class ClientWatch:
         """
         while not self._began:
             if self._cancelled is not None:
-                raise self._cancelled
+                raise again(self._cancelled)
             if self._closed:
                 raise WatchCancelled("stopped")
             async with self._reading:
@@ -125,7 +126,7 @@ class ClientWatch:
         try:
             while True:
                 if self._cancelled is not None:
-                    raise self._cancelled
+                    raise again(self._cancelled)
                 if self._closed:
                     raise StopAsyncIteration
                 async with self._reading:
