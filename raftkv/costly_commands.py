@@ -253,4 +253,3 @@ class CostlyCommands:
         for future in waiting:
             if not future.done():
                 future.set_exception(Stopped("this node stops"))
-

@@ -58,9 +58,7 @@ def error_of(rejected: wire.Rejected) -> NotApplied:
     return _ERRORS.get(rejected.code, NotApplied)(rejected.reason)
 
 
-def _rejected(
-    command: bytes, code: str, reason: str, origin: str = ""
-) -> wire.Rejected | None:
+def _rejected(command: bytes, code: str, reason: str, origin: str = "") -> wire.Rejected | None:
     try:
         envelope = _decode(command)
     except (msgspec.MsgspecError, ValueError):

@@ -546,9 +546,7 @@ async def test_nodes_call_each_other() -> None:
             error = await raised(core.rpc.call(callee.name, "test.none", b"", 5.0), RemoteFailed)
             assert "has no method 'test.none'" in str(error)
             # Of raftkv itself, too: a caller of a later release then takes an older call.
-            error = await raised(
-                core.rpc.call(callee.name, "core.later_3", b"", 5.0), RemoteFailed
-            )
+            error = await raised(core.rpc.call(callee.name, "core.later_3", b"", 5.0), RemoteFailed)
             assert "has no method 'core.later_3'" in str(error)
         about = (core.session, 10**6)
         error = await raised(replicant.outcome(*about, timeout_s=1.0), NotPermitted)
