@@ -54,10 +54,17 @@ class Promise:
     until: float
     # The key attached to it, once that is acknowledged.
     key: bytes = b""
+    # The history of the cluster that holds it (`LeaseHolders.give_up`).
+    history: int = 1
 
     def sent(self, at: float) -> None:
         """A keep-alive sent then was answered."""
         self.until = max(self.until, at + self.ttl_s * (1 - DRIFT))
+
+    def found_in(self, history: int, index: int) -> None:
+        """A keep-alive answered in this history: of a former one, the key may be lost."""
+        if history != self.history:
+            self.history, self.index, self.key = history, index, b""
 
 
 class LeaseHolders:
@@ -138,7 +145,8 @@ class LeaseHolders:
         name, node = picked
         try:
             granted = await self._world.call(name, node.leases.grant(ttl_s, timeout_s=TIMEOUT_S))
-            promise = Promise(granted.id, granted.ttl_s, node.machine.newest_index, 0.0)
+            index = node.machine.newest_index
+            promise = Promise(granted.id, granted.ttl_s, index, 0.0, history=histories)
             if histories == self._histories:
                 self._promises[promise.lease] = promise
                 promise.sent(sent_at)
@@ -192,6 +200,7 @@ class LeaseHolders:
             return True
         if histories == self._histories:
             self._promises[promise.lease] = promise
+            promise.found_in(histories, node.machine.newest_index)
             promise.sent(sent_at)
         self._marks.hit("lease kept alive")
         return True
