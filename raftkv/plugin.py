@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 import msgspec
 
-from .errors import Refused
+from .errors import Refused, UnknownCommand
 from .plugin_door import (
     BadRequest,
     Handler,
@@ -105,6 +105,7 @@ __all__ = [
     "query_number",
     "query_seconds",
     "query_word",
+    "require_format",
     "value_of",
 ]
 
@@ -348,6 +349,18 @@ class Service:
     def status(self) -> Mapping[str, Any]:
         """Shown under the plugin's name in the node's status."""
         return {}
+
+
+def require_format(
+    plugin: str, command: Any, ctx: Context, since: Mapping[type[msgspec.Struct], int]
+) -> None:
+    """Refuse a command that is newer than the active format of its plugin. For `Plugin.apply`.
+
+    `since` has the format that introduced a command, for those that are newer than format 1. Raises
+    UnknownCommand in the words of a member that cannot decode it: all keep the same answer.
+    """
+    if ctx.version < since.get(type(command), 1):
+        raise UnknownCommand(f"the plugin {plugin!r} cannot decode the command")
 
 
 class Plugin(Generic[ApiT]):

@@ -5,10 +5,11 @@ What they say is about positions; what is kept is about (origin, seq). Rules of 
 1. Only what stands at a position is acknowledged. Between two messages of an origin there may be a
    hole, below the first position there may be messages that were trimmed before the subscription
    was made: nobody saw these, and other regions may still have them.
-2. An acknowledgement is true whoever gives it: also for messages in other consumers' hands, by a
-   failover consumer that is not active any more, and for what was sought back since. The consumer
-   is asked for only to fence: one that has ended, or belonged to another subscription of the same
-   name, is refused.
+2. An acknowledgement is true whoever gives it: also for messages in other consumers' hands, and by
+   a failover consumer that is not active any more. The consumer is asked for only to fence: one
+   that has ended, or belonged to another subscription of the same name, is refused. What was
+   delivered before a seek does not count after it: an acknowledgement that carries an
+   older epoch than the subscription's is passed over.
 3. What is acknowledged already, or trimmed, is done. An acknowledgement can be repeated.
 4. The oldest ones are taken however many ranges there are: behind a hole they need one of their
    own, and nothing else would ever make room.
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from .commands import Ack, Acked, AckTo
+from .commands import Ack, AckDelivered, Acked, AckTo, AckToDelivered
 from .handing import owned
 from .mapping import number_in, vector_at
 from .marks import settle
@@ -66,6 +67,8 @@ def unite(ctx: Context, sub: Sub, ranges: Ranges, ranges_max: int) -> tuple[Sub,
 def ack(command: Ack, ctx: Context) -> Acked:
     """These positions, in any order."""
     topic, old, consumer = _asked(ctx, command)
+    if _is_stale(command, old):
+        return Acked(0, old.mark)
     messages, oldest, others = ctx.table("messages"), [], []
     end, limit = max(old.mark, topic.first - 1), ctx.settings["ranges_max"]
     for position in sorted(command.positions):
@@ -98,6 +101,8 @@ def ack_to(command: AckTo, ctx: Context) -> Acked:
         raise UnknownPosition(command.topic, command.position, topic.next)
     if consumer is not None and old.kind == "shared":
         raise NotCumulative(command.sub)
+    if _is_stale(command, old):
+        return Acked(0, old.mark)
     low = max(old.mark, topic.first - 1)
     if command.position <= low:
         return Acked(0, old.mark)
@@ -122,6 +127,13 @@ def _asked(ctx: Context, command: Ack | AckTo) -> tuple[Topic, Sub, Consumer | N
     if consumer.sub != sub.id:
         raise ConsumerGone(command.consumer)
     return topic, sub, consumer
+
+
+def _is_stale(command: Ack | AckTo, sub: Sub) -> bool:
+    """Whether a seek came between the delivery of these messages and their acknowledgement."""
+    if not isinstance(command, AckDelivered | AckToDelivered):
+        return False
+    return command.epoch != sub.epoch
 
 
 def _standing(ctx: Context, topic: Topic, low: int, high: int) -> Ranges:

@@ -28,8 +28,10 @@ from raftkv.plugin import Consistency, Host, Proposer, Under
 from . import reading
 from .commands import (
     Ack,
+    AckDelivered,
     Acked,
     AckTo,
+    AckToDelivered,
     Attach,
     Declared,
     DeclareTopic,
@@ -284,22 +286,42 @@ class SubscriptionsApi:
         )
 
     async def ack(
-        self, topic: str, sub: str, positions: Iterable[int], *, timeout_s: float = TIMEOUT_S
+        self,
+        topic: str,
+        sub: str,
+        positions: Iterable[int],
+        *,
+        epoch: int | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> Acked:
         """An operator's acknowledgement of these positions, ROWS_MAX at most, whoever has them.
 
-        Raises `UnknownTopic`, `UnknownSubscription`, `UnknownPosition`, `TooManyRanges`.
+        `epoch`: of the subscription, in which they were seen: passed over if it was sought since
+        then (`done` is 0). None: true in any case. Raises `UnknownTopic`, `UnknownSubscription`,
+        `UnknownPosition`, `TooManyRanges`; UnknownCommand for an epoch below format 2.
         """
         require_possible(topic, sub)
-        done: Acked = await self._change(possible(Ack(topic, sub, tuple(positions))), timeout_s)
+        command = Ack(topic, sub, tuple(positions))
+        if epoch is not None:
+            command = AckDelivered(topic, sub, command.positions, epoch=epoch)
+        done: Acked = await self._change(possible(command), timeout_s)
         return done
 
     async def ack_to(
-        self, topic: str, sub: str, position: int, *, timeout_s: float = TIMEOUT_S
+        self,
+        topic: str,
+        sub: str,
+        position: int,
+        *,
+        epoch: int | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> Acked:
-        """An operator's acknowledgement of all up to this position. Raises as `ack`."""
+        """An operator's acknowledgement of all up to this position. As `ack`."""
         require_possible(topic, sub)
-        done: Acked = await self._change(possible(AckTo(topic, sub, position)), timeout_s)
+        command = AckTo(topic, sub, position)
+        if epoch is not None:
+            command = AckToDelivered(topic, sub, position, epoch=epoch)
+        done: Acked = await self._change(possible(command), timeout_s)
         return done
 
     async def sub(

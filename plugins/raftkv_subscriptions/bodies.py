@@ -117,11 +117,17 @@ class WantedSeek(Wanted, frozen=True):
 
 
 class WantedAck(Wanted, frozen=True):
+    """`epoch`: that of the delivery, null: of what the consumer received last, or none."""
+
     positions: Positions
+    epoch: Count | None = None
 
 
 class WantedAckTo(Wanted, frozen=True):
+    """`epoch` as in `WantedAck`."""
+
     position: Count
+    epoch: Count | None = None
 
 
 class WantedConsumer(Wanted, frozen=True):

@@ -12,7 +12,7 @@ Everything here is data. The rows are in `rows.py`, whose words are meant here t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -34,8 +34,11 @@ from .rows import (
 )
 
 __all__ = [
+    "FORMAT_EPOCHS",
     "Ack",
+    "AckDelivered",
     "AckTo",
+    "AckToDelivered",
     "Acked",
     "Answered",
     "Attach",
@@ -75,6 +78,9 @@ __all__ = [
     "Unsubscribe",
     "Update",
 ]
+
+#: The format of the commands that has acknowledgements with an epoch.
+FORMAT_EPOCHS: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -338,6 +344,21 @@ class AckTo(msgspec.Struct, frozen=True, array_like=True, tag="ack_to"):
     sub: str
     position: Count
     consumer: Count = 0
+
+
+class AckDelivered(Ack, frozen=True, array_like=True, tag="ack_delivered"):
+    """`Ack` of messages that were delivered in the subscription's `epoch`: passed over once it has
+    a newer one, since a seek asked for them again. Format 2."""
+
+    Result: ClassVar[Any] = Acked
+    epoch: Count = 0
+
+
+class AckToDelivered(AckTo, frozen=True, array_like=True, tag="ack_to_delivered"):
+    """`AckTo` of a message that was delivered in the subscription's `epoch`. Format 2."""
+
+    Result: ClassVar[Any] = Acked
+    epoch: Count = 0
 
 
 class Seek(msgspec.Struct, frozen=True, array_like=True, tag="seek"):

@@ -87,6 +87,8 @@ class Consumer:
             self._source = SharedSource(life, waiting, counters, self._let_go)
         else:
             self._source = self._local = LocalSource(life, waiting, counters)
+        #: The epoch in which this consumer received messages last; None: it has received none.
+        self._epoch: int | None = None
         #: Had ahead by a loop, and not handed out.
         self._ahead: deque[Received] = deque()
         life.on_end = self._ended
@@ -155,10 +157,10 @@ class Consumer:
         deadline = None
         if wait_s is not None:
             deadline = self._life.host.runtime.monotonic() + max(0.0, wait_s)
-        ahead = self._from_ahead(count, bytes_max)
-        if ahead:
-            return ahead
-        return await self._source.receive(count, deadline, bytes_max, timeout_s)
+        got = self._from_ahead(count, bytes_max)
+        if not got:
+            got = await self._source.receive(count, deadline, bytes_max, timeout_s)
+        return self._handed_out(got)
 
     def __aiter__(self) -> Self:
         return self
@@ -172,13 +174,18 @@ class Consumer:
             try:
                 got = self._from_ahead(1)
                 if got:
-                    return got[0]
+                    return self._handed_out(got)[0]
                 more = await self._source.receive(self._prefetch, None, self._bytes_max, None)
             except ConsumerEnded:
                 if self._life.closing:
                     raise StopAsyncIteration from None
                 raise
             self._ahead.extend(more)
+
+    def _handed_out(self, got: tuple[Received, ...]) -> tuple[Received, ...]:
+        if got:
+            self._epoch = got[-1].epoch
+        return got
 
     def _from_ahead(self, count: int, bytes_max: int = 0) -> tuple[Received, ...]:
         view = self._life.host.view()
@@ -199,42 +206,60 @@ class Consumer:
 
     # --- settling ---
 
-    async def ack(self, *messages: Received | int, timeout_s: float | None = TIMEOUT_S) -> int:
+    async def ack(
+        self,
+        *messages: Received | int,
+        epoch: int | None = None,
+        timeout_s: float | None = TIMEOUT_S,
+    ) -> int:
         """Done with these messages (or positions); the mark then: nothing up to it is wanted.
 
         What was handed out before the subscription was sought is passed over: a seek back means
-        that it shall come again. Raises `UnknownPosition`, `TooManyRanges`, and OutcomeUnknown
+        that it shall come again. The log compares the epochs, so this holds for a seek that is
+        under way, too. `epoch`: of what is given as positions; None: that of the messages which
+        this consumer received last. Raises `UnknownPosition`, `TooManyRanges`, and OutcomeUnknown
         after `timeout_s`: it goes on, and may be said again.
         """
-        positions = self._current(messages)
+        current, positions = self._current(messages, epoch)
         if not positions:
             _, sub = self._life.require(self._life.host.view())
             return sub.mark
-        mark = await self._settling.ack(positions, timeout_s)
+        mark = await self._settling.ack(positions, current, timeout_s)
         if self._local is not None:
             self._local.acknowledged(positions)
         return mark
 
-    async def ack_to(self, message: Received | int, *, timeout_s: float | None = TIMEOUT_S) -> int:
+    async def ack_to(
+        self,
+        message: Received | int,
+        *,
+        epoch: int | None = None,
+        timeout_s: float | None = TIMEOUT_S,
+    ) -> int:
         """Done with all messages up to this one; the mark then. As `ack`.
 
         Raises `NotCumulative` for shared subscriptions.
         """
         if self.kind == "shared":
             raise NotCumulative(self.sub)
-        positions = self._current([message])
+        current, positions = self._current([message], epoch)
         if not positions:
             _, sub = self._life.require(self._life.host.view())
             return sub.mark
-        return await self._settling.ack_to(positions[0], timeout_s)
+        return await self._settling.ack_to(positions[0], current, timeout_s)
 
-    async def nack(self, *messages: Received | int, timeout_s: float | None = TIMEOUT_S) -> int:
+    async def nack(
+        self,
+        *messages: Received | int,
+        epoch: int | None = None,
+        timeout_s: float | None = TIMEOUT_S,
+    ) -> int:
         """Have these delivered again; how many will be because of this.
 
         Shared: they are given back, and go to whoever asks first. Else: to this consumer, after
-        what is there now. Raises `TooManyNacked`.
+        what is there now. `epoch` as for `ack`. Raises `TooManyNacked`.
         """
-        positions = self._current(messages)
+        _, positions = self._current(messages, epoch)
         if self._local is not None:
             return self._local.nack(self._life.host.view(), positions)
         return await self._settling.release(positions, timeout_s) if positions else 0
@@ -252,28 +277,35 @@ class Consumer:
         deadline = life.host.runtime.monotonic() + timeout_s
         return await seek(life.host, life.proposer, self.topic, self.sub, where, at_ms, deadline)
 
-    def _current(self, messages: Iterable[Received | int]) -> list[int]:
-        """The positions, without those that were handed out before a seek."""
+    def _current(
+        self, messages: Iterable[Received | int], epoch: int | None
+    ) -> tuple[int, list[int]]:
+        """The epoch, and the positions without those that were handed out before a seek.
+
+        `epoch`: of what is given as positions; None: that of what was received last.
+        """
         _, sub = self._life.require(self._life.host.view())
         if self._life.closing:
             raise ConsumerEnded(self.id)
+        if epoch is None:
+            epoch = sub.epoch if self._epoch is None else self._epoch
         positions: list[int] = []
         stale = 0
         for message in messages:
             if isinstance(message, int):
-                position = message
+                position, delivered = message, epoch
             elif message.topic != self.topic:
                 raise ValueError(f"this consumer is of {self.topic!r}, not of {message.topic!r}")
-            elif message.epoch != sub.epoch:
-                stale += 1
-                continue
             else:
-                position = message.position
+                position, delivered = message.position, message.epoch
             if not 1 <= position <= INT_MAX:
                 raise ValueError("positions begin with 1")
-            positions.append(position)
+            if delivered == sub.epoch:
+                positions.append(position)
+            else:
+                stale += 1
         self._counters.add("stale_acks", stale)
-        return positions
+        return sub.epoch, positions
 
     def _let_go(self, positions: Sequence[int]) -> None:
         """It holds these, and nobody wants them any more."""

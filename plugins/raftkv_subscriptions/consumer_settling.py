@@ -9,17 +9,33 @@ settled, and one that never happened is sent again, for as long as the consumer 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from raftkv.errors import Refused
 
-from .commands import Ack, Acked, AckTo, Release, Released
+from .commands import (
+    FORMAT_EPOCHS,
+    Ack,
+    AckDelivered,
+    Acked,
+    AckTo,
+    AckToDelivered,
+    Release,
+    Released,
+)
 from .consumer_life import ConsumerLife
 from .counting import Counters
 from .line import Job, Line
 from .rows import ROWS_MAX
 
 __all__ = ["Settling"]
+
+
+class _Said(NamedTuple):
+    """The part of a job: positions, and the epoch in which they were delivered."""
+
+    epoch: int
+    positions: tuple[int, ...]
 
 
 class Settling:
@@ -36,18 +52,18 @@ class Settling:
         }
         self._line = Line(life.host, counters, "consumer", works)
 
-    async def ack(self, positions: Sequence[int], timeout_s: float | None) -> int:
-        """The mark, as of the last of these."""
-        return max(await self._in_parts("ack", positions, timeout_s), default=0)
+    async def ack(self, positions: Sequence[int], epoch: int, timeout_s: float | None) -> int:
+        """The mark, as of the last of these. `epoch`: in which they were delivered."""
+        return max(await self._in_parts("ack", positions, epoch, timeout_s), default=0)
 
-    async def ack_to(self, position: int, timeout_s: float | None) -> int:
+    async def ack_to(self, position: int, epoch: int, timeout_s: float | None) -> int:
         """The mark then."""
-        mark: int = await self._line.do("ack_to", position, timeout_s)
+        mark: int = await self._line.do("ack_to", _Said(epoch, (position,)), timeout_s)
         return mark
 
     async def release(self, positions: Sequence[int], timeout_s: float | None) -> int:
         """How many of these it held."""
-        return sum(await self._in_parts("release", positions, timeout_s))
+        return sum(await self._in_parts("release", positions, 0, timeout_s))
 
     async def detach(self, timeout_s: float | None) -> None:
         """End it, after what was said before."""
@@ -62,22 +78,25 @@ class Settling:
         self._line.stop()
 
     async def _in_parts(
-        self, kind: str, positions: Sequence[int], timeout_s: float | None
+        self, kind: str, positions: Sequence[int], epoch: int, timeout_s: float | None
     ) -> list[int]:
         runtime = self._life.host.runtime
         deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
         said: list[int] = []
         for start in range(0, len(positions), ROWS_MAX):
-            part = tuple(positions[start : start + ROWS_MAX])
+            part = _Said(epoch, tuple(positions[start : start + ROWS_MAX]))
             left_s = None if deadline is None else deadline - runtime.monotonic()
-            said.append(await self._line.do(kind, part, left_s, rows=len(part)))
+            said.append(await self._line.do(kind, part, left_s, rows=len(part.positions)))
         return said
 
     # --- the work ---
 
     async def _ack(self, jobs: Sequence[Job]) -> None:
-        positions = tuple(sorted({position for job in jobs for position in job.part}))
-        command = Ack(self._life.topic, self._life.sub, positions, self._life.id)
+        epoch, positions = self._current(jobs)
+        life = self._life
+        command = Ack(life.topic, life.sub, positions, life.id)
+        if life.host.view().version >= FORMAT_EPOCHS:
+            command = AckDelivered(life.topic, life.sub, positions, life.id, epoch)
         acked = await self._together(jobs, command, self._ack)
         if acked is not None:
             self._counters.add("acked", len(positions))
@@ -85,12 +104,25 @@ class Settling:
                 job.succeed(acked.mark)
 
     async def _ack_to(self, jobs: Sequence[Job]) -> None:
-        position = max(job.part for job in jobs)
-        command = AckTo(self._life.topic, self._life.sub, position, self._life.id)
+        epoch, positions = self._current(jobs)
+        life = self._life
+        command = AckTo(life.topic, life.sub, positions[-1], life.id)
+        if life.host.view().version >= FORMAT_EPOCHS:
+            command = AckToDelivered(life.topic, life.sub, positions[-1], life.id, epoch)
         acked = await self._together(jobs, command, self._ack_to)
         if acked is not None:
             for job in jobs:
                 job.succeed(acked.mark)
+
+    def _current(self, jobs: Sequence[Job]) -> tuple[int, tuple[int, ...]]:
+        """The newest epoch among these, and the positions, sorted, that were delivered in it.
+
+        The others are void: this node has delivered something in a newer epoch.
+        """
+        epoch: int = max(job.part.epoch for job in jobs)
+        current = [job.part.positions for job in jobs if job.part.epoch == epoch]
+        self._counters.add("stale_acks", len(jobs) - len(current))
+        return epoch, tuple(sorted({position for part in current for position in part}))
 
     async def _together(self, jobs: Sequence[Job], command: Ack | AckTo, work: Any) -> Acked | None:
         """For all of them, or, if that is refused, for each by itself."""
@@ -112,10 +144,10 @@ class Settling:
         held: set[int] = set()
         shares: list[int] = []
         for job in jobs:
-            mine = {p for p in job.part if (self._life.id, p) in locks} - held
+            mine = {p for p in job.part.positions if (self._life.id, p) in locks} - held
             held |= mine
             shares.append(len(mine))
-        positions = tuple(sorted({position for job in jobs for position in job.part}))
+        positions = tuple(sorted({p for job in jobs for p in job.part.positions}))
         released: Released = await self._life.ask(
             Release(self._life.id, positions), again=lambda: True
         )

@@ -301,13 +301,13 @@ class _Subs:
         only_query(request)
         (topic, sub), asked = _named(request), body_of(request, WantedAck)
         with _checked():
-            done = await self._api.ack(topic, sub, asked.positions)
+            done = await self._api.ack(topic, sub, asked.positions, epoch=asked.epoch)
         return Response({"topic": topic, "sub": sub, **fields(done)})
 
     async def ack_to(self, request: Request) -> Response:
         only_query(request)
         (topic, sub), asked = _named(request), body_of(request, WantedAckTo)
-        done = await self._api.ack_to(topic, sub, asked.position)
+        done = await self._api.ack_to(topic, sub, asked.position, epoch=asked.epoch)
         return Response({"topic": topic, "sub": sub, **fields(done)})
 
 
@@ -354,7 +354,7 @@ class _Consumers:
         asked = body_of(request, WantedAck)
         async with self._consumers.using(_number(request)) as consumer:
             with _checked():
-                mark = await consumer.ack(*asked.positions)
+                mark = await consumer.ack(*asked.positions, epoch=asked.epoch)
             return Response({"consumer": consumer.id, "mark": mark})
 
     async def ack_to(self, request: Request) -> Response:
@@ -362,7 +362,7 @@ class _Consumers:
         asked = body_of(request, WantedAckTo)
         async with self._consumers.using(_number(request)) as consumer:
             with _checked():
-                mark = await consumer.ack_to(asked.position)
+                mark = await consumer.ack_to(asked.position, epoch=asked.epoch)
             return Response({"consumer": consumer.id, "mark": mark})
 
     async def nack(self, request: Request) -> Response:
@@ -370,7 +370,7 @@ class _Consumers:
         asked = body_of(request, WantedAck)
         async with self._consumers.using(_number(request)) as consumer:
             with _checked():
-                done = await consumer.nack(*asked.positions)
+                done = await consumer.nack(*asked.positions, epoch=asked.epoch)
             return Response({"consumer": consumer.id, "done": done})
 
     async def seek(self, request: Request) -> Response:

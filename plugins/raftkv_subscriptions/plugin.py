@@ -19,6 +19,7 @@ from raftkv.plugin import (
     SettingChange,
     TableSpec,
     View,
+    require_format,
 )
 
 from . import (
@@ -35,8 +36,11 @@ from . import (
 )
 from .api import SubscriptionsApi
 from .commands import (
+    FORMAT_EPOCHS,
     Ack,
+    AckDelivered,
     AckTo,
+    AckToDelivered,
     Attach,
     DeclareTopic,
     DeleteTopic,
@@ -91,6 +95,8 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     Seek: subs.seek,
     Ack: acking.ack,
     AckTo: acking.ack_to,
+    AckDelivered: acking.ack,
+    AckToDelivered: acking.ack_to,
     Merge: merging.merge,
     Update: merging.update,
     Attach: consumers.attach,
@@ -104,6 +110,12 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     Sweep: sweeping.sweep,
 }
 
+#: The format that introduced a command, for those that 0.1.0 does not know.
+_SINCE: Final[dict[type[msgspec.Struct], int]] = {
+    AckDelivered: FORMAT_EPOCHS,
+    AckToDelivered: FORMAT_EPOCHS,
+}
+
 
 class Subscriptions(Plugin[SubscriptionsApi]):
     """Topics that go from region to region, and subscriptions that go with their consumers.
@@ -112,7 +124,7 @@ class Subscriptions(Plugin[SubscriptionsApi]):
     """
 
     name: ClassVar[str] = "subscriptions"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = tuple(_APPLY)
     tables: ClassVar[tuple[TableSpec, ...]] = TABLES
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
@@ -124,6 +136,7 @@ class Subscriptions(Plugin[SubscriptionsApi]):
         self._transports = transports
 
     def apply(self, command: Any, ctx: Context) -> Any:
+        require_format(self.name, command, ctx, _SINCE)
         return _APPLY[type(command)](command, ctx)
 
     def on_members(self, change: MemberChange, ctx: Context) -> None:

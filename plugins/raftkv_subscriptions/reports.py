@@ -68,7 +68,12 @@ def read_report(found: Sequence[Read], end: int) -> dict[str, Any]:
 def received_report(found: Sequence[Received]) -> list[dict[str, Any]]:
     """Messages that are the consumer's to acknowledge."""
     return [
-        {"position": each.position, **_message(each), "deliveries": each.deliveries}
+        {
+            "position": each.position,
+            **_message(each),
+            "deliveries": each.deliveries,
+            "epoch": each.epoch,
+        }
         for each in found
     ]
 

@@ -207,6 +207,10 @@ class View(Protocol):
     def members(self) -> Mapping[str, Member]: ...
 
     @property
+    def version(self) -> int:
+        """The active format of the plugin's commands, 0 while it is inactive. See `Context`."""
+
+    @property
     def voters(self) -> tuple[str, ...]:
         """See `Context`."""
 

@@ -32,11 +32,12 @@ class Position(Protocol):
 class StateView:
     """The applied state of one plugin, read-only. See `contract.View`."""
 
-    __slots__ = ("_position", "_tables", "_voters", "members", "settings")
+    __slots__ = ("_ctx", "_position", "_tables", "_voters", "members", "settings")
 
     def __init__(self, position: Position, routed: Routed) -> None:
         self._position = position
         self._tables = {name: table.view for name, table in routed.tables.items()}
+        self._ctx = routed.ctx
         self._voters = routed.voters
         self.members: Mapping[str, Member] = routed.members
         self.settings: Mapping[str, Any] = routed.settings_view
@@ -52,6 +53,10 @@ class StateView:
     @property
     def discards(self) -> int:
         return self._position.discards
+
+    @property
+    def version(self) -> int:
+        return self._ctx.version
 
     @property
     def voters(self) -> tuple[str, ...]:

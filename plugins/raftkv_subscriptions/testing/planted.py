@@ -35,7 +35,14 @@ from raftkv_subscriptions import (
     sweeping,
     topics,
 )
-from raftkv_subscriptions.commands import Ack, AckTo, Merge, Report
+from raftkv_subscriptions.commands import (
+    Ack,
+    AckDelivered,
+    AckTo,
+    AckToDelivered,
+    Merge,
+    Report,
+)
 from raftkv_subscriptions.links import pulling
 from raftkv_subscriptions.mapping import vector_of_rows, with_vector
 from raftkv_subscriptions.views import vector_before_first
@@ -138,7 +145,17 @@ def _seek_without_mask(highest: Callable[..., Any]) -> Callable[..., Any]:
     return lambda view, sub_id, origin: 0
 
 
-@applying("ack-loses-one", "of several acknowledgements the last one is lost", Ack)
+@wrapping(
+    "seek-undone-by-old-acks",
+    "an acknowledgement of what was delivered before a seek counts after it",
+    acking,
+    "_is_stale",
+)
+def _seek_undone_by_old_acks(is_stale: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda command, sub: False
+
+
+@applying("ack-loses-one", "of several acknowledgements the last one is lost", Ack, AckDelivered)
 def _ack_loses_one(ack: Callable[..., Any]) -> Callable[..., Any]:
     def broken(command: Any, ctx: Any) -> Any:
         kept = command.positions[:-1] if len(command.positions) > 1 else command.positions
@@ -147,7 +164,12 @@ def _ack_loses_one(ack: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@applying("ack-to-goes-on", "a cumulative acknowledgement takes one message more", AckTo)
+@applying(
+    "ack-to-goes-on",
+    "a cumulative acknowledgement takes one message more",
+    AckTo,
+    AckToDelivered,
+)
 def _ack_to_goes_on(ack_to: Callable[..., Any]) -> Callable[..., Any]:
     def broken(command: Any, ctx: Any) -> Any:
         topic = ctx.table("topics").get(command.topic)

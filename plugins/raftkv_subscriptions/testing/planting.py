@@ -48,18 +48,18 @@ def everywhere(function: str, *modules: Any) -> Callable[[str, str], Callable[[W
     return registering
 
 
-def applying(name: str, what: str, command: type) -> Callable[[Wrap], Wrap]:
-    """A bug that wraps what the plugin does for a command."""
+def applying(name: str, what: str, *commands: type) -> Callable[[Wrap], Wrap]:
+    """A bug that wraps what the plugin does for these commands."""
 
     def register(wrap: Wrap) -> Wrap:
         @contextlib.contextmanager
         def patch() -> Iterator[None]:
-            before = plugin_module._APPLY[command]
-            plugin_module._APPLY[command] = wrap(before)
+            before = {command: plugin_module._APPLY[command] for command in commands}
+            plugin_module._APPLY.update({each: wrap(step) for each, step in before.items()})
             try:
                 yield
             finally:
-                plugin_module._APPLY[command] = before
+                plugin_module._APPLY.update(before)
 
         patching(name, what, patch)
         return wrap

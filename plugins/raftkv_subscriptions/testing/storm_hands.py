@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raftkv_subscriptions.commands import Ack, Attach, Detach, Release, Take
+from raftkv_subscriptions.commands import Ack, AckDelivered, Attach, Detach, Release, Take
 
 from .storm_ledger import Ledger, Step, SubBook
 from .storm_rules import HANDS, Found
@@ -27,6 +27,8 @@ def consumed(step: Step, ledger: Ledger) -> Iterator[Found]:
                     if sub.hands.get(each) == command.consumer:
                         del sub.hands[each]
         case Ack() if command.consumer:
+            if isinstance(command, AckDelivered) and command.epoch != _epoch_of(step, ledger):
+                return
             for sub in _sub_of(step, ledger, command.consumer):
                 for each in command.positions:
                     if sub.hands.get(each) == command.consumer:
@@ -37,6 +39,11 @@ def _sub_of(step: Step, ledger: Ledger, consumer: int) -> Iterator[SubBook]:
     known = ledger.consumers.get((step.region, consumer))
     if known is not None and (step.region, known[0]) in ledger.subs:
         yield ledger.subs[step.region, known[0]]
+
+
+def _epoch_of(step: Step, ledger: Ledger) -> int | None:
+    sub = ledger.living.get((step.region, step.command.topic, step.command.sub))
+    return None if sub is None else int(sub.row.epoch)
 
 
 def is_live(step: Step, ledger: Ledger, consumer: int) -> bool:

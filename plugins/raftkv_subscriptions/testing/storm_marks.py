@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raftkv_subscriptions.commands import (
+    AckDelivered,
+    AckToDelivered,
     Deliver,
     Merge,
     Seek,
@@ -27,6 +29,9 @@ EXPECTED = (
     "applied Update",
     "applied Ack",
     "applied AckTo",
+    "applied AckDelivered",
+    "applied AckToDelivered",
+    "acknowledged before a seek",
     "applied Seek",
     "applied Subscribe",
     "applied Unsubscribe",
@@ -103,6 +108,10 @@ def marks_of(step: Step, ledger: Ledger) -> Iterator[str]:
             yield "snapshot timed out"
         case Seek():
             yield "sought back" if result.mark == command.position else "sought forth"
+        case AckDelivered() | AckToDelivered():
+            sub = ledger.living.get((step.region, command.topic, command.sub))
+            if sub is not None and command.epoch != sub.row.epoch:
+                yield "acknowledged before a seek"
         case Take():
             if any(each > 1 for each in result.deliveries):
                 yield "handed out again"

@@ -319,12 +319,22 @@ class Consumers(Programs):
             if got:
                 await self.settled(seat, consumer, got, rng)
             if rng.random() < 0.05:
-                self.storm.ledger.sought.add((topic, sub))
-                where = rng.choice(("earliest", "latest"))
-                await self.at(seat, "seek", partial(consumer.seek, where, timeout_s=CALL_S))
-                self.marks["sought by a consumer"] += 1
+                await self._sought(seat, consumer, got, rng)
         if rng.random() < 0.85:
             await self.closed(seat, consumer)
+
+    async def _sought(
+        self, seat: Seat, consumer: Any, got: tuple[Any, ...], rng: random.Random
+    ) -> None:
+        """Seek, while what was received before it is being acknowledged."""
+        self.storm.ledger.sought.add((consumer.topic, consumer.sub))
+        where = rng.choice(("earliest", "latest"))
+        seek = self.at(seat, "seek", partial(consumer.seek, where, timeout_s=CALL_S))
+        calls = [seek, self.acknowledged(seat, consumer, got)]
+        for each in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(each, BaseException):
+                raise each
+        self.marks["sought by a consumer"] += 1
 
 
 class Movers(Programs):

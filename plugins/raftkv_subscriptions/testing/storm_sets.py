@@ -10,7 +10,9 @@ from typing import Any
 
 from raftkv_subscriptions.commands import (
     Ack,
+    AckDelivered,
     AckTo,
+    AckToDelivered,
     Attach,
     Merge,
     Seek,
@@ -154,6 +156,9 @@ def _gained(
     must: set[Number] = set()
     key = (step.region, book.name, sub.name)
     match command:
+        case AckDelivered() | AckToDelivered() if command.epoch != row.epoch:
+            # Of a delivery before a seek: it must gain nothing.
+            pass
         case Ack():
             yield from _asked(command.positions, ledger.asked.get(key, set()))
             may = {book.at[each] for each in command.positions if each in book.at}

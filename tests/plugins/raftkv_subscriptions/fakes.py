@@ -28,6 +28,7 @@ __all__ = [
     "NETWORK_S",
     "REST_S",
     "Cluster",
+    "FormerSubscriptions",
     "bodies",
     "messages",
     "story",
@@ -40,6 +41,12 @@ __all__ = [
 REST_S = 5.0
 
 Node = FakeHost[SubscriptionsApi]
+
+
+class FormerSubscriptions(Subscriptions):
+    """The plugin in a cluster whose members announce format 1 of it."""
+
+    version = 1
 
 
 class _Body(Protocol):
@@ -101,13 +108,14 @@ def story(
     replicants: int = 0,
     *,
     options: SubscriptionsOptions | None = None,
+    plugin: type[Subscriptions] = Subscriptions,
     **settings: Any,
 ) -> Callable[[Story], Callable[[], None]]:
     """A test on a cluster that has started, with these settings; its end is checked."""
 
     def wrap(body: Story) -> Callable[[], None]:
         async def whole() -> None:
-            cluster = Cluster(Subscriptions, cores, replicants, options=options)
+            cluster = Cluster(plugin, cores, replicants, options=options)
             await cluster.start()
             cluster.configure(**settings)
             await cluster.subs("core1").declare("t")

@@ -215,7 +215,7 @@ class RegionLog:
     # --- members ---
 
     def node_up(self, name: str, role: Literal["core", "replicant"] = "core") -> None:
-        plugins = (("subscriptions", Subscriptions.version),)
+        plugins = (("subscriptions", self.plugin.version),)
         command = NodeUp(next(self.seqs), name, role, name, "", None, plugins)
         self.sessions[name] = self.run(0, "core", command, command.nonce).session
         known = self.machine.voters[1]

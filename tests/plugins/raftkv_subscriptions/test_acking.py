@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from raftkv_subscriptions import marks, views
-from raftkv_subscriptions.commands import Ack, Acked, AckTo
+from raftkv_subscriptions.commands import (
+    Ack,
+    AckDelivered,
+    Acked,
+    AckTo,
+    AckToDelivered,
+)
 from raftkv_subscriptions.refusals import (
     ConsumerGone,
     NotCumulative,
@@ -59,6 +65,51 @@ def test_unknown_positions_and_names() -> None:
         log.ack(1, sub="other")
     assert log.ack_to(0) == Acked(0, 0)
     assert log.ack() == Acked(0, 0)
+
+
+def test_an_acknowledgement_of_what_was_delivered_before_a_seek_is_passed_over() -> None:
+    """Pulsar 26304: it was proposed before the seek, and stands behind it in the log."""
+    for kind in ("exclusive", "failover"):
+        log = filled(10)
+        log.unsubscribe()
+        log.subscribe(kind=kind, initial="earliest")
+        consumer = log.attach().consumer
+        before = log.sub().epoch
+        log.seek(2)
+        for late in (
+            AckDelivered("t", "s", (5, 6), consumer, before),
+            AckToDelivered("t", "s", 10, consumer, before),
+            AckToDelivered("t", "s", 10, epoch=before),
+        ):
+            assert log.send("n1", late) == Acked(0, 2)
+        assert published(log) == ()
+        epoch = log.sub().epoch
+        assert log.send("n1", AckDelivered("t", "s", (4,), consumer, epoch)) == Acked(1, 2)
+        assert log.send("n1", AckToDelivered("t", "s", 9, consumer, epoch)) == Acked(6, 9)
+
+
+def test_an_old_acknowledgement_leaves_what_a_shared_consumer_has_taken_anew() -> None:
+    log = filled(3)
+    log.unsubscribe()
+    log.subscribe(kind="shared", initial="earliest")
+    consumer = log.attach().consumer
+    old = log.take(consumer, 3).epoch
+    log.seek(0)
+    new = log.take(consumer, 3)
+    assert (new.positions, new.epoch > old) == ((1, 2, 3), True)
+    assert log.send("n1", AckDelivered("t", "s", (1, 2, 3), consumer, old)) == Acked(0, 0)
+    assert (log.sub().locked, log.sub().mark) == (3, 0)
+    assert log.send("n1", AckDelivered("t", "s", (1, 2, 3), consumer, new.epoch)) == Acked(3, 3)
+
+
+def test_what_an_old_acknowledgement_says_is_judged_as_ever() -> None:
+    log = filled(2)
+    with pytest.raises(UnknownSubscription):
+        log.send("n1", AckDelivered("t", "other", (1,), epoch=0))
+    with pytest.raises(UnknownPosition):
+        log.send("n1", AckToDelivered("t", "s", 3, epoch=log.sub().epoch))
+    with pytest.raises(ConsumerGone):
+        log.send("n1", AckDelivered("t", "s", (1,), 99, 7))
 
 
 def test_a_hole_is_never_acknowledged() -> None:

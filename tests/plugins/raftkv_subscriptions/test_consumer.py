@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.errors import NotApplied, OutcomeUnknown, Stopped
+from raftkv.errors import NotApplied, OutcomeUnknown, Stopped, UnknownCommand
 from raftkv_subscriptions import (
     BadName,
     Consumer,
@@ -24,7 +24,18 @@ from raftkv_subscriptions import (
 )
 from raftkv_subscriptions.rows import ROWS_MAX
 
-from .fakes import NETWORK_S, REST_S, Cluster, bodies, messages, story, tag_of, take, until
+from .fakes import (
+    NETWORK_S,
+    REST_S,
+    Cluster,
+    FormerSubscriptions,
+    bodies,
+    messages,
+    story,
+    tag_of,
+    take,
+    until,
+)
 
 
 async def mark(cluster: Cluster, sub: str = "s") -> int:
@@ -146,7 +157,7 @@ async def test_acknowledgements_that_wait_go_together(cluster: Cluster) -> None:
     async with cluster.subs("core2").consumer("t", "s", initial="earliest") as consumer:
         got = await consumer.receive(200)
         await asyncio.gather(*(consumer.ack(one) for one in got[:100]))
-        assert cluster.proposals("ack") == 1
+        assert cluster.proposals("ack_delivered") == 1
         assert await mark(cluster) == 100
         # One that is refused does not hit the others.
         calls = [consumer.ack(one) for one in got[100:110]]
@@ -168,7 +179,7 @@ async def test_more_than_a_command_takes_is_acknowledged_in_parts(cluster: Clust
     async with subs.consumer("t", "s", initial="earliest") as consumer:
         got = [*await consumer.receive(ROWS_MAX), *await consumer.receive(ROWS_MAX)]
         assert await consumer.ack(*got) == count
-        assert cluster.proposals("ack") == 2
+        assert cluster.proposals("ack_delivered") == 2
 
 
 @story()
@@ -197,7 +208,7 @@ async def test_a_seek_begins_anew_and_old_acknowledgements_mean_nothing(cluster:
         assert await consumer.ack(*first) == 0
         assert await consumer.ack_to(first[0]) == 0
         assert await consumer.nack(*first) == 0
-        assert cluster.proposals("ack") == cluster.proposals("ack_to") == 0
+        assert cluster.proposals("ack_delivered") == cluster.proposals("ack_to_delivered") == 0
         assert cluster.subs("core2").counters["stale_acks"] == 3
         assert await take(consumer, 4) == ["1", "2", "3", "4"]
         sought = await consumer.seek(2)
@@ -212,6 +223,51 @@ async def test_a_seek_begins_anew_and_old_acknowledgements_mean_nothing(cluster:
         for wrong in ({}, {"where": 1, "at_ms": 1}, {"where": -1}, {"where": "x"}):
             with pytest.raises(ValueError):  # noqa: PT011
                 await consumer.seek(**wrong)  # type: ignore[arg-type]
+
+
+@story()
+async def test_a_seek_is_not_undone_by_an_acknowledgement_under_way(cluster: Cluster) -> None:
+    """Pulsar 26304: both are under way at once, and the seek comes first in the log."""
+    subs = cluster.subs("core1")
+    for round, cumulative in enumerate((True, False, True)):
+        await cluster.fill("t", *map(str, range(10)))
+        async with cluster.subs("core2").consumer("t", f"s{round}", initial="earliest") as consumer:
+            got = await consumer.receive(10)
+            said = consumer.ack_to(got[-1]) if cumulative else consumer.ack(*got)
+            sought, marked = await asyncio.gather(subs.seek("t", f"s{round}", 2), said)
+            assert sought.mark == 2
+            assert marked in (2, 10)  # whichever was first
+            assert [each.position for each in await consumer.receive(3)] == [3, 4, 5]
+
+
+@story()
+async def test_positions_are_of_what_the_consumer_received_last(cluster: Cluster) -> None:
+    """As a client that speaks HTTP gives them, with the epoch or without."""
+    await cluster.fill("t", "1", "2", "3")
+    async with cluster.subs("core2").consumer("t", "s", initial="earliest") as consumer:
+        old = (await consumer.receive(3))[0].epoch
+        await cluster.subs("core1").seek("t", "s", "earliest")
+        assert await consumer.ack(1, 2) == 0
+        assert await consumer.ack_to(3) == 0
+        assert await consumer.nack(1) == 0
+        new = (await consumer.receive(3))[0].epoch
+        assert await consumer.ack_to(3, epoch=old) == 0
+        assert await consumer.ack(1, epoch=old) == 0
+        assert await consumer.ack(1, 2) == 2
+        assert await consumer.ack_to(3, epoch=new) == 3
+        assert (await cluster.subs("core1").ack("t", "s", [1], epoch=old)).done == 0
+        assert (await cluster.subs("core1").ack_to("t", "s", 3, epoch=new)).mark == 3
+
+
+@story(plugin=FormerSubscriptions)
+async def test_at_format_1_acknowledgements_have_no_epoch(cluster: Cluster) -> None:
+    await cluster.fill("t", "1", "2", "3")
+    async with cluster.subs("core2").consumer("t", "s", initial="earliest") as consumer:
+        got = await consumer.receive(3)
+        assert (await consumer.ack(got[0]), await consumer.ack_to(got[2])) == (1, 3)
+        assert (cluster.proposals("ack"), cluster.proposals("ack_to")) == (1, 1)
+        with pytest.raises(UnknownCommand):
+            await cluster.subs("core1").ack("t", "s", [1], epoch=got[0].epoch)
 
 
 @story()
@@ -403,14 +459,14 @@ async def test_a_lost_answer_of_an_acknowledgement_is_fetched(cluster: Cluster) 
     await cluster.fill("t", "1", "2", "3")
     async with cluster.subs("core2").consumer("t", "s", initial="earliest") as consumer:
         got = await consumer.receive(3)
-        cluster.lose_answers("core2", "ack")
+        cluster.lose_answers("core2", "ack_delivered")
         assert await consumer.ack(got[0], timeout_s=60) == 1
-        cluster.lose_answers("core2", "ack_to")
+        cluster.lose_answers("core2", "ack_to_delivered")
         assert await consumer.ack_to(got[1], timeout_s=60) == 2
         lost: list[Any] = []
 
         def lose(node: Any, envelope: Any) -> bool:
-            if tag_of(envelope) == "ack" and not lost:
+            if tag_of(envelope) == "ack_delivered" and not lost:
                 lost.append(envelope)
                 return False
             return True
@@ -425,7 +481,7 @@ async def test_who_leaves_an_acknowledgement_decides_nothing(cluster: Cluster) -
     await cluster.fill("t", "1", "2", "3", "4")
     async with cluster.subs("core2").consumer("t", "s", initial="earliest") as consumer:
         got = await consumer.receive(4)
-        release = cluster.hold("core2", "ack")
+        release = cluster.hold("core2", "ack_delivered")
         begun = asyncio.ensure_future(consumer.ack(got[0], timeout_s=0.1))
         await asyncio.sleep(NETWORK_S)
         late = asyncio.ensure_future(consumer.ack(got[1], timeout_s=0.1))
@@ -543,7 +599,7 @@ async def test_a_close_that_nobody_waits_for_is_done(cluster: Cluster) -> None:
     await cluster.fill("t", "1")
     consumer = await cluster.subs("core2").consumer("t", "s", initial="earliest")
     got = await consumer.receive()
-    release = cluster.hold("core2", "ack")
+    release = cluster.hold("core2", "ack_delivered")
     acking = asyncio.ensure_future(consumer.ack(*got, timeout_s=60))
     await asyncio.sleep(NETWORK_S)
     with pytest.raises(StillUnderWay):

@@ -11,6 +11,7 @@ from typing import Any
 
 from raftkv_subscriptions.commands import (
     Ack,
+    AckDelivered,
     Acked,
     AckTo,
     Answered,
@@ -347,6 +348,18 @@ def test_a_seek_that_forgets_the_mask_is_found() -> None:
     a.floor("a", 1, base=1)
     a.sub(mark=1, epoch=1)
     assert a.did(Seek("t", "s", 1), Sought(1, 1)) == [BEGIN]
+
+
+def test_an_acknowledgement_of_before_a_seek_that_counts_is_found() -> None:
+    a, _ = one_sub()
+    a.sub(epoch=1)
+    a.ledger.ask("a", "t", "s", 1)
+    assert a.did(Seek("t", "s", 0), Sought(0, 1)) == []
+    old = AckDelivered("t", "s", (1,), epoch=0)
+    assert a.did(old, Acked(0, 0)) == []
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert ONLY in a.did(old, Acked(1, 1))
 
 
 # --- what others say ------------------------------------------------------------------------------

@@ -278,6 +278,24 @@ async def test_an_operator_acknowledges_and_seeks(stand: Stand) -> None:
 
 
 @doors()
+async def test_an_acknowledgement_carries_the_epoch_of_its_delivery(stand: Stand) -> None:
+    await stand.good("PUT", "topics/t/subs/s", {"initial": "earliest"})
+    consumer = await stand.open("s")
+    received = await stand.good("POST", f"{consumer}/receive", {"count": 3})
+    old = received["messages"][0]["epoch"]
+    await stand.good("POST", "topics/t/subs/s/seek", {"position": 1})
+    for body in ({"positions": [2, 3]}, {"positions": [2, 3], "epoch": old}):
+        assert (await stand.good("POST", f"{consumer}/ack", body))["mark"] == 1
+    body = {"position": 3, "epoch": old}
+    assert (await stand.good("POST", f"{consumer}/ack_to", body))["mark"] == 1
+    assert (await stand.good("POST", "topics/t/subs/s/ack_to", body))["done"] == 0
+    received = await stand.good("POST", f"{consumer}/receive", {"count": 3})
+    new = received["messages"][0]["epoch"]
+    body = {"positions": [2, 3], "epoch": new}
+    assert (await stand.good("POST", f"{consumer}/ack", body))["mark"] == 3
+
+
+@doors()
 async def test_many_ranges_are_counted_and_the_first_ones_shown(stand: Stand) -> None:
     await stand.good("PUT", "topics/t/subs/s", {"initial": "earliest"})
     for _ in range(5):

@@ -27,7 +27,16 @@ SEEDS = range(12)
 #: How long it goes on, in virtual seconds.
 STORM_S = 30.0
 KINDS = {"ex": "exclusive", "fo": "failover", "sh": "shared"}
-TAGS = ("publish", "ack", "ack_to", "take", "release", "attach", "detach", "subscribe")
+TAGS = (
+    "publish",
+    "ack_delivered",
+    "ack_to_delivered",
+    "take",
+    "release",
+    "attach",
+    "detach",
+    "subscribe",
+)
 
 Place = tuple[str, int]
 
