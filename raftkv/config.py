@@ -153,7 +153,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     The largest body is no limit of its own: it follows from `limits.command_bytes_max`.
     """
 
-    # Connections at once. A fifth of the file descriptors that a process usually may open.
+    # Connections at once. Where the process may have fewer files open, fewer (descriptors.py).
     connections_max: int = 4096
     # Requests under way at once. At 10,000 a second these are answered in a fifth of a second;
     # a client that had to wait longer is better told so.

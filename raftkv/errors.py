@@ -36,6 +36,7 @@ The tree is split by what the caller may do next, not by where the error arose:
     |   |-- DamagedSnapshot       a snapshot file does not match its checksums
     |   |-- NewerFormat           a file was written by a newer version of raftkv
     |   |-- DiskFailed            a write or fsync failed, or the disk is full
+    |   |-- TooManyOpenFiles      the start found no file descriptor left
     |   |-- InternalFault         an unexpected exception inside the node: a defect of raftkv
     |   |-- Diverged              this node's log or state contradicts what was committed
     |   |-- WrongDataDirectory    the directory belongs to another node
@@ -420,6 +421,12 @@ class DiskFailed(NodeFault):
     """A write or fsync failed (full disk, I/O error). What waited for it was not acknowledged."""
 
     code = "disk_failed"
+
+
+class TooManyOpenFiles(NodeFault):
+    """No file descriptor is left to the process or the system. Only a start ends with it."""
+
+    code = "too_many_open_files"
 
 
 class Diverged(NodeFault):

@@ -148,14 +148,23 @@ class Exchange:
         self._growing = 0
 
     def run(self) -> None:
-        """Until `pause` says so."""
-        ended = False
+        """Until `pause` says so. An error, a lack of file descriptors say, costs one round."""
+        ended = failed = False
         while not ended:
-            size = self._memory.size()
-            if abs(size - self._size_at_last) >= RANGE_BYTES and not self._is_filled(size):
-                self._size_at_last = size
-                self.once()
+            try:
+                self._round()
+                failed = False
+            except (OSError, ValueError) as error:
+                if not failed:
+                    log.warning("the heap is not moved to huge pages for now: %s", error)
+                failed = True
             ended = self._pause(PERIOD_S)
+
+    def _round(self) -> None:
+        size = self._memory.size()
+        if abs(size - self._size_at_last) >= RANGE_BYTES and not self._is_filled(size):
+            self._size_at_last = size
+            self.once()
 
     def _is_filled(self, size: int) -> bool:
         """Whether the process has grown so fast that it will go on (rule 2)."""

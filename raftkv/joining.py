@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from .addresses import AddressBook
 from .credibility import Credibility
+from .descriptors import lacks_descriptors
 from .errors import DiskFailed, NodeFault
 from .raft import wire
 from .raft.epoch import FOUNDED, Epoch
@@ -102,10 +103,20 @@ class Joining:
             self._hub.runtime.spawn(self._ask(name), f"ask {name} for the cluster")
 
     def join(self, cluster_id: str, epoch: Epoch = FOUNDED) -> bool:
-        """Store the id. False if the disk refused, which stops the node."""
+        """Store the id. False if the disk refused, which stops the node.
+
+        Without a file descriptor nothing is stored: the links are made again, and with them the
+        claims.
+        """
         try:
             self._directory.join(cluster_id, epoch)
         except OSError as error:
+            if lacks_descriptors(error):
+                log.error("the cluster's id cannot be stored yet: %s", error)
+                engine = self._engine()
+                for link in () if engine is None else tuple(engine.links.values()):
+                    link.close()
+                return False
             self._faulted(
                 DiskFailed(
                     f"the cluster's id cannot be stored: {error}. Free or "

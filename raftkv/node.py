@@ -26,6 +26,7 @@ from .config import NodeConfig
 from .core_format import CoreFormat
 from .corruption_check import CorruptionCheck
 from .costly_commands import CostlyCommands
+from .descriptors import lacks_descriptors
 from .errors import (
     ConfigError,
     CorruptState,
@@ -65,6 +66,7 @@ from .replica import Replica
 from .replicant.upstream import STATUS_S
 from .rpc import RpcHub
 from .runtime import OsRuntime, Runtime
+from .start_errors import error_of_start
 from .state.core import Core, NodeUp, NodeUpResult
 from .state.machine import StateMachine
 from .status import Status, status_of
@@ -173,10 +175,7 @@ class Node:
             raise
         except OSError as error:
             await self._release()
-            raise DiskFailed(
-                f"the data directory {self.config.dir} cannot be used: {error}. Free or replace "
-                f"the disk, then start the node again"
-            ) from error
+            raise error_of_start(error, self.config.dir) from error
         except BaseException:
             await self._release()
             raise
@@ -256,7 +255,10 @@ class Node:
         if directory.is_marked:
             await self.rebuild.leave_marked()
         self._part = await self._make_part(runtime, directory, self._replica)
-        await peering.hub.listen(config.listen_address or config.peer_address)
+        if config.listen_address is None:
+            await peering.hub.listen(config.peer_address)
+        else:
+            await peering.hub.listen(config.listen_address, "listen_address")
         await self.hosting.start()
         self._part.start()
         self._office_changed()
@@ -359,8 +361,11 @@ class Node:
         self._office_changed()
         self.hosting.spawn(self.promotion.tell(), "tell the log of the promotion")
 
-    def _newer_epoch(self, epoch: Epoch) -> None:
-        """The cluster was recovered by force: what this replicant has copied is given up."""
+    def _newer_epoch(self, epoch: Epoch) -> bool:
+        """The cluster was recovered by force: what this replicant has copied is given up.
+
+        False if the epoch could not be stored.
+        """
         part, directory = self._part, self._directory
         assert isinstance(part, ReplicantPart)
         assert directory is not None
@@ -370,16 +375,20 @@ class Node:
         try:
             directory.adopt(epoch)
         except OSError as error:
+            if lacks_descriptors(error):
+                log.error("the cluster's epoch cannot be stored yet: %s", error)
+                return False  # the next handshake names it again
             self._faulted(
                 DiskFailed(
                     f"the cluster's epoch cannot be stored: {error}. Free or replace the disk, "
                     f"then start the node again"
                 )
             )
-            return
+            return False
         # Its session may be another's in the new history, where nothing is known of its numbers.
         self.outbox.open(0)
         self._copy_again()
+        return True
 
     def _copy_again(self) -> None:
         """A replicant discards its state, and copies it from a core like a new node."""

@@ -127,8 +127,8 @@ class Peering:
             self._links_of,
             self._try_founding,
         )
-        # Set by a replicant: discard the state and belong to this epoch.
-        self.on_newer_epoch: Callable[[Epoch], None] = lambda epoch: None
+        # Set by a replicant: discard the state and belong to this epoch. False if it cannot now.
+        self.on_newer_epoch: Callable[[Epoch], bool] = lambda epoch: False
 
     def _configuration(self) -> Configuration | None:
         return None if self.engine is None else self.engine.configuration
@@ -395,7 +395,8 @@ class Peering:
                 if not self.credibility.believes(name, proof):
                     return self.credibility.unproved(hello, identity.epoch, proof)
                 if identity.role == "replicant":
-                    self.on_newer_epoch(hello.epoch)
+                    if not self.on_newer_epoch(hello.epoch):
+                        return wire.Refusal(_UNFOUNDED, "the newer epoch cannot be stored yet")
                     return None
                 text = _outdated(identity.name, identity.epoch, hello.epoch)
                 self._faulted(OutdatedData(f"{text} ({name} at {hello.peer_address} says so)"))

@@ -18,6 +18,7 @@ import pytest
 from raftkv.config import Limits, NodeConfig, RaftTimes
 from raftkv.errors import (
     AddressInUse,
+    ConfigError,
     DirectoryLocked,
     DiskFailed,
     NodeFault,
@@ -326,7 +327,7 @@ async def test_an_address_in_use_is_named(tmp_path: Path) -> None:
         node = variant(cluster.configs["core1"], **changes)
         error = await raised(node.start(), AddressInUse)
         assert address in str(error)
-        assert "choose another address" in str(error)
+        assert "choose another port" in str(error)
         await node.stop()
         assert await cluster.nodes[0].kv.get(b"k") is None
 
@@ -752,11 +753,11 @@ async def test_whoever_waits_for_a_fault_may_give_up() -> None:
 
 
 @in_loop
-async def test_a_directory_that_cannot_be_made_is_a_fault(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     async with LocalCluster(cores=1) as cluster:
         config = msgspec.structs.replace(
             cluster.configs["core1"], dir=str(tmp_path / "file" / "data")
         )
         node = Node(config, plugins=())
-        await raised(node.start(), DiskFailed)
+        await raised(node.start(), ConfigError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,26 @@ def test_a_full_disk_at_the_moment_of_joining_stops_the_node() -> None:
     assert directory.identity.cluster_id == ""
 
 
+def test_a_lack_of_descriptors_at_the_moment_of_joining_is_passed() -> None:
+    runtime: Any = FakeRuntime()
+    config = NodeConfig(name="core2", dir="/d", peer_address="core2:1", cores=CORES, insecure=True)
+    directory = DataDirectory(config, runtime)
+    faults: list[NodeFault] = []
+    peering = Peering(config, directory, runtime, faults.append)
+    opened = runtime.files.open
+
+    def lacks(path: str, mode: str) -> Any:
+        raise OSError(errno.EMFILE, "too many open files", path)
+
+    runtime.files.open = lacks
+    hello = wire.Hello(1, "raft", "raftkv", "c1", "core1-aa", "core", "core1:1")
+    peering._joining.met(hello, Proof(Kind.CORE, "core1"))
+    assert (faults, directory.identity.cluster_id) == ([], "")
+    runtime.files.open = opened
+    peering._joining.met(hello, Proof(Kind.CORE, "core1"))
+    assert directory.identity.cluster_id == "c1"
+
+
 OLD, NEW, RIVAL = Epoch(1, "aa"), Epoch(2, "bb"), Epoch(1, "cc")
 
 
@@ -74,10 +95,15 @@ class Met:
         directory.join("c1", OLD)
         self.faults: list[NodeFault] = []
         self.adopted: list[Epoch] = []
+        self.stores = True
         self.peering = Peering(config, directory, runtime, self.faults.append)
-        self.peering.on_newer_epoch = self.adopted.append
+        self.peering.on_newer_epoch = self._adopt
         for purpose in ("raft", "follow", "rpc"):
             self.peering.purpose(purpose, lambda link: None, lambda link: None)
+
+    def _adopt(self, epoch: Epoch) -> bool:
+        self.adopted.append(epoch)
+        return self.stores
 
     def code(self, proof: Proof = DIALLED, **changes: Any) -> str:
         """What the handshake is refused for; "" if it is accepted."""
@@ -242,6 +268,15 @@ def test_a_replicant_that_meets_a_newer_epoch_adopts_it() -> None:
     assert met.code(epoch=OLD, purpose="follow") == ""
     assert met.adopted == [NEW]
     met.peering.refused(wire.Refusal(OutdatedData.code, "old"), "core2:1", DIALLED)
+    assert not met.faults
+
+
+def test_a_replicant_that_cannot_store_a_newer_epoch_takes_no_link_of_it() -> None:
+    met = Met("replicant")
+    met.stores = False
+    assert met.code(epoch=NEW, purpose="follow") == "unfounded"
+    met.stores = True
+    assert met.code(epoch=NEW, purpose="follow") == ""
     assert not met.faults
 
 

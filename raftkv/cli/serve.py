@@ -20,6 +20,7 @@ from typing import Any
 
 from raftkv.collector import tune_gc
 from raftkv.config import NodeConfig
+from raftkv.descriptors import raise_limit
 from raftkv.errors import RaftkvError
 from raftkv.hugepages import use_huge_pages
 from raftkv.node import Node
@@ -38,8 +39,9 @@ def run(config: NodeConfig, place: Place | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end.
 
     The process is the node's alone, so its garbage collector and its pages of memory are arranged
-    for a large state. `place` is told of the node, for the log.
+    for a large state, and its limit of open files is raised. `place` gets the node, for the log.
     """
+    raise_limit()
     tune_gc()
     use_huge_pages()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -166,6 +166,11 @@ def _snapshots(part: CorePart) -> Iterator[Family]:
         counts.snapshots_damaged,
         "Snapshots that were not used because their checksums do not match.",
     )
+    yield counter(
+        "descriptors_lacked_total",
+        counts.descriptors_lacked,
+        "Files of the log and of snapshots that were not opened for want of file descriptors.",
+    )
 
 
 def _disk(engine: Engine) -> Iterator[Family]:

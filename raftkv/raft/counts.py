@@ -41,6 +41,7 @@ class Counts:
         self.snapshots_installed = 0
         self.snapshot_received_bytes = 0
         self.snapshots_damaged = 0
+        self.descriptors_lacked = 0
 
     def led_by(self, term: int, leader: str) -> None:
         """Somebody leads this term. Losing sight of a leader and seeing it again is no change."""

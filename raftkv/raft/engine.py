@@ -51,6 +51,7 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node as SyncObjNode
 
 from raftkv.config import Limits, RaftTimes
+from raftkv.descriptors import RETRY_S, lacks_descriptors
 from raftkv.errors import (
     DiskFailed,
     Diverged,
@@ -114,6 +115,8 @@ INBOX_S_PER_TICK = 0.005
 # How far ahead a term may lie: a cluster that elects once a second needs eleven days for this many.
 # Without it one message could use up all terms there are.
 TERM_STEP_MAX = 1_000_000
+# How often a lack of file descriptors is logged.
+COMPLAIN_S = 60.0
 # A timer that fires later than this was held up by something; sockets are drained first (rule 27).
 LATE_TIMER_S = 0.05
 
@@ -162,7 +165,9 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self._scheduled = False
         self._timer: Timer | None = None
         self._timer_at = 0.0
+        # Messages and ticks wait until the disk's thread has written a batch.
         self._frozen_since: float | None = None
+        self._complain_at = 0.0
         self._durable_term = wal.term
         # Who waits for the disk: (index, number, future), a heap.
         self._storing: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -521,22 +526,45 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         pending = self.wal.take()
         if pending is not None:
             term = self.term
-            future = self.runtime.offload(self._write, pending)
-            self._freeze(future, lambda _: self._synced(pending, term))
+            self._frozen_since = self.runtime.monotonic()
+            self._put(pending, lambda _: self._synced(pending, term))
             return
         self._release()
+
+    def _put(self, pending: Pending, done: Callable[[Any], None]) -> None:
+        """Have the disk's thread write a batch; again as long as no file descriptor is left."""
+        if self.stopped:
+            return
+
+        def written(future: asyncio.Future[Any]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if lacks_descriptors(error) and not self.stopped:
+                self.lacks_descriptors("the log", error)
+                self.runtime.call_later(RETRY_S, self._put, pending, done)
+            else:
+                self._thaw(future, done)
+
+        self.runtime.offload(self._write, pending).add_done_callback(written)
+
+    def lacks_descriptors(self, what: str, error: BaseException | None) -> None:
+        """Count that something could not be opened, and log it once a minute."""
+        self.counts.descriptors_lacked += 1
+        now = self.runtime.monotonic()
+        if now >= self._complain_at:
+            self._complain_at = now + COMPLAIN_S
+            log.error(
+                "%s: no file descriptor is left (%s), so %s waits. Raise the limit (ulimit -n, or "
+                "LimitNOFILE= in a unit of systemd), or have the program close files",
+                name_of(self.me),
+                error,
+                what,
+            )
 
     def _write(self, pending: Pending) -> None:
         """In the disk's thread."""
         began = self.runtime.monotonic()
         self.wal.write(pending)
         self.counts.fsync_s.observe(self.runtime.monotonic() - began)
-
-    def _freeze(self, future: asyncio.Future[Any], done: Callable[[Any], None]) -> None:
-        """Messages and ticks wait until this work of a disk thread is done."""
-        assert self._frozen_since is None
-        self._frozen_since = self.runtime.monotonic()
-        future.add_done_callback(lambda future: self._thaw(future, done))
 
     def _thaw(self, future: asyncio.Future[Any], done: Callable[[Any], None]) -> None:
         self._frozen_since = None

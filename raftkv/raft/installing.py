@@ -37,6 +37,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from raftkv import collector
+from raftkv.descriptors import RETRY_S, lacks_descriptors
 from raftkv.errors import DamagedSnapshot, WrongCluster
 
 from . import wire
@@ -157,6 +158,10 @@ class Installing:
             engine.snapshotting.space.refused(asked.message.index, asked.message.size_bytes)
             engine.snapshotting.no_room(error)
             return
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            self._chunks.clear()
+            engine.snapshotting.put_off(error)
+            return
         if isinstance(error, WrongCluster):
             log.warning("a snapshot of %s is dropped: %s", asked.sender, error)
             link = engine.links.get(asked.sender)
@@ -209,6 +214,11 @@ class Installing:
         except Exception as error:
             # Also what is no fault of the file: without it this node would never get on.
             loading.discard()
+            if lacks_descriptors(error):
+                engine.lacks_descriptors("a received snapshot", error)
+                await engine.runtime.sleep(RETRY_S)
+                self._begin(snapshot)
+                return
             engine.failed(error)
         self._current = None
         self._begin_next()

@@ -26,6 +26,7 @@ import logging
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.descriptors import lacks_descriptors
 from raftkv.errors import DamagedSnapshot
 
 from . import wire
@@ -142,6 +143,9 @@ class Sending:
                 then(future.result())
             elif isinstance(error, DamagedSnapshot):
                 self._damaged(peer, transfer, error)
+            elif lacks_descriptors(error):
+                engine.lacks_descriptors("sending a snapshot", error)
+                self._retry_later(peer, transfer)
             else:
                 engine.failed(error)
 

@@ -26,6 +26,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from raftkv.descriptors import lacks_descriptors
 from raftkv.errors import DiskFailed, NodeFault
 
 from .free_space import FreeSpace, is_no_room
@@ -242,6 +243,9 @@ class Snapshotting:
             if is_no_room(error):
                 self.no_room(error)
                 return
+            if lacks_descriptors(error):
+                self.put_off(error)
+                return
             engine.stop_with(
                 DiskFailed(
                     f"writing a snapshot failed: {error}. Free or replace the disk, then start "
@@ -280,6 +284,14 @@ class Snapshotting:
         log.error("no room for a snapshot, again in %.0f s: %s", self._room_retry_s, error)
         self._room_retry_s = min(ROOM_RETRY_MAX_S, 2 * self._room_retry_s)
         self.space.no_room(error)
+
+    def put_off(self, error: OSError) -> None:
+        """A snapshot, written or received, found no file descriptor: try later."""
+        engine = self._engine
+        engine.counts.snapshots_failed += 1
+        self._failing = True
+        self._not_before = engine.runtime.monotonic() + ROOM_RETRY_MIN_S
+        engine.lacks_descriptors("a snapshot", error)
 
     async def _write_slices(self, writer: SnapshotWriter, frozen: Frozen, begun: _Begun) -> None:
         """Slice by slice, as the pace says; not faster than the limits on average."""

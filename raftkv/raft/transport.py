@@ -16,7 +16,6 @@ on it. `RaftTransport` is that object; it only passes on.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,9 +23,10 @@ from typing import Any
 from pysyncobj.transport import Transport as SyncObjTransport
 
 from raftkv.config import parse_address
-from raftkv.errors import AddressInUse, ConfigError
+from raftkv.errors import ConfigError
 from raftkv.runtime import Listener, Runtime
 from raftkv.security.channel import Security
+from raftkv.start_errors import error_of_listening
 
 from .complaints import Complaints
 from .link import HELLO_TIMEOUT_S, Link, LinkOwner
@@ -70,20 +70,19 @@ class Hub:
         self._dialling: dict[str, asyncio.Task[Any]] = {}
         self._closed = False
 
-    async def listen(self, address: str) -> int:
-        """Start accepting; returns the port. Raises `AddressInUse` naming the address."""
-        host, port = parse_address(address, "peer_address")
+    async def listen(self, address: str, label: str = "peer_address") -> int:
+        """Start accepting; returns the port.
+
+        `label` is the key of the configuration that errors name. Raises ConfigError (AddressInUse
+        for an address that is taken) or TooManyOpenFiles.
+        """
+        host, port = parse_address(address, label)
         try:
             self._listener = await self.runtime.listen(
                 lambda: Link(self, None, "unknown"), host, port
             )
         except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
-                raise AddressInUse(
-                    f"cannot listen on {address}: {error.strerror}. Stop the process that uses "
-                    f"it, or choose another address"
-                ) from None
-            raise
+            raise error_of_listening(error, label, address) from None
         return self._listener.port
 
     def keep_dialling(

@@ -11,6 +11,8 @@ Rules of this file:
    segment whose header says how much of the one before counts.
 5. A failed write or sync ends the log: nothing of that batch is believed, nothing more is written,
    and nothing is tried again. A sync that failed cannot be repeated (wal_recovery.py says why).
+   A lack of file descriptors is no failed write: `write` may be called again with the same batch
+   and continues where it stopped.
 
 Theory. `durable_index` is the last entry known to be on this disk: what the node may acknowledge,
 or count for itself as a leader. An entry can be truncated and replaced by another of the same index
@@ -37,6 +39,7 @@ from typing import Final, overload
 
 from pysyncobj.journal import Journal  # type: ignore[import-untyped, unused-ignore]
 
+from raftkv.descriptors import lacks_descriptors
 from raftkv.errors import DamagedLog
 from raftkv.raft.records import (
     HEADER_BYTES,
@@ -111,6 +114,8 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         self._failed = False
         self._buffer: list[bytes] = []
         self._in_flight: Pending | None = None
+        # The batch whose content is on the disk, though perhaps not the name of its file.
+        self._stored: Pending | None = None
         self._in_flight_last = 0
         self._commit = state.base_index
         self.durable_index = 0
@@ -354,27 +359,35 @@ class Wal(Journal):  # type: ignore[misc, unused-ignore]
         """Put the batch on stable storage and delete the files that it makes obsolete. Blocking.
 
         Raises OSError; then nothing of the batch may be acknowledged, and the log is closed for
-        all further writes: the caller stops the node.
+        all further writes: the caller stops the node. After one for want of file descriptors
+        (`lacks_descriptors`) the caller repeats the call.
         """
         self._refuse_if_failed()
         try:
-            if pending.creates:
-                before, self._file = self._file, self._files.open(pending.path, "w")
-                if before is not None:
-                    before.close()
-            assert self._file is not None, "a log is opened with a new segment"
-            data = pending.header + pending.sealed()
-            self._file.write(data)
-            self.written_bytes += len(data)
-            if self._fsync:
-                self._file.datasync()
-                if pending.creates:
-                    self._files.sync_dir(self._directory)
+            if self._stored is not pending:
+                self._store(pending)
+                self._stored = pending
+            if self._fsync and pending.creates:
+                self._files.sync_dir(self._directory)
             for path in pending.obsolete:
                 self._files.remove(path)
-        except OSError:
-            self._failed = True
+        except OSError as error:
+            self._failed = not lacks_descriptors(error)
             raise
+        self._stored = None
+
+    def _store(self, pending: Pending) -> None:
+        """The content of the batch. Only its beginning can lack a descriptor."""
+        if pending.creates:
+            before, self._file = self._file, self._files.open(pending.path, "w")
+            if before is not None:
+                before.close()
+        assert self._file is not None, "a log is opened with a new segment"
+        data = pending.header + pending.sealed()
+        self._file.write(data)
+        self.written_bytes += len(data)
+        if self._fsync:
+            self._file.datasync()
 
     def written(self, pending: Pending) -> None:
         """Believe a batch that `write` returned from: `durable_index` rises."""

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
-import os
 import socket
 from collections.abc import Generator
 from typing import Final
 
 import uvicorn
 
-from raftkv.errors import AddressInUse, ConfigError
 from raftkv.plugin import Metric
+from raftkv.start_errors import error_of_listening
 
 from .accepting import TlsAccepting
 from .app import App
@@ -49,11 +47,21 @@ class Door:
 
     `port` 0 lets the operating system choose; `port` and `endpoint` then give the choice. A Door
     is started once and stopped once. `start` raises `AddressInUse` when the address is taken and
-    `ConfigError` when it cannot be bound for another reason. With `tls` it speaks TLS only.
+    `ConfigError` when it cannot be bound for another reason; `label` is the key of the
+    configuration that they name. With `tls` it speaks TLS only.
     """
 
-    def __init__(self, app: App, host: str, port: int, *, tls: DoorTls | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        host: str,
+        port: int,
+        *,
+        tls: DoorTls | None = None,
+        label: str = "http_address",
+    ) -> None:
         self._app = app
+        self._label = label
         self._host = host
         self._port = port
         self._tls = tls
@@ -87,6 +95,7 @@ class Door:
         refused["answer_bytes_max"] = app.outgoing.refused
         return [
             Metric("connections", "gauge", len(state.connections), "Open connections."),
+            Metric("connections_max", "gauge", app.limits.connections_max, "The limit."),
             Metric("handshakes", "gauge", state.handshakes, "TLS handshakes under way."),
             Metric("handshakes_failed", "counter", state.handshakes_failed, "Those that failed."),
             Metric("requests_in_flight", "gauge", app.requests, "Requests under way."),
@@ -102,7 +111,7 @@ class Door:
 
     async def start(self) -> None:
         """Bind and serve; returns when connections are accepted."""
-        listener = _bind(self._host, self._port)
+        listener = _bind(self._host, self._port, self._label)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -180,16 +189,15 @@ class Door:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, or an error that says what to change."""
+def _bind(host: str, port: int, label: str) -> socket.socket:
+    """A bound TCP socket, or the error of raftkv; `label` is the key that it names."""
+    shown = f"{f'[{host}]' if ':' in host else host}:{port}"
+    listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise ConfigError(f"http_address: cannot resolve {host!r}: {error.strerror}") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Inherited by connections. A quiet watch sends nothing: only the kernel finds out that its
         # client is gone without a word, and frees its place among the streams.
@@ -202,12 +210,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(
-                f"http_address {host}:{port} is already in use: stop the program that listens "
-                f"there, or choose another port"
-            ) from None
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise ConfigError(f"http_address {host}:{port} cannot be bound: {reason}") from None
+        if listener is not None:
+            listener.close()
+        raise error_of_listening(error, label, shown) from None
     return listener

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raftkv import descriptors
 from raftkv.config import NodeConfig, parse_address
 from raftkv.errors import ConfigError
 from raftkv.node import Node
@@ -50,7 +51,7 @@ def door_of(node: Node, *, version: str = "") -> Door:
         body_bytes_max=2 * command_bytes_max,
         route_body_bytes_max=command_bytes_max,
         sessions=sessions,
-        limits=config.http,
+        limits=descriptors.within_limit(config.http),
         scheme="http" if tls is None else "https",
         admission=_admission(config),
     )
