@@ -54,13 +54,17 @@ def context_from(ca: str, certificate: str | None, key: str | None) -> ssl.SSLCo
     """A client's context from files. Raises `CertificateError`."""
     import ssl
 
+    from raftkv.pem import load_pair, reason_of
+
     try:
         context = ssl.create_default_context(cafile=ca)
-        if certificate is not None:
-            context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        files = ", ".join(name for name in (ca, certificate, key) if name is not None)
-        raise CertificateError(f"the files {files} cannot be used for TLS: {error}") from None
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"--cacert {ca} cannot be used for TLS: {reason_of(error)}. Name a file with the "
+            f"certificates of authorities in PEM form"
+        ) from None
+    if certificate is not None:
+        load_pair(context, certificate, key, "--cert and --key")
     return context
 
 

@@ -70,10 +70,14 @@ def serve(
 ) -> None:
     """Run one node until SIGTERM or SIGINT. Logs JSON lines to stderr."""
     import logging
+    import signal
 
     from raftkv.config import load_config
 
     from . import logs
+
+    # Before the slow imports: SIGHUP must not end a node that starts. serve.py handles it later.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     loaded = load_config(config)
     place = logs.configure(loaded.name, logging.DEBUG if verbose else logging.INFO)

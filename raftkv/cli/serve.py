@@ -4,7 +4,8 @@ SIGTERM and SIGINT stop cleanly: the door finishes its requests, then the node c
 second signal does not hurry: a node that hangs is killed by who started it. A fault of the node
 ends the process with that error, because a node that stopped itself must not look alive.
 
-SIGHUP makes a node with certificates read them again at once; it also notices by itself.
+SIGHUP makes a node with certificates read them again at once; it also notices by itself. Without
+certificates, and while the node starts, SIGHUP does nothing: it never ends a node.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ async def _until_signal(config: NodeConfig, place: Place | None) -> None:
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.set)
+    loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: the node is starting")
     serving = loop.create_task(_serve(config, place), name="serve")
     asked = loop.create_task(signalled.wait(), name="signal")
     await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -86,8 +88,7 @@ async def _serve(config: NodeConfig, place: Place | None) -> None:
             door = door_of(node, version=_version())
             await door.start()
             _log.info("serving at %s", door.endpoint)
-        if config.tls is not None or config.http_tls is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, node, door)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, node, door)
         try:
             fault = await node.fault
             if isinstance(fault, RaftkvError):
@@ -98,6 +99,9 @@ async def _serve(config: NodeConfig, place: Place | None) -> None:
 
 
 def _reload(node: Node, door: Door | None) -> None:
+    if node.config.tls is None and node.config.http_tls is None:
+        _log.info("SIGHUP: this node has no certificates to read again")
+        return
     task = asyncio.get_running_loop().create_task(_reloaded(node, door), name="reload certificates")
     # The loop keeps only weak references to tasks.
     _reloads.add(task)

@@ -8,6 +8,7 @@ import msgspec
 
 from raftkv.config import TlsFiles
 from raftkv.errors import CertificateError
+from raftkv.pem import load_pair, reason_of
 
 __all__ = ["ClientTls", "context_of"]
 
@@ -31,9 +32,11 @@ def context_of(tls: ClientTls | TlsFiles | ssl.SSLContext | None) -> ssl.SSLCont
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key)
-    except OSError as error:
-        files = ", ".join(name for name in (tls.ca, tls.certificate, tls.key) if name)
-        raise CertificateError(f"tls: the files {files} cannot be used: {error}") from None
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"tls: {tls.ca} cannot be used: {reason_of(error)}. Name a file with the certificates "
+            f"of authorities in PEM form"
+        ) from None
+    if tls.certificate is not None:
+        load_pair(context, tls.certificate, tls.key, "tls")
     return context

@@ -17,6 +17,7 @@ import ssl
 from typing import NamedTuple, Protocol
 
 from raftkv.errors import RaftkvError
+from raftkv.pem import load_pair
 
 from .identity import CertificateIdentity
 
@@ -70,13 +71,8 @@ def contexts(certificate_path: str, key_path: str, authorities_pem: str) -> Cont
         context.verify_mode = ssl.CERT_REQUIRED
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
         context.load_verify_locations(cadata=authorities_pem)
-        context.load_cert_chain(certificate_path, key_path, password=_no_password)
+        load_pair(context, certificate_path, key_path, "tls")
     return Contexts(server, client)
-
-
-def _no_password() -> str:
-    """OpenSSL would otherwise ask at the terminal."""
-    raise ssl.SSLError("the key is encrypted with a password")
 
 
 class Channel:

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 from raftkv.config import NodeConfig, TlsFiles
 from raftkv.errors import CertificateError
+from raftkv.pem import as_certificate_error
 from raftkv.runtime import Runtime
 
 from . import credentials
@@ -94,10 +95,12 @@ class Keeper:
         stamp = await runtime.offload_bulk(self._look)
         try:
             fresh = await runtime.offload_bulk(self._load)
-        except CertificateError as error:
-            self._stamp, self.fault = stamp, str(error)
-            log.error("%s goes on with its former certificate: %s", self._config.name, error)
-            raise
+        except Exception as error:
+            # Whatever it is: it must not end `_watch`.
+            found = as_certificate_error(error, "tls")
+            self._stamp, self.fault = stamp, str(found)
+            log.error("%s uses its former certificate: %s", self._config.name, found)
+            raise found from None
         self._stamp, self.fault = stamp, None
         if fresh.serial != self.current.serial or fresh.authorities != self.current.authorities:
             self._warned_at = None
@@ -118,7 +121,7 @@ class Keeper:
             stamp = await self._runtime.offload_bulk(self._look)
             settled, seen = stamp == seen, stamp
             if settled and stamp != self._stamp:
-                # What is wrong is said by reload; the next change of a file is the next attempt.
+                # `reload` logs what is wrong; the next change of a file is the next attempt.
                 with contextlib.suppress(CertificateError):
                     await self.reload()
 

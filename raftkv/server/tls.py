@@ -28,6 +28,7 @@ from typing import Final
 from raftkv.config import HttpTls
 from raftkv.errors import CertificateError
 from raftkv.hostnames import normal_name
+from raftkv.pem import as_certificate_error, load_pair, reason_of
 from raftkv.security.authority import hosts_of, read_certificates
 from raftkv.security.credentials import FILE_BYTES_MAX, UNREADABLE
 
@@ -75,7 +76,7 @@ class DoorTls:
             stamp = await loop.run_in_executor(None, _look, self._files)
             settled, seen = stamp == seen, stamp
             if settled and stamp != self._stamp:
-                # What is wrong is said by reload; the next change of a file is the next attempt.
+                # `reload` logs what is wrong; the next change of a file is the next attempt.
                 with contextlib.suppress(CertificateError):
                     await self.reload()
 
@@ -84,13 +85,15 @@ class DoorTls:
         loop = asyncio.get_running_loop()
         self._stamp = await loop.run_in_executor(None, _look, self._files)
         try:
-            self._current = await loop.run_in_executor(None, _load, self._files)
-            self.names = await loop.run_in_executor(None, names_in, self._files.certificate)
-        except CertificateError as error:
-            self.fault = str(error)
-            _log.error("the door goes on with its former certificate: %s", error)
-            raise
-        self.fault = None
+            current = await loop.run_in_executor(None, _load, self._files)
+            names = await loop.run_in_executor(None, names_in, self._files.certificate)
+        except Exception as error:
+            # Whatever it is: it must not end `watch`.
+            found = as_certificate_error(error, "http_tls")
+            self.fault = str(found)
+            _log.error("the HTTP API uses its former certificate: %s", found)
+            raise found from None
+        self._current, self.names, self.fault = current, names, None
         self.on_names(self.names)
         _log.info("the door uses %s for new connections", self._files.certificate)
 
@@ -138,32 +141,15 @@ def _new_context() -> ssl.SSLContext:
 
 def _load(files: HttpTls) -> ssl.SSLContext:
     context = _new_context()
-    try:
-        context.load_cert_chain(files.certificate, files.key, password=_no_password)
-    except OSError as error:
-        raise CertificateError(
-            f"http_tls: {files.certificate} with {files.key} cannot be used: {_why(error)}. Name "
-            f"a certificate in PEM form and its key, without a password"
-        ) from None
+    load_pair(context, files.certificate, files.key, "http_tls")
     if files.ca is None:
         return context
     try:
         context.load_verify_locations(files.ca)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CertificateError(
-            f"http_tls.ca = {files.ca} cannot be used: {_why(error)}. Name a file with the "
+            f"http_tls.ca = {files.ca} cannot be used: {reason_of(error)}. Name a file with the "
             f"certificates of the authorities of your clients in PEM form"
         ) from None
     context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _why(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
-    return error.strerror or str(error)
-
-
-def _no_password() -> str:
-    """OpenSSL would otherwise ask at the terminal."""
-    raise ssl.SSLError("the key has a password")

@@ -127,7 +127,7 @@ def test_a_broken_file_is_said_once_and_the_old_stays(
     assert keeper.current is before
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert "goes on with its former certificate" in record.message
+    assert "uses its former certificate" in record.message
     fault = keeper.status().fault
     assert fault is not None
     assert fault in record.message
