@@ -4,7 +4,7 @@
 connections that its HTTP API accepts. A library does not change the limits of the process that it
 runs in: an embedded node accepts as many connections as the limit has room for, and warns.
 
-A lack of descriptors (EMFILE of the process, ENFILE of the system) says nothing about the disk and
+A lack of descriptors (EMFILE of the process, ENFILE of the system) does not concern the disk and
 passes when others close theirs. A running node repeats what it could not open (raft/engine.py,
 raft/snapshotting.py); a start ends with `TooManyOpenFiles`.
 """

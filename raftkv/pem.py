@@ -32,8 +32,8 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str | None, what: 
         context.load_cert_chain(certificate, key, password=_no_password)
     except _HasPassword:
         raise CertificateError(
-            f"{what}: the key in {key or certificate} is encrypted with a password, and nobody is "
-            f"there to enter it: store the key without one (openssl pkey -in FILE -out FILE), "
+            f"{what}: the key in {key or certificate} is encrypted with a password, which no "
+            f"process can enter: store the key without one (openssl pkey -in FILE -out FILE), "
             f"readable for its user only"
         ) from None
     except (OSError, ValueError) as error:
@@ -44,7 +44,7 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str | None, what: 
 
 
 def as_certificate_error(error: Exception, what: str) -> CertificateError:
-    """The error of a reload that failed, for files that break a rule nobody has foreseen too."""
+    """The error of a reload that failed, also for an unforeseen one."""
     if isinstance(error, CertificateError):
         return error
     _log.error("an unexpected error while certificates were read", exc_info=error)

@@ -205,10 +205,10 @@ def test_the_thread_of_huge_pages_survives_errors(caplog: pytest.LogCaptureFixtu
 @pytest.mark.cluster
 def test_more_idle_connections_than_the_soft_limit_stop_no_node(tmp_path: Path) -> None:
     """`raftkv serve` under the soft limit of 1,024, with 1,100 idle clients."""
-    peer, door = free_ports(2)
+    peer, http_port = free_ports(2)
     (tmp_path / "node.toml").write_text(
         f'name = "a"\ndir = "data"\npeer_address = "127.0.0.1:{peer}"\n'
-        f'http_address = "127.0.0.1:{door}"\n[cores]\na = "127.0.0.1:{peer}"\n'
+        f'http_address = "127.0.0.1:{http_port}"\n[cores]\na = "127.0.0.1:{peer}"\n'
         "[limits]\nsegment_bytes_max = 2000000\n"
     )
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -225,12 +225,12 @@ def test_more_idle_connections_than_the_soft_limit_stop_no_node(tmp_path: Path) 
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(own[0], 4096), hard))
     idle: list[socket.socket] = []
     try:
-        _wait_ready(door, log)
+        _wait_ready(http_port, log)
         for _ in range(1_100):
-            each = socket.create_connection(("127.0.0.1", door), timeout=5)
+            each = socket.create_connection(("127.0.0.1", http_port), timeout=5)
             each.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             idle.append(each)
-        connection = http.client.HTTPConnection("127.0.0.1", door, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=20)
         body = json.dumps({"key": "aw==", "value": "dmFs" * 100_000})
         for _ in range(12):
             connection.request("POST", "/v3/kv/put", body)

@@ -1,4 +1,4 @@
-"""Errors of a start are told apart: each names its cause and what to do."""
+"""Each error of a start names its cause and what to do."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def _start(config: NodeConfig) -> str:
 
     async def whole() -> None:
         async with Node(config) as node:
-            door = door_of(node)
-            await door.start()
-            await door.stop()
+            server = door_of(node)
+            await server.start()
+            await server.stop()
 
     with pytest.raises(ConfigError) as caught:
         asyncio.run(asyncio.wait_for(whole(), 30))

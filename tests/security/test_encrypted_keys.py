@@ -1,6 +1,6 @@
 """Private keys with a password are refused everywhere, at once; a failed reload ends no reloading.
 
-OpenSSL would ask for the password at the terminal, on the event loop of whoever loads the key.
+OpenSSL would ask for the password at the terminal, on the event loop that loads the key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raftkv.client import Client, ClientTls
 from raftkv.errors import CertificateError
 from raftkv.security import channel, credentials
 from raftkv.security.keeper import Keeper
-from raftkv.server import tls as door_tls
+from raftkv.server import tls as http_tls
 from raftkv.server.tls import DoorTls
 from tests.security import pki
 from tests.security.test_keeper import SIGNER, Runtime, config, files_in
@@ -98,7 +98,7 @@ Failing = Callable[..., Any]
 
 
 def unforeseen(*arguments: Any) -> Any:
-    raise AttributeError("a defect that nobody has foreseen")
+    raise AttributeError("an unforeseen defect")
 
 
 def test_a_failed_reload_of_the_http_api_never_ends_reloading(
@@ -107,7 +107,7 @@ def test_a_failed_reload_of_the_http_api_never_ends_reloading(
     """Neither a key with a password nor an unforeseen error."""
 
     async def whole() -> None:
-        monkeypatch.setattr(door_tls, "POLL_S", 0.01)
+        monkeypatch.setattr(http_tls, "POLL_S", 0.01)
         tls = DoorTls(world.files)
         good = Path(world.files.key).read_bytes()
         first = tls._current
@@ -115,7 +115,7 @@ def test_a_failed_reload_of_the_http_api_never_ends_reloading(
         encrypt(world.files.key)
         await _until(lambda: tls.fault is not None and WORDS in tls.fault)
         with monkeypatch.context() as patched:
-            patched.setattr(door_tls, "_load", unforeseen)
+            patched.setattr(http_tls, "_load", unforeseen)
             Path(world.files.key).write_bytes(good + b"\n")
             await _until(lambda: tls.fault is not None and "AttributeError" in tls.fault)
             with pytest.raises(CertificateError, match="AttributeError"):
