@@ -21,8 +21,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, Final
 
-import msgspec
-
 from raftkv.config import HttpLimits, Limits
 from raftkv.errors import TooLarge
 from raftkv.plugin import Route, Under
@@ -45,10 +43,10 @@ from .answers import (
 from .cluster_words import ETCD_API_VERSION, ClusterWords
 from .encoding import Headers
 from .gateway import Gateway
-from .health import Health
 from .hot import Known
 from .lease_words import LeaseWords
 from .outgoing import Outgoing
+from .pages import PAGES, PROBES, Pages
 from .ports import DoorNode, SessionBinder, Writer
 from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, stream_out
 from .streams import STREAM, Stream, serve_stream
@@ -75,9 +73,7 @@ ROUTE_BODY_BYTES_MAX: Final = Limits().command_bytes_max
 DISCARD_TIMEOUT_S: Final = 5.0
 
 _CLOSE: Final = (b"connection", b"close")
-_TEXT_TYPE: Final = (b"content-type", b"text/plain; charset=utf-8")
 _JSON_HEADERS: Final = (JSON_TYPE,)
-_PAGES: Final = frozenset(("/health", "/livez", "/readyz", "/version", "/metrics", "/v1/status"))
 
 
 class App:
@@ -87,7 +83,7 @@ class App:
     The two limits of bytes are for the body of an etcd word and of a request to a plugin. `scheme`
     is how the members' doors are shown in the list of members.
     `admission` holds the rules for hosts and origins; without it addresses and localhost are known
-    and no origin is.
+    and no origin is. `clock` gives the seconds by which pages are kept (pages.py).
     """
 
     def __init__(
@@ -102,6 +98,7 @@ class App:
         limits: HttpLimits | None = None,
         scheme: str = "http",
         admission: Admission | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._node = node
         self._sessions = sessions
@@ -111,7 +108,7 @@ class App:
         self.body_bytes_max = body_bytes_max
         self._route_body_bytes_max = route_body_bytes_max
         self._headers = Headers(node)
-        self._health = Health(node)
+        self._pages = Pages(node, version, clock)
         # Under way at this moment, the hot ones included; and how often a limit was met.
         self.requests = 0
         self.streams = 0
@@ -157,9 +154,6 @@ class App:
             b"/v3/kv/deleterange": gateway.delete_range,
             b"/v3/kv/txn": gateway.txn,
         }
-        self._version_body = msgspec.json.encode(
-            {"etcdserver": ETCD_API_VERSION, "etcdcluster": ETCD_API_VERSION, "raftkv": version}
-        )
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -207,13 +201,14 @@ class App:
         finally:
             self.requests -= 1
 
-    def begin(self) -> None:
-        """Count a request in; who calls it counts it out again. Raises Busy."""
-        if self.requests >= self.limits.requests_max:
-            self.refused["requests_max"] += 1
-            limit = self.limits.requests_max
-            raise Busy(f"{limit} requests are under way (http.requests_max): try again later")
-        self.outgoing.require_room()
+    def begin(self, *, always: bool = False) -> None:
+        """Count a request in; who calls it counts it out again. Raises Busy, but not `always`."""
+        if not always:
+            if self.requests >= self.limits.requests_max:
+                self.refused["requests_max"] += 1
+                limit = self.limits.requests_max
+                raise Busy(f"{limit} requests are under way (http.requests_max): try again later")
+            self.outgoing.require_room()
         self.requests += 1
         self.requests_total += 1
 
@@ -349,10 +344,9 @@ class App:
 
     async def _other(self, scope: Message, receive: Receive, send: Send) -> None:
         path, method = _canonical(scope["path"]), scope["method"]
-        if path in _PAGES and method in ("GET", "HEAD"):
-            status, kind, answer = await self._page(path, scope)
-            await self._send(send, status, answer, (kind,))
-        elif path in _PAGES or path in self._words:
+        if path in PAGES and method in ("GET", "HEAD"):
+            await self._page(path, scope, send)
+        elif path in PAGES or path in self._words:
             await self._send(send, 405, _not_allowed(method))
         elif path.startswith("/v3"):
             text = f"raftkv does not serve {path}"
@@ -360,23 +354,17 @@ class App:
         else:
             await self._plugin(scope, receive, send)
 
-    async def _page(self, path: str, scope: Message) -> tuple[int, tuple[bytes, bytes], bytes]:
-        match path:
-            case "/health":
-                status, body = self._health.health()
-                return status, JSON_TYPE, body
-            case "/livez":
-                return _text(*await self._health.livez(scope["query_string"]))
-            case "/readyz":
-                return _text(*await self._health.readyz(scope["query_string"]))
-            case "/metrics":
-                accept = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
-                kind, body = self._node.metrics.render(accept)
-                return 200, (b"content-type", kind.encode("latin-1")), body
-            case "/version":
-                return 200, JSON_TYPE, self._version_body
-            case _:
-                return 200, JSON_TYPE, msgspec.json.encode(self._node.status())
+    async def _page(self, path: str, scope: Message, send: Send) -> None:
+        try:
+            self.begin(always=path in PROBES)
+        except Busy as busy:
+            await self._fail(send, self.failure(path, busy))
+            return
+        try:
+            status, kind, answer = await self._pages.page(path, scope)
+            await self._send(send, status, answer, (kind,))
+        finally:
+            self.requests -= 1
 
     async def _plugin(self, scope: Message, receive: Receive, send: Send) -> None:
         method, raw_path = scope["method"], scope["raw_path"].decode("ascii")
@@ -466,10 +454,6 @@ def _numbering(scope: Message) -> dict[bytes, bytes]:
     if len(found) < len(ours):
         raise BadRequest("a raftkv- header stands there twice: say once whose write it is")
     return found
-
-
-def _text(status: int, body: bytes) -> tuple[int, tuple[bytes, bytes], bytes]:
-    return status, _TEXT_TYPE, body
 
 
 def _canonical(path: str) -> str:

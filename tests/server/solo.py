@@ -139,8 +139,15 @@ class SoloLeases:
 
 
 class SoloMetrics:
+    """Counts how often it was rendered."""
+
+    def __init__(self) -> None:
+        self.renders = 0
+
     def render(self, accept: str = "") -> tuple[str, bytes]:
-        return "text/plain; version=0.0.4", f"# asked for {accept}\n".encode()
+        self.renders += 1
+        body = f"# {self.renders}, asked for {accept!r}\n"
+        return "text/plain; version=0.0.4", body.encode()
 
 
 class SoloQuotas:

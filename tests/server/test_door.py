@@ -524,13 +524,60 @@ def test_a_node_that_has_stopped_itself_does_not_live(served: Served) -> None:
     assert (status, shown.splitlines()[0]) == (503, "[-]node failed: the disk failed")
 
 
-def test_metrics_are_the_nodes_own(served: Served) -> None:
-    connection = served.connect()
-    connection.request("GET", "/metrics", headers={"accept": "text/x"})
+def scrape(server: Served, accept: str) -> tuple[str | None, bytes]:
+    connection = server.connect()
+    connection.request("GET", "/metrics", headers={"accept": accept})
     response = connection.getresponse()
-    assert response.getheader("content-type") == "text/plain; version=0.0.4"
-    assert response.read() == b"# asked for text/x\n"
-    connection.close()
+    try:
+        return response.getheader("content-type"), response.read()
+    finally:
+        connection.close()
+
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+def test_a_flood_of_scrapes_is_rendered_once() -> None:
+    now_s = [100.0]
+    server = Served(clock=lambda: now_s[0])
+    server.start()
+    try:
+        plain = scrape(server, "text/x")
+        assert plain == ("text/plain; version=0.0.4", b"# 1, asked for ''\n")
+        now_s[0] += 0.99
+        assert scrape(server, "*/*") == plain
+        # The other form, and later figures.
+        assert (
+            scrape(server, f"{OPENMETRICS};q=1")[1] == f"# 2, asked for {OPENMETRICS!r}\n".encode()
+        )
+        now_s[0] += 0.02
+        assert scrape(server, "")[1] == b"# 3, asked for ''\n"
+    finally:
+        server.stop()
+
+
+async def as_if_one_were_under_way(app: App) -> None:
+    while app.requests:
+        await asyncio.sleep(0)
+    app.requests = 1
+
+
+def test_pages_count_as_requests_and_probes_are_always_answered() -> None:
+    server = Served(limits=HttpLimits(requests_max=1))
+    server.start()
+    try:
+        before = server.app.requests_total
+        for path in ("/metrics", "/v1/status", "/readyz", "/health", "/livez", "/version"):
+            assert server.ask("GET", path)[0] == 200
+        assert server.app.requests_total == before + 6
+        server.run(as_if_one_were_under_way(server.app))
+        for path in ("/metrics", "/v1/status", "/readyz"):
+            status, headers, _ = server.ask("GET", path)
+            assert (status, headers["retry-after"]) == (429, "1")
+        assert [server.ask("GET", p)[0] for p in ("/health", "/livez", "/version")] == [200] * 3
+        assert server.app.refused["requests_max"] == 3
+    finally:
+        server.stop()
 
 
 def test_the_door_counts(served: Served) -> None:
