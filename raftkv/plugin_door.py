@@ -40,12 +40,18 @@ __all__ = [
 BodyT = TypeVar("BodyT")
 HostT = TypeVar("HostT")
 
+#: Objects and lists of one body: a transaction of 10,000 operations in each of its parts has them,
+#: and 10,000 is the highest `txn_ops_max`. Made into requests they take about ten milliseconds.
+JSON_OBJECTS_MAX: Final = 52_000
+
 # The gRPC code that goes with a status, as in the door's own errors.
 _GRPC_CODES: Final = {400: 3, 404: 5, 409: 9, 412: 9, 429: 8, 500: 13, 501: 12, 503: 14, 504: 4}
 # Nineteen digits hold every id; longer ones could be slow to read.
 _DIGITS_MAX: Final = 19
 # How much of a value that cannot be read is shown to whoever sent it.
 _SHOWN_CHARS: Final = 20
+# And of what the decoder says of it, which may name a field of a megabyte.
+_ERROR_CHARS: Final = 300
 
 
 class Under(Protocol):
@@ -213,17 +219,31 @@ def number_of(name: str, text: str, lowest: int, highest: int) -> int:
 def body_of(request: Request, kind: type[BodyT], hint: str = "") -> BodyT:
     """The body, JSON, as a `kind`; no body is one with every field left out.
 
-    `hint` is what an error says behind the names of the fields.
+    `hint` stands in an error behind the names of the fields.
     """
+    _require_few_objects(request.body)
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         names = ", ".join(getattr(kind, "__struct_fields__", ())) or "nothing"
+        text = str(error)[:_ERROR_CHARS]
         raise BadRequest(
-            f"the body is not what is asked for: {error}. It is JSON with {names}{hint}"
+            f"the body is not what is asked for: {text}. It is JSON with {names}{hint}"
         ) from None
     except RecursionError:
         raise BadRequest("the body is nested too deep: say it flatter") from None
+
+
+def _require_few_objects(body: bytes) -> None:
+    """Counted before anything is built: a body of nothing else would hold the node's loop."""
+    # Fewer bytes cannot hold them.
+    if len(body) > JSON_OBJECTS_MAX:
+        found = body.count(b"{") + body.count(b"[")
+        if found > JSON_OBJECTS_MAX:
+            raise BadRequest(
+                f"the body has {found} objects and lists, and {JSON_OBJECTS_MAX} is the limit: "
+                f"send it in parts"
+            )
 
 
 def value_of(name: str, raw: msgspec.Raw) -> Any:

@@ -27,6 +27,7 @@ from raftkv.plugin import (
     query_word,
     value_of,
 )
+from raftkv.plugin_door import JSON_OBJECTS_MAX
 
 
 class _Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,7 +146,7 @@ def test_a_body_that_is_something_else_names_the_fields(body: bytes) -> None:
 
 def test_a_body_may_not_be_nested_without_end() -> None:
     # What is skipped over is not read at all, so the depth shows where a value is decoded.
-    deep = b'{"details": ' + 100_000 * b"[" + 100_000 * b"]" + b"}"
+    deep = b'{"details": ' + 20_000 * b"[" + 20_000 * b"]" + b"}"
     with pytest.raises(BadRequest, match=r"nested too deep|cannot be read"):
         value_of("details", body_of(asked(deep), _Order).details)
 
@@ -188,3 +189,19 @@ def test_errors_are_answered_in_the_shape_of_the_door() -> None:
 async def _await(handler: Any, request: Request) -> Response:
     answer: Response = await handler(request)
     return answer
+
+
+class _Publish(msgspec.Struct):
+    messages: list[dict[str, int]]
+
+
+def test_a_body_of_objects_alone_is_refused_before_they_are_built() -> None:
+    few = JSON_OBJECTS_MAX - 2  # beside the body itself and its list
+    body = b'{"messages":[%b{}]}'
+    assert len(body_of(asked(body % (b"{}," * (few - 1))), _Publish).messages) == few
+    text = refusal(body_of, asked(body % (b"{}," * few)), _Publish)
+    assert text.startswith("the body has 52001 objects and lists, and 52000 is the limit")
+
+
+def test_an_error_quotes_little_of_the_body() -> None:
+    assert len(refusal(body_of, asked(b'{"%b":1}' % (b"x" * 100_000)), _Order)) < 500

@@ -33,6 +33,7 @@ __all__ = [
     "PERMISSION_DENIED",
     "RESOURCE_EXHAUSTED",
     "RETRY_AFTER",
+    "TEXT_CHARS_MAX",
     "TOO_LARGE_TEXT",
     "TOO_MANY_TEXT",
     "UNAVAILABLE",
@@ -77,6 +78,9 @@ _HTTP_STATUS: Final = {
     UNAVAILABLE: 503,
 }
 
+#: Of one text of an error.
+TEXT_CHARS_MAX: Final = 2_000
+
 TOO_LARGE_TEXT: Final = "etcdserver: request is too large"
 TOO_MANY_TEXT: Final = "etcdserver: too many requests"
 _TOO_MANY_OPS_TEXT: Final = "etcdserver: too many operations in txn request"
@@ -116,7 +120,11 @@ class Failure(msgspec.Struct, frozen=True):
 def failure_body(
     code: int, text: str, reason: str, detail: str = "", args: Sequence[Any] = ()
 ) -> bytes:
-    """The JSON body that etcd's gateway gives for an error, with raftkv's own fields behind it."""
+    """The JSON body that etcd's gateway gives for an error, with raftkv's own fields behind it.
+
+    Texts are cut at TEXT_CHARS_MAX: they may quote a name of the request, which may be megabytes.
+    """
+    text, detail = text[:TEXT_CHARS_MAX], detail[:TEXT_CHARS_MAX]
     body: dict[str, Any] = {"error": text, "message": text, "code": code, "reason": reason}
     if detail and detail != text:
         body["detail"] = detail

@@ -45,12 +45,14 @@ from .encoding import Headers
 from .gateway import Gateway
 from .hot import Known
 from .lease_words import LeaseWords
+from .messages import is_costly
 from .outgoing import Outgoing
-from .pages import PAGES, PROBES, Pages
 from .ports import DoorNode, SessionBinder, Writer
 from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, stream_out
+from .status_pages import PAGES, PROBES, StatusPages
 from .streams import STREAM, Stream, serve_stream
 from .watch_words import WatchStream
+from .work_budget import WorkBudget
 
 __all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App", "Word"]
 
@@ -83,7 +85,7 @@ class App:
     The two limits of bytes are for the body of an etcd word and of a request to a plugin. `scheme`
     is how the members' doors are shown in the list of members.
     `admission` holds the rules for hosts and origins; without it addresses and localhost are known
-    and no origin is. `clock` gives the seconds by which pages are kept (pages.py).
+    and no origin is. `clock` gives the seconds by which pages are kept (status_pages.py).
     """
 
     def __init__(
@@ -108,14 +110,15 @@ class App:
         self.body_bytes_max = body_bytes_max
         self._route_body_bytes_max = route_body_bytes_max
         self._headers = Headers(node)
-        self._pages = Pages(node, version, clock)
+        self._pages = StatusPages(node, version, clock)
         # Under way at this moment, the hot ones included; and how often a limit was met.
         self.requests = 0
         self.streams = 0
         self.requests_total = 0
         self.refused = {"requests_max": 0, "streams_max": 0, "body_bytes_max": 0}
         self.outgoing = Outgoing(self.limits.answer_bytes_max)
-        gateway = Gateway(node, self._headers, self.outgoing)
+        self.turns = WorkBudget()
+        gateway = Gateway(node, self._headers, self.outgoing, self.turns)
         leases = LeaseWords(node, self._headers)
         cluster = ClusterWords(node, self._headers, scheme)
         self._writing: dict[str, WritingWord] = {
@@ -197,9 +200,17 @@ class App:
         """Run a word if there is room for one more request. Raises Busy, or what it raises."""
         self.begin()
         try:
-            return await word(body)
+            return await self.started(word, body)
         finally:
             self.requests -= 1
+
+    def started(self, word: Word, body: bytes) -> Coroutine[Any, Any, bytes]:
+        """The word's coroutine. It waits for a turn of its own if reading the body takes long."""
+        return self._in_turn(word, body) if is_costly(body) else word(body)
+
+    async def _in_turn(self, word: Word, body: bytes) -> bytes:
+        await self.turns.turn()
+        return await word(body)
 
     def begin(self, *, always: bool = False) -> None:
         """Count a request in; who calls it counts it out again. Raises Busy, but not `always`."""
@@ -390,6 +401,8 @@ class App:
                 await self._fail(send, self.failure(scope["path"], error))
                 return
             try:
+                if is_costly(body):
+                    await self.turns.turn()
                 response = await answer_to(route, scope, params, body, under)
             finally:
                 self.requests -= 1

@@ -479,7 +479,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         state.hot_total += 1
         self._path = path
-        self._under_way = Run(self.loop, word(body), self._answered)
+        self._under_way = Run(self.loop, state.app.started(word, body), self._answered)
         self._under_way.step()
 
     def cut(self) -> None:

@@ -56,7 +56,7 @@ def format_routes(node: FormatNode) -> Sequence[Route]:
     async def raise_format(request: Request) -> Response:
         try:
             body = _decode(request.body or b"{}")
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text = f"the body must be a JSON object, with timeout_s at most: {error}"
             return Response(failure_body(INVALID_ARGUMENT, text, "bad_request"), 400)
         try:

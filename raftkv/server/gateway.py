@@ -1,15 +1,15 @@
 """etcd's key-value words on a node's keyspace: from a request's body to the answer's.
 
 These words are the measured path of the door. Each is one coroutine that awaits nothing but the
-node's own futures and an empty turn of the loop, so that `hot.py` can run it without a task.
+node's own futures and a turn of the loop, so that `hot.py` can run it without a task.
 
 A range that is large is read and written in pages, all as of one revision, so that no turn of the
-loop is as long as the answer.
+loop is as long as the answer. However many are under way, one page is read or written in each turn
+(work_budget.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -40,6 +40,7 @@ from .encoding import (
 )
 from .outgoing import Outgoing
 from .ports import DoorNode, Writer
+from .work_budget import WorkBudget
 
 __all__ = ["ANSWER_BYTES_MAX", "PAGE_KEYS", "Gateway"]
 
@@ -69,9 +70,11 @@ class Gateway:
         node: DoorNode,
         headers: Headers | None = None,
         outgoing: Outgoing | None = None,
+        turns: WorkBudget | None = None,
     ) -> None:
         self._node = node
         self._outgoing = Outgoing(2 * ANSWER_BYTES_MAX) if outgoing is None else outgoing
+        self._turns = WorkBudget() if turns is None else turns
         self._header = (headers or Headers(node)).json
         self._range_requests = messages.decoder_of(messages.RangeRequest)
         self._put_requests = messages.decoder_of(messages.PutRequest)
@@ -88,7 +91,12 @@ class Gateway:
         )
         if operation.range_end and _may_be_paged(operation):
             return await self._paged(operation, consistency)
+        if operation.range_end:
+            await self._node.barrier(consistency)
+            await self._turns.room()
+            consistency = "local"
         found = await self._node.kv.read(operation, consistency=consistency)
+        self._turns.spend(len(found.kvs))
         if _is_large(found.kvs):
             return await self._in_parts(found)
         return range_answer(self._header(found.revision), found.kvs, found.more, found.count)
@@ -125,7 +133,7 @@ class Gateway:
             success=_operations(request.success),
             failure=_operations(request.failure),
         )
-        with _Given(self._outgoing) as given:
+        with _Given(self._outgoing, self._turns) as given:
             parts = [await _operation_answer(result, given) for result in done.results]
             return txn_answer(self._header(done.revision), done.succeeded, parts)
 
@@ -139,22 +147,27 @@ class Gateway:
         self, operation: RangeOp, consistency: Literal["local", "linearizable"]
     ) -> bytes:
         walk = self._node.kv.walk(operation)
-        page = await walk.page(PAGE_KEYS, consistency=consistency)
+        await self._node.barrier(consistency)
+        await self._turns.room()
+        page = await walk.page(PAGE_KEYS, consistency="local")
+        self._turns.spend(len(page.kvs))
         # In the header stands the newest revision, whichever one is read.
         revision = self._node.kv.revision if operation.revision > 0 else page.revision
         count = page.count
         if walk.done() and not _is_large(page.kvs):
             return range_answer(self._header(revision), page.kvs, page.more, count)
-        with _Parts(self._outgoing) as parts:
+        with _Parts(self._outgoing, self._turns) as parts:
             await parts.add(page.kvs)
             while not walk.done():
+                await self._turns.room()
                 page = await walk.page(PAGE_KEYS)
+                self._turns.spend(len(page.kvs))
                 await parts.add(page.kvs)
             return parts.answer(self._header(revision), page.more, count)
 
     async def _in_parts(self, found: RangeResult) -> bytes:
         """What was read at once, because of its order or its filters, is written in parts."""
-        with _Parts(self._outgoing) as parts:
+        with _Parts(self._outgoing, self._turns) as parts:
             await parts.add(found.kvs)
             return parts.answer(self._header(found.revision), found.more, found.count)
 
@@ -162,8 +175,9 @@ class Gateway:
 class _Given:
     """The answer of a write, which counts as under way while it is written, and always is given."""
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: Outgoing, turns: WorkBudget) -> None:
         self._outgoing = outgoing
+        self.turns = turns
         self._bytes = 0
 
     def __enter__(self) -> _Given:
@@ -181,8 +195,9 @@ class _Given:
 class _Parts:
     """The rows of a large answer, which count as under way while it is written."""
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: Outgoing, turns: WorkBudget) -> None:
         self._outgoing = outgoing
+        self._turns = turns
         self._written: list[bytes] = []
         self._bytes = 0
 
@@ -202,6 +217,7 @@ class _Parts:
             size += len(row.key) + len(row.value)
             if size < SLICE_BYTES and end - begin < PAGE_KEYS and end < len(kvs):
                 continue
+            await self._turns.turn()
             # In base64 it will be longer.
             if self._bytes + size > ANSWER_BYTES_MAX:
                 raise _too_large()
@@ -214,7 +230,6 @@ class _Parts:
             if self._bytes > ANSWER_BYTES_MAX:
                 raise _too_large()
             begin, size = end, 0
-            await asyncio.sleep(0)
 
     def _require_room(self, size: int) -> None:
         # What it holds itself does not hinder it: it alone always fits.
@@ -335,7 +350,9 @@ async def _operation_answer(result: OperationResult, given: _Given) -> bytes:
     if isinstance(result, RangeResult):
         head = _inner_head(result.revision)
         if _is_large(result.kvs):
-            written = _Parts(Outgoing(2 * ANSWER_BYTES_MAX))  # result_bytes_max bounds it
+            written = _Parts(
+                Outgoing(2 * ANSWER_BYTES_MAX), given.turns
+            )  # result_bytes_max bounds it
             await written.add(result.kvs, given)
             answer = written.answer(head, result.more, result.count)
         else:

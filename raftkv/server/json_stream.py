@@ -1,9 +1,9 @@
 """JSON objects that follow one another in a stream, with nothing or white space between them.
 
-This is how grpc-gateway reads the body of a streaming word, and how it reads the body of any other
-word, of which it takes the first value and no more. Objects are found by counting braces outside
-of strings; whether what lies between them is JSON is the decoder's to say. So no byte is looked at
-twice, and an object that is too large is refused before it is whole.
+This is how grpc-gateway reads the body of a streaming word. Objects are found by counting braces
+outside of strings; whether what lies between them is JSON is the decoder's to say. So no byte is
+looked at twice, and an object that is too large is refused before it is whole. Each string and
+bracket costs a turn of a loop in Python, so their number is bounded as well.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Final
 
 from .answers import BadRequest
 
-__all__ = ["JsonStream", "first_value"]
+__all__ = ["MARKS_MAX", "JsonStream"]
+
+#: Strings and brackets of one object. A request to watch has about twenty.
+MARKS_MAX: Final = 1_000
 
 _MARK: Final = re.compile(rb'["{}\[\]]')
-# From the inside of a string: what ends it, or a backslash with what it escapes.
-_IN_STRING: Final = re.compile(rb'"|\\.|\\\Z', re.DOTALL)
+# The inside of a string, without a backslash at its end of which the escaped byte is to come.
+_IN_STRING: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 _BLANK: Final = b" \t\r\n"
 
@@ -34,6 +37,7 @@ class JsonStream:
         self._seen = 0
         self._begin = 0
         self._depth = 0
+        self._marks = 0
         self._in_string = False
 
     @property
@@ -68,37 +72,37 @@ class JsonStream:
             if found.group() != b"{":
                 raise BadRequest("the stream must be JSON objects, one after the other")
             self._begin = self._seen = found.start()
+            self._marks = 0
         while True:
-            found = (_IN_STRING if self._in_string else _MARK).search(held, self._seen)
+            if self._in_string and not self._end_string():
+                return 0
+            found = _MARK.search(held, self._seen)
             if found is None:
                 self._seen = len(held)
                 return 0
-            mark = found.group()
-            if mark == b"\\":
-                self._seen = found.start()  # what it escapes is still to come
-                return 0
             self._seen = found.end()
+            self._marks += 1
+            if self._marks > MARKS_MAX:
+                raise BadRequest(
+                    f"a request of the stream has more than {MARKS_MAX} strings and brackets"
+                )
+            mark = found.group()
             if mark == b'"':
-                self._in_string = not self._in_string
+                self._in_string = True
             elif mark in (b"{", b"["):
                 self._depth += 1
-            elif mark in (b"}", b"]"):
+            else:
                 self._depth -= 1
                 if self._depth == 0:
                     return self._seen
 
-
-def first_value(body: bytes) -> bytes | None:
-    """The first object of a body; b"" if it is blank, None if there is no whole object.
-
-    What follows it is not looked at.
-    """
-    if not body.strip(_BLANK):
-        return b""
-    stream = JsonStream(len(body))
-    stream._held += body
-    try:
-        end = stream._next()
-    except BadRequest:
-        return None
-    return bytes(stream._held[stream._begin : end]) if end else None
+    def _end_string(self) -> bool:
+        """Pass over what is left of a string; False if its end is not there yet."""
+        inside = _IN_STRING.match(self._held, self._seen)
+        assert inside is not None, "it matches nothing, too"
+        self._seen = inside.end()
+        if self._held[self._seen : self._seen + 1] != b'"':
+            return False
+        self._seen += 1
+        self._in_string = False
+        return True

@@ -94,7 +94,7 @@ def _verb(act: Callable[[_Body], Awaitable[None]]) -> Callable[[Request], Awaita
     async def answer(request: Request) -> Response:
         try:
             body = _decode(request.body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text = f"the body must be a JSON object with the node's name: {error}"
             return Response(failure_body(INVALID_ARGUMENT, text, "bad_request"), 400)
         try:

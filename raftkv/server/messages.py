@@ -7,6 +7,10 @@ as snake-case ones, null is the same as leaving out, a field that etcd does not 
 bytes may be an array of numbers, line ends inside base64 are skipped, and so is what stands behind
 the first JSON value. So the forms that clients use in masses cost nothing for the rare ones.
 
+Both ways are bounded before anything is built of a body: it has at most JSON_OBJECTS_MAX objects
+and lists, and at most VALUES_MAX values where the slow way is needed, which is written in Python.
+What is not JSON is refused at the first error; nothing here loops over bytes.
+
 Both are strict about everything else ("true" is not true, "1e3" is not a number), because etcd is.
 
 Every field of etcd 3.4's messages stands here. A number for an enum that has no such value is
@@ -15,15 +19,18 @@ refused, which etcd does only for names.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from raftkv.plugin_door import JSON_OBJECTS_MAX
+
 from .answers import BadRequest
-from .json_stream import first_value
 
 __all__ = [
+    "VALUES_MAX",
     "AlarmRequest",
     "CompactionRequest",
     "Compare",
@@ -46,7 +53,17 @@ __all__ = [
     "decode",
     "decoder_of",
     "enum_value",
+    "is_costly",
 ]
+
+#: Names and values of a body that is not in the usual form: four transactions of the default
+#: `txn_ops_max`, and about ten milliseconds.
+VALUES_MAX: Final = 10_000
+# A body with more values than this is read in its own turn of the loop (work_budget.py), and so is
+# one of more bytes; less takes less than a millisecond, whatever it is.
+_SHORT_VALUES: Final = 200
+_SHORT_BYTES: Final = 1024
+_LONG_BYTES: Final = 256 * 1024
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Uint64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec knows no upper bound beyond an int64's
@@ -256,27 +273,72 @@ def decoder_of(kind: type[RequestT]) -> msgspec.json.Decoder[RequestT]:
     return msgspec.json.Decoder(kind)
 
 
+def is_costly(body: bytes) -> bool:
+    """Whether reading it may take a millisecond or more."""
+    size = len(body)
+    return size > _LONG_BYTES or (size > _SHORT_BYTES and _values(body) > _SHORT_VALUES)
+
+
 def decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
     """Decode a request body; `BadRequest` says what is wrong with it. An empty body is `{}`."""
+    if len(body) > JSON_OBJECTS_MAX and body.count(b"{") + body.count(b"[") > JSON_OBJECTS_MAX:
+        raise BadRequest(f"the body has more than {JSON_OBJECTS_MAX} objects and lists")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError:
         # Valid JSON in a form that only the slow way knows, or a bad request; it was not read to
         # its end, where something may stand that does not count.
-        body = first_value(body) or body
+        return _decode_slowly(decoder, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        first = first_value(body)
-        if first is None:
-            raise BadRequest(f"the body is not valid JSON: {error}") from None
-        body = first or b"{}"
+        first = _first_value(body, error)
     try:
-        found = msgspec.json.decode(body)
+        return decoder.decode(first)
+    except msgspec.DecodeError:
+        return _decode_slowly(decoder, first)
+
+
+def _decode_slowly(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
+    if len(body) > VALUES_MAX and _values(body) > VALUES_MAX:
+        raise BadRequest(
+            f"the body is not in the usual form (names in snake case, numbers as numbers, no "
+            f"unknown fields), and then it must not have more than {VALUES_MAX} values"
+        )
+    try:
+        try:
+            found = msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            found = msgspec.json.decode(_first_value(body, error))
         if not isinstance(found, dict) and found is not None:
             raise BadRequest("the request must be a JSON object")
         tidied = _tidied(found or {}, decoder.type)
         return decoder.decode(msgspec.json.encode(tidied))
     except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the request cannot be understood: {error}") from None
+
+
+# How msgspec reports that a value ends before the body does; it counts bytes from 1.
+_TRAILING: Final = re.compile(r"trailing characters \(byte ([0-9]+)\)")
+
+
+def _first_value(body: bytes, error: Exception) -> bytes:
+    """What counts of a body that is no JSON value: its first value, nothing as `{}`.
+
+    Raises BadRequest for `error`, which decoding it gave, if it has none.
+    """
+    trailing = _TRAILING.search(str(error))
+    if trailing is not None:
+        return body[: int(trailing[1]) - 1]
+    if not body.strip(b" \t\r\n"):
+        return b"{}"
+    raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def _values(body: bytes) -> int:
+    """At least how many names and values JSON has, without what stands in a list or object alone.
+
+    Signs inside of strings count as well.
+    """
+    return body.count(b"{") + body.count(b"[") + body.count(b":") + body.count(b",")
 
 
 # The fields of bytes; etcd's base64 reader skips line ends.
@@ -318,8 +380,9 @@ def _tidied_bytes(value: Any) -> Any:
     """Bytes as the decoder wants them; what are none stay what they are, for it to refuse."""
     if isinstance(value, str):
         return value.translate(_LINE_ENDS)
-    if isinstance(value, list) and all(type(each) is int and 0 <= each < 256 for each in value):
-        return bytes(value)  # encoded as base64 again
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
+        with contextlib.suppress(ValueError):  # a number that is no byte
+            return bytes(value)  # encoded as base64 again
     return value
 
 

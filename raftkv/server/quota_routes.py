@@ -53,7 +53,7 @@ def quota_routes(node: QuotaNode) -> Sequence[Route]:
     async def change(request: Request) -> Response:
         try:
             body = _decode(request.body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text = f"the body must be a JSON object with quota_bytes, a number or null: {error}"
             return Response(failure_body(INVALID_ARGUMENT, text, "bad_request"), 400)
         plugin = request.params["plugin"]

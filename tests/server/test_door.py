@@ -15,7 +15,10 @@ from raftkv.config import HttpLimits
 from raftkv.plugin import Request, Response, Route
 from raftkv.server import App, Door, app, door
 from raftkv.server.bounded import BoundedHttp
+from raftkv.server.format_routes import format_routes
+from raftkv.server.members import member_routes
 from raftkv.server.ports import Writer
+from raftkv.server.quota_routes import quota_routes
 from raftkv.server.routes import RouteTable, with_own
 from tests.server.conftest import Served, b64
 from tests.server.solo import SoloNode
@@ -522,6 +525,27 @@ def test_a_node_that_has_stopped_itself_does_not_live(served: Served) -> None:
     served.node.fault = "the disk failed"
     status, shown = text(served.ask("GET", "/livez"))
     assert (status, shown.splitlines()[0]) == (503, "[-]node failed: the disk failed")
+
+
+def test_an_error_is_short_whatever_it_quotes(served: Served) -> None:
+    body = b'{"key":"YQ==","sort_order":"' + b"x" * 2_000_000 + b'"}'
+    status, _, answer = served.ask("POST", "/v3/kv/range", body)
+    assert (status, len(answer) < 10_000) == (400, True)
+
+
+@pytest.mark.parametrize("path", ["quotas/lcr", "members/add", "format/raise"])
+def test_a_body_that_is_no_text_is_a_bad_request(path: str) -> None:
+    """Own routes have no body_of: they answer for the decoder's errors themselves."""
+    own = {"quotas": quota_routes, "members": member_routes, "format": format_routes}
+    name = path.partition("/")[0]
+    server = Served(routes={name: own[name](None)})  # type: ignore[operator]
+    server.start()
+    try:
+        method = "PUT" if name == "quotas" else "POST"
+        for body in (b'{"name":"\xff"}', b"\xff", b"[" * 2_000):
+            assert server.ask(method, f"/v1/{path}", body)[0] == 400
+    finally:
+        server.stop()
 
 
 def scrape(server: Served, accept: str) -> tuple[str | None, bytes]:

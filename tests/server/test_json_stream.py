@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.server.answers import BadRequest
-from raftkv.server.json_stream import JsonStream, first_value
+from raftkv.server.json_stream import MARKS_MAX, JsonStream
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('"\\{}[]ab\n\u00e4'),
@@ -34,17 +34,6 @@ def test_objects_are_found_wherever_the_stream_is_cut(
         found += stream.feed(text[start:end])
     assert [json.loads(each) for each in found] == objects
     assert not stream.pending
-
-
-@given(OBJECTS.filter(bool), st.binary(max_size=10))
-def test_what_follows_the_first_value_is_not_looked_at(objects: list[Any], rest: bytes) -> None:
-    text = json.dumps(objects[0]).encode()
-    assert first_value(text + rest) == text
-
-
-@pytest.mark.parametrize(("body", "found"), [(b"", b""), (b" \n", b""), (b"{", None), (b"x", None)])
-def test_there_may_be_no_first_value(body: bytes, found: bytes | None) -> None:
-    assert first_value(body) == found
 
 
 @pytest.mark.parametrize("text", [b"1", b"[{}]", b'"x"', b"{}null", b"{} }"])
@@ -78,3 +67,26 @@ def test_objects_are_cut_when_they_are_asked_for() -> None:
     assert [next(objects) for _ in range(100)] == [b"{}"] * 100
     assert stream._seen == 200
     assert sum(1 for _ in objects) == 99_900
+
+
+@pytest.mark.parametrize("filler", [b"[", b'"a",', b"{}"])
+def test_strings_and_brackets_of_one_object_are_bounded(filler: bytes) -> None:
+    stream = JsonStream(1_000_000)
+    assert list(stream.feed(b'{"a":[' + filler * (MARKS_MAX // 2 - 5))) == []
+    with pytest.raises(BadRequest, match="more than 1000 strings and brackets"):
+        list(stream.feed(filler * 400_000))
+    assert stream._marks == MARKS_MAX + 1, "nothing behind the limit was looked at"
+
+
+def test_what_one_object_has_does_not_count_for_the_next() -> None:
+    stream = JsonStream(1_000_000)
+    one = b'{"a":[' + b"[]," * 300 + b"[]]}"
+    assert list(stream.feed(one * 10)) == [one] * 10
+
+
+def test_a_string_of_escapes_is_passed_over_at_once() -> None:
+    stream = JsonStream(1_000_000)
+    one = b'{"a":"' + b"\\n\\\\" * 100_000 + b'"}'
+    assert list(stream.feed(one[:-3])) == []
+    assert list(stream.feed(one[-3:] + one)) == [one, one]
+    assert stream._marks == 4

@@ -18,6 +18,7 @@ from raftkv.server.answers import Busy
 from raftkv.server.gateway import _Given, _operation_answer
 from raftkv.server.outgoing import Outgoing
 from raftkv.server.tls import DoorTls
+from raftkv.server.work_budget import WorkBudget
 from tests.server.conftest import Served, b64
 from tests.server.test_pipelines import connected, post, read
 from tests.server.test_tls import World, until
@@ -227,7 +228,7 @@ def test_the_answer_of_a_write_counts_while_it_is_written_and_is_never_refused()
         outgoing.moved(1_000)  # far beyond the limit already
         kvs = tuple(KeyValue(b"%04d" % n, bytes(1_024), 1, 1, 1, 0) for n in range(2_500))
         counted = set()
-        with _Given(outgoing) as given:
+        with _Given(outgoing, WorkBudget()) as given:
             result = RangeResult(7, kvs, len(kvs), False)
             answer = asyncio.ensure_future(_operation_answer(result, given))
             while not answer.done():

@@ -20,7 +20,7 @@ from .cluster_words import ETCD_API_VERSION
 from .health import Health
 from .ports import DoorNode
 
-__all__ = ["METRICS_KEPT_S", "PAGES", "PROBES", "Page", "Pages"]
+__all__ = ["METRICS_KEPT_S", "PAGES", "PROBES", "Page", "StatusPages"]
 
 PAGES: Final = frozenset(("/health", "/livez", "/readyz", "/version", "/metrics", "/v1/status"))
 PROBES: Final = frozenset(("/health", "/livez", "/version"))
@@ -35,7 +35,7 @@ _OPENMETRICS: Final = "application/openmetrics-text"
 Page = tuple[int, tuple[bytes, bytes], bytes]
 
 
-class Pages:
+class StatusPages:
     """The pages of one node. `clock` gives seconds; without it the running loop's clock is used."""
 
     def __init__(

@@ -1,0 +1,64 @@
+"""How much of the HTTP API's work is done in one turn of the event loop.
+
+Reading a large body, or a page of a large answer, takes some milliseconds. Hundreds of requests may
+need that at once; done in one turn of the loop they would hold up the heartbeats until the leader
+is deposed. So a turn has room for WORK_MAX units; who finds none waits for a turn of its own, in
+the order of asking. Everything else goes on between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+__all__ = ["WORK_MAX", "WorkBudget"]
+
+#: Rows that are read or written in one turn of the loop: about four milliseconds.
+WORK_MAX: Final = 2_000
+
+
+class WorkBudget:
+    """The work of one HTTP API. A unit is one row of a range, read or written."""
+
+    def __init__(self) -> None:
+        self._left = WORK_MAX
+        self._renews = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def room(self) -> None:
+        """Return in a turn that has room for work. The caller reports what it did with `spend`.
+
+        It awaits futures only, so it can be awaited on the short way (hot.py).
+        """
+        if self._left <= 0 or self._waiting:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+
+    def spend(self, units: int) -> None:
+        """Count work that was done in this turn."""
+        self._left -= units
+        self._renew()
+
+    async def turn(self) -> None:
+        """Return in a turn for one long piece of work, which leaves no room for others."""
+        await self.room()
+        self.spend(WORK_MAX)
+
+    def _renew(self) -> None:
+        if not self._renews:
+            self._renews = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """Called in the turn after one in which something was done."""
+        self._renews = False
+        self._left = WORK_MAX
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # else its request was cancelled
+                # It runs in the next turn, before this is called again.
+                waiter.set_result(None)
+                self._renew()
+                return
