@@ -150,6 +150,31 @@ def test_dual_does_not_see_what_only_the_old_registry_knows() -> None:
 # --- adoption -------------------------------------------------------------------------------------
 
 
+def test_item_5_session_that_a_clean_start_ended_does_not_come_back() -> None:
+    """What has a ticket in the old registry and is not the log's owner has been replaced."""
+
+    async def body(world: World) -> None:
+        await switch(world, "migration")
+        await world.connect("core1", "c", "a")
+        world.publish("c", "m1")
+        await world.rest()
+        # The discard of `a` hangs, so its row stays in the old registry meanwhile.
+        gate = world.brokers["core1"].hanging[("discard", "a")] = asyncio.Event()
+        opened = await world.connect("core2", "c", "b", clean_start=True)
+        assert (opened.outcome, opened.present) == ("ok", False)
+        await world.leave("c")
+        await asyncio.sleep(0.2)
+        assert in_log(world, "c") is None
+        assert in_old(world, "c") == {"a"}
+        opened = await world.connect("rep1", "c", "d")
+        assert (opened.outcome, opened.present, opened.predecessor) == ("ok", False, None)
+        gate.set()
+        await world.rest(30)
+        assert world.live("c") == [("rep1", "d")]
+
+    play(body)
+
+
 def test_switch_adopts_every_channel_and_disabled_takes_them_out_again() -> None:
     async def body(world: World) -> None:
         clients = [f"c{number}" for number in range(200)]
