@@ -488,6 +488,10 @@ class BrokerNode:
     def is_alive(self, channel: Channel) -> bool:
         return (channel.client_id, channel.channel) in self.sessions
 
+    def is_connected(self, channel: Channel) -> bool:
+        session = self.sessions.get((channel.client_id, channel.channel))
+        return session is not None and session.wire is not None
+
     def channels(self) -> Iterable[Channel]:
         return [session.row for session in self.sessions.values() if session.row is not None]
 

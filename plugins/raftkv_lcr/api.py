@@ -16,7 +16,7 @@ side of the take-overs, and opens sessions through the `ChannelManager` that it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, SequenceTooFar
 from raftkv.plugin import Host
 
+from .alarms import Alarm, LongRuns
 from .commands import (
     VERSION_MAX,
     Ahead,
@@ -62,6 +63,7 @@ from .owner import ChannelOwner
 from .reaper import Doubt, Reaper
 from .registry import live_claimant, live_owner
 from .result import ConnectResult
+from .settings import keeps_older
 
 __all__ = ["Answer", "LcrApi", "OpenAnswer"]
 
@@ -84,6 +86,7 @@ class LcrApi:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.counters = Counters()
+        self.long_runs = LongRuns(host)
         self.reaper = Reaper(host)
         # The baseline that the seed argues against, on the same node.
         self.legacy = LegacyRegistry(host)
@@ -94,7 +97,7 @@ class LcrApi:
         self.held: dict[tuple[str, str], Channel] = {}
         self._manager: ChannelManager | None = None
         # For a node without a broker, which has no channels, but is no old node either.
-        self._announcer = Announcer(host)
+        self._announcer = Announcer(host, self.long_runs)
 
     # --- sessions ---
 
@@ -108,6 +111,10 @@ class LcrApi:
     def sessions_or_none(self) -> ChannelManager | None:
         """The session manager, if a broker has asked for it."""
         return self._manager
+
+    def alarms(self) -> Sequence[Alarm]:
+        """What this node has been doing for too long; see `alarms.py`."""
+        return self.long_runs.current()
 
     # --- the mode ---
 
@@ -223,18 +230,19 @@ class LcrApi:
         the node removes whatever may have been written, unless the same channel registers again,
         which then is told what became of it.
         """
-        check_connection(client_id, channel, version, ticket)
-        newer = self.newer_local(client_id, channel, version, ticket)
-        if newer is not None:
-            self.counters.add("outdated_early")
-            return OutdatedEarly(newer)
-        doubt = self.reaper.take(client_id, channel)
-        if doubt is not None:
-            standing = await self._settled(doubt, timeout_s)
-            if standing is not None:
-                return self._counted(standing)
         command = Register(client_id, channel, predecessor, version, ticket)
-        return self._counted(await self._propose(command, timeout_s))
+        known = await self._known(command, timeout_s)
+        return known or self._counted(await self._propose(command, timeout_s))
+
+    async def register_open(
+        self, command: Open, *, timeout_s: float | None = None
+    ) -> OpenAnswer | OutdatedEarly:
+        """As `register`, for a broker that keeps to the mode itself.
+
+        `command.epoch` is that of the mode under which it began; `ModeChanged`: begin again.
+        """
+        known = await self._known(command, timeout_s)
+        return known or await self.open(command, timeout_s=timeout_s)
 
     async def open(self, command: Open, *, timeout_s: float | None = None) -> OpenAnswer:
         """One registration of a session flow. Raises as `register` does."""
@@ -277,6 +285,11 @@ class LcrApi:
         answer: Answer | None = None
         try:
             for attempt in range(1, RETRIES_MAX + 2):
+                if self._occupies(predecessor, channel):
+                    self.counters.add("occupied")
+                    self._give_up(claim)
+                    index = answer.index if isinstance(answer, Restart | Ahead) else None
+                    return ConnectResult("occupied", False, predecessor, None, index, attempt)
                 answer = await self.register(
                     client_id,
                     channel,
@@ -302,6 +315,15 @@ class LcrApi:
         outcome = "ahead" if isinstance(answer, Ahead) else "retries_exhausted"
         return ConnectResult(
             outcome, False, answer.predecessor, None, answer.index, RETRIES_MAX + 1
+        )
+
+    def _occupies(self, owner: Channel | None, channel: str) -> bool:
+        """Whether that owner stays: here a registered channel is a connected client."""
+        return (
+            owner is not None
+            and keeps_older(self._host.settings)
+            and (owner.node, owner.incarnation, owner.channel)
+            != (self._host.name, self._host.incarnation, channel)
         )
 
     async def unregister(self, channel: Channel, *, timeout_s: float | None = None) -> bool:
@@ -354,6 +376,20 @@ class LcrApi:
             if is_newer(other, me) and not same_channel(other, me):
                 return other
         return None
+
+    async def _known(
+        self, command: Register | Open, timeout_s: float | None
+    ) -> Registered | OutdatedEarly | None:
+        """What this node knows of a registration without asking the log, if anything."""
+        of = command
+        check_connection(of.client_id, of.channel, of.version, of.ticket)
+        newer = self.newer_local(of.client_id, of.channel, of.version, of.ticket)
+        if newer is not None:
+            self.counters.add("outdated_early")
+            return OutdatedEarly(newer)
+        doubt = self.reaper.take(of.client_id, of.channel)
+        standing = None if doubt is None else await self._settled(doubt, timeout_s)
+        return None if standing is None else self._counted(standing)
 
     async def _settled(self, doubt: Doubt, timeout_s: float | None) -> Registered | None:
         try:

@@ -3,6 +3,8 @@
     GET  clients                      registered channels, in pages: ?from= &limit= &node=
     GET  clients/{client_id}          the client's channel: ?consistency=linearizable|local
     GET  clients/{client_id}/history  its last channel, after that has left
+    POST clients/{client_id}/register, open, unregister   for brokers in other languages, and
+    GET  alarms                       work of this node that takes too long: row_routes.py
     POST clients/{client_id}/kick     end connection and session, wherever they are: {"reason": r}
     POST clients/{client_id}/discard  the same as a clean start of the client does it
     GET  mode                         the mode, and which nodes follow it
@@ -42,11 +44,12 @@ from raftkv.plugin import (
 )
 
 from .api import LcrApi
-from .commands import CLIENT_ID_CHARS_MAX, MODES, Channel, Entry, Mode, NodeRow
+from .commands import MODES, Channel, Entry, Mode, NodeRow
 from .modes import effective_mode, mode_of, not_adopted, old_nodes
 from .owner import ChannelGone
 from .past import gone
 from .registry import live_owner
+from .row_routes import client_id_of, row_routes, shown
 
 __all__ = ["routes"]
 
@@ -79,6 +82,7 @@ def routes(host: Host, api: LcrApi) -> Sequence[Route]:
         Route("PUT", "mode", _checked(door.switch), "Take the steps to another mode."),
         Route("GET", "stats", door.stats, "Counters and sizes on this node."),
         Route("GET", "sweep", door.sweep, "What the sweeps of this node have done."),
+        *row_routes(api),
     )
 
 
@@ -103,7 +107,7 @@ class _Door:
     # --- reading ---
 
     async def client(self, request: Request) -> Response:
-        client_id = _client_id(request)
+        client_id = client_id_of(request)
         only_query(request, "consistency", "registry")
         await fresh(self._host, request)
         match request.query.get("registry", "linear"):
@@ -112,13 +116,13 @@ class _Door:
             case "old":
                 # A bag without order or barrier: what this node's copy holds, once there is one.
                 await self._api.legacy.ready()
-                bag = [_shown(each) for each in self._api.legacy.channels_local(client_id)]
+                bag = [shown(each) for each in self._api.legacy.channels_local(client_id)]
                 return Response({"client_id": client_id, "channels": bag})
             case other:
                 raise BadRequest(f"registry is {other!r}: say linear or old")
         if channel is None:
             return self._nobody(client_id)
-        return Response(_shown(channel))
+        return Response(shown(channel))
 
     async def clients(self, request: Request) -> Response:
         only_query(request, "limit", "from", "node", "consistency")
@@ -135,11 +139,11 @@ class _Door:
                 break
             owner = live_owner(entry, view.members)
             if owner is not None and node in (None, owner.node):
-                found.append(_shown(owner))
+                found.append(shown(owner))
         return Response({"channels": found, "next": after, "total": len(clients)})
 
     async def history(self, request: Request) -> Response:
-        client_id = _client_id(request)
+        client_id = client_id_of(request)
         only_query(request, "consistency")
         await fresh(self._host, request)
         view = self._host.view()
@@ -150,7 +154,7 @@ class _Door:
                 text += ": no history is kept (the replicated setting history_ms is 0)"
             return error_response(404, "lcr_no_history", text, client_id=client_id)
         age_ms = max(0, self._host.now_ms() - row.at_ms)
-        return Response({"channel": _shown(row.channel), "at_ms": row.at_ms, "age_ms": age_ms})
+        return Response({"channel": shown(row.channel), "at_ms": row.at_ms, "age_ms": age_ms})
 
     async def mode(self, request: Request) -> Response:
         only_query(request, "consistency")
@@ -213,7 +217,7 @@ class _Door:
     # --- doing ---
 
     async def kick(self, request: Request) -> Response:
-        client_id = _client_id(request)
+        client_id = client_id_of(request)
         reason = body_of(request, _Kick).reason
         if len(reason) > REASON_CHARS_MAX:
             raise BadRequest(f"reason has {len(reason)} characters: say it in {REASON_CHARS_MAX}")
@@ -225,7 +229,7 @@ class _Door:
         return Response({"client_id": client_id, "kicked": True})
 
     async def discard(self, request: Request) -> Response:
-        client_id = _client_id(request)
+        client_id = client_id_of(request)
         body_of(request, _Nothing)
         manager = self._api.sessions_or_none()
         if manager is None:
@@ -280,17 +284,3 @@ def _answer_to(error: Exception) -> Response | None:
         f"and try again if it is still there"
     )
     return error_response(504, error.code, text)
-
-
-def _client_id(request: Request) -> str:
-    client_id = request.params["client_id"]
-    if not 1 <= len(client_id) <= CLIENT_ID_CHARS_MAX:
-        raise BadRequest(
-            f"the client id has {len(client_id)} characters, and may have 1 to "
-            f"{CLIENT_ID_CHARS_MAX}: say it percent-encoded, as one segment of the path"
-        )
-    return client_id
-
-
-def _shown(channel: Channel) -> dict[str, Any]:
-    return msgspec.structs.asdict(channel)

@@ -53,6 +53,7 @@ from .wire import (
     ACK,
     ALIVE,
     BEGIN,
+    CONNECTED,
     DISCARD,
     END,
     FETCH,
@@ -163,6 +164,7 @@ class Handover:
             DISCARD: self.discard,
             KICK: self.kick,
             ALIVE: self.alive,
+            CONNECTED: self.connected,
         }
 
     def serve(self) -> None:
@@ -176,6 +178,7 @@ class Handover:
             DISCARD: CloseRequest,
             KICK: CloseRequest,
             ALIVE: AliveRequest,
+            CONNECTED: AliveRequest,
         }
         for method, request in requests.items():
             self._host.rpc.register(method, self._handler(method, request))
@@ -270,6 +273,19 @@ class Handover:
     async def alive(self, request: AliveRequest) -> AliveReply:
         """Whether these channels live here, or are just being opened."""
         return AliveReply(tuple(self.is_alive(row) for row in request.channels))
+
+    async def connected(self, request: AliveRequest) -> AliveReply:
+        """Whether the clients of these channels are connected to them, or just connecting."""
+        return AliveReply(tuple(self.is_connected(row) for row in request.channels))
+
+    def is_connected(self, row: Channel) -> bool:
+        """Whether a client is connected to the channel, in the life of the row."""
+        key = _key(row)
+        if not self.is_alive(row) or key in self._ending or row in self._kept:
+            return False
+        if key in self._manager.opening:
+            return not self._manager.has_left(key)
+        return self._owner.is_connected(row)
 
     def is_alive(self, row: Channel) -> bool:
         """Whether the channel lives on this node, in the life of the row."""

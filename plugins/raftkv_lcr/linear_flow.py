@@ -62,6 +62,7 @@ from .commands import (
 from .owner import ChannelGone, Failure
 from .reaper import Doubt
 from .result import OpenedSession
+from .settings import keeps_older
 from .takeover import Begun, NotSuccessor
 from .wire import Contender, Handed
 
@@ -212,6 +213,10 @@ class LinearFlow:
             if newer is not None:
                 self._api.counters.add("outdated_early")
                 return _refused("outdated_early", newer, attempt)
+            kept = await self._kept(attempt, course)
+            if kept is not None:
+                self._api.counters.add("occupied")
+                return _refused("occupied", kept, attempt)
             await self._begin(attempt, course)
             if self._manager.remaining_s(attempt) < OPEN_MIN_S:
                 return _refused("timeout", course.seen.predecessor, attempt)
@@ -241,6 +246,20 @@ class LinearFlow:
         self._api.counters.add("retries_exhausted")
         outcome = "ahead" if isinstance(answer, Ahead) else "retries_exhausted"
         return _refused(outcome, course.seen.predecessor, attempt)
+
+    async def _kept(self, attempt: Attempt, course: Course) -> Channel | None:
+        """The older connection that stays, if the setting `older_connection` wants that.
+
+        What is found here holds until the log compares: a channel that has lost its client gets
+        none again, and `Open` names this predecessor or finds another one, who is asked then.
+        """
+        if not keeps_older(self._host.settings):
+            return None
+        takeovers = self._manager.takeovers
+        for row in dict.fromkeys((course.seen.registered, course.seen.predecessor)):
+            if row is not None and await takeovers.occupied(row, attempt.channel, attempt.deadline):
+                return row
+        return None
 
     async def _begin(self, attempt: Attempt, course: Course) -> None:
         """Freeze the predecessor, unless it is begun already or its session is not wanted."""
@@ -287,7 +306,8 @@ class LinearFlow:
             attempt.ticket,
             course.begun is not None,
             attempt.epoch,
-            attempt.clean_start,
+            # A clean start that may find an older connection must say whom it expects to displace.
+            attempt.clean_start and not keeps_older(self._host.settings),
         )
         try:
             verdict = await self._api.open(command, timeout_s=self._manager.remaining_s(attempt))

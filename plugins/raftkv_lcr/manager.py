@@ -44,7 +44,7 @@ from .commands import (
 )
 from .handover import Handover
 from .modes import ModeRow, effective_mode
-from .options import LcrOptions
+from .options import LcrOptions, options_of
 from .owner import ChannelOwner, SessionKeeper
 from .parking import Parked, Parking
 from .result import OpenedSession
@@ -162,9 +162,7 @@ class ChannelManager:
         self.host = host
         self.api = api
         self.owner = Parking(owner)
-        self.options: LcrOptions = (
-            host.options if isinstance(host.options, LcrOptions) else LcrOptions()
-        )
+        self.options: LcrOptions = options_of(host)
         #: key -> where the rows of each open channel of this node stand.
         self.written: dict[Key, Written] = {}
         #: The channels that are just being opened; done when `open_session` has returned.
@@ -284,6 +282,10 @@ class ChannelManager:
     async def enter(self, row: Channel) -> Channel | None:
         """Enter a living channel of this node anew, as the present mode does (`Flow.enter`)."""
         return await self._flow_now().enter(row)
+
+    def has_left(self, key: Key) -> bool:
+        """Whether the channel is being opened for a caller who has gone."""
+        return key in self._behind
 
     def ended(self, key: Key) -> None:
         """The broker has ended the channel for somebody else: its rows go, in the background."""

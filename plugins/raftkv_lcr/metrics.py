@@ -23,6 +23,7 @@ _DOC = {
     "outdated_early": "Connections refused by this node's own copy, without the log.",
     "outdated_late": "Connections refused in the log because a newer one is known.",
     "in_progress": "Connections refused because another takeover is under way.",
+    "occupied": "Connections refused because an older one of the client is kept.",
     "retries_exhausted": "Connects that gave up after the bounded number of retries.",
     "mode_changed": "Openings that began anew because the mode was switched meanwhile.",
     "opened_present": "Sessions opened with the content of a predecessor.",

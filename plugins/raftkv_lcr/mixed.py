@@ -56,6 +56,7 @@ from raftkv.errors import (
 )
 from raftkv.plugin import Host
 
+from .alarms import LongRuns
 from .commands import (
     PROTOCOL,
     Announce,
@@ -71,9 +72,11 @@ from .linear_flow import Course, LinearFlow, Seen
 from .modes import effective_mode, mode_of, old_nodes
 from .old_calls import CalledByOld, LockedPeers, MixedTakeovers, speaks_old
 from .old_flow import OldCalls, OldFlow, OldServer, Overtaken, opened_session
+from .options import options_of
 from .owner import ChannelGone
 from .registry import is_live
 from .result import OpenedSession
+from .settings import keeps_older
 from .takeover import Begun
 from .wire import Contender, Handed
 
@@ -118,6 +121,10 @@ class LockedFlow:
             if mode_of(self._host.view()).epoch != attempt.epoch:
                 raise Overtaken
 
+        older = await self._kept(attempt)
+        if older is not None:
+            self._manager.api.counters.add("occupied")
+            return OpenedSession("occupied", channel=older)
         peers = LockedPeers(self._manager, attempt.epoch)
         flow = OldFlow(self._host, self._legacy, peers, self._manager.options)
         try:
@@ -142,6 +149,17 @@ class LockedFlow:
             raise
         attempt.attempts += opened.attempts
         return replace(opened_session(opened), attempts=attempt.attempts)
+
+    async def _kept(self, attempt: Attempt) -> Channel | None:
+        """An older connection that stays, as far as this node's copy knows of one."""
+        if not keeps_older(self._host.settings):
+            return None
+        await self._legacy.ready()
+        takeovers = self._manager.takeovers
+        for row in self._legacy.channels_local(attempt.client_id):
+            if await takeovers.occupied(row, attempt.channel, attempt.deadline):
+                return row
+        return None
 
     async def enter(self, row: Channel) -> Channel | None:
         """See `manager.Flow`. What the linear registry has of the channel goes.
@@ -407,8 +425,9 @@ class Announcer:
     By itself it is for a node without a broker, which has nothing to adopt.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, long_runs: LongRuns) -> None:
         self._host = host
+        self._long_runs = long_runs
         self._woken = False
         self._task: asyncio.Task[None] | None = None
 
@@ -423,6 +442,10 @@ class Announcer:
         return mode_of(self._host.view())
 
     async def _run(self) -> None:
+        with self._long_runs.watched("rebuild_slow", options_of(self._host).slow_after_s):
+            await self._until_announced()
+
+    async def _until_announced(self) -> None:
         delay_s = RETRY_S
         while self._woken:
             self._woken = False
@@ -457,7 +480,7 @@ class Adoption(Announcer):
     """Enters a node's channels where the present mode wants them, then announces the epoch."""
 
     def __init__(self, manager: ChannelManager) -> None:
-        super().__init__(manager.host)
+        super().__init__(manager.host, manager.api.long_runs)
         self._manager = manager
         called = CalledByOld(manager)
         OldServer(manager.host, called).serve()

@@ -118,6 +118,10 @@ class MixedTakeovers(Takeovers):
         except ChannelGone:
             return None
 
+    async def connected(self, channel: Channel, deadline: float) -> bool:
+        """See `Takeovers`. Protocol 1 cannot ask, so an old node's channel is displaced."""
+        return not self._is_old(channel) and await super().connected(channel, deadline)
+
     def _is_old(self, channel: Channel) -> bool:
         return channel.node != self._host.name and speaks_old(self._host, channel.node)
 

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["LcrOptions"]
+from raftkv.plugin import Host
+
+__all__ = ["LcrOptions", "options_of"]
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 Bytes = Annotated[int, msgspec.Meta(ge=1024, le=2**40)]
@@ -40,6 +42,10 @@ class LcrOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # A channel that lost its row is ended by its successor. When none comes, it is ended here: the
     # successor's connection or node failed between its registration and its `end`.
     lost_grace_s: Seconds = 15.0
+    # After so long an alarm is raised: this node is still entering its channels again (a switch of
+    # the mode, a new incarnation), or still cleaning up after dead nodes. A sweep may take as long
+    # as its interval, `sweep_interval_s`, if that is longer.
+    slow_after_s: Seconds = 60.0
     # One session's content with its pendings. What is larger is not handed over ("lost").
     session_bytes_max: Bytes = 64 * 2**20
     # All contents that this node keeps for others: of frozen channels, and of ended ones until
@@ -48,3 +54,8 @@ class LcrOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     handover_bytes_max: Bytes = 512 * 2**20
     # Content travels in pages of this size: far below a frame, so that heartbeats get through.
     page_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 20)] = 256 * 1024
+
+
+def options_of(host: Host) -> LcrOptions:
+    """The options of this node; the defaults if it has none."""
+    return host.options if isinstance(host.options, LcrOptions) else LcrOptions()

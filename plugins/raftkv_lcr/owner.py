@@ -35,6 +35,7 @@ from .commands import Channel
 __all__ = [
     "ChannelGone",
     "ChannelOwner",
+    "ConnectionOwner",
     "Failure",
     "Message",
     "SessionKeeper",
@@ -101,6 +102,18 @@ class SessionKeeper(Protocol):
 
         The channel is registered, and from now on lives like one whose client is away: until it is
         taken over, or the broker closes it.
+        """
+
+
+@runtime_checkable
+class ConnectionOwner(Protocol):
+    """What a `ChannelOwner` may have besides, for the setting `older_connection`."""
+
+    def is_connected(self, channel: Channel) -> bool:
+        """Whether the channel lives on this node and its client is connected to it.
+
+        A channel that has lost its client never gets one again: the client returns on another.
+        Without this method every channel that lives counts as connected.
         """
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from .commands import Channel
-from .owner import ChannelOwner, Message
+from .owner import ChannelOwner, ConnectionOwner, Message
 from .result import OpenedSession
 
 __all__ = ["Parked", "Parking"]
@@ -82,6 +82,14 @@ class Parking:
 
     def is_alive(self, channel: Channel) -> bool:
         return _key(channel) in self._parked or self.broker.is_alive(channel)
+
+    def is_connected(self, channel: Channel) -> bool:
+        """As `ConnectionOwner`: a parked session has no client."""
+        if _key(channel) in self._parked:
+            return False
+        if isinstance(self.broker, ConnectionOwner):
+            return self.broker.is_connected(channel)
+        return self.broker.is_alive(channel)
 
     def channels(self) -> Iterable[Channel]:
         yield from [parked.row for parked in self._parked.values()]

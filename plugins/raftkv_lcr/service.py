@@ -16,6 +16,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from raftkv.errors import NotApplied, OutcomeUnknown, SessionExpired
 from raftkv.plugin import (
     Change,
@@ -32,6 +34,7 @@ from .api import LcrApi
 from .commands import MODES, Channel, Cleaned, Cleanup, Entry
 from .legacy_wire import OLD_ALIVE, OldAlive, OldLiving, pack, unpack
 from .modes import effective_mode, mode_of, old_nodes
+from .options import options_of
 from .sweep import Sweep
 
 __all__ = ["LcrService"]
@@ -52,7 +55,9 @@ class LcrService(Service):
         self._api = api
         self._leading = False
         self._cleaner: asyncio.Task[None] | None = None
-        self.sweep = Sweep(host, api.counters, api.held, api.sessions_or_none, self._liveness)
+        self.sweep = Sweep(
+            host, api.counters, api.held, api.sessions_or_none, self._liveness, api.long_runs
+        )
 
     async def start(self) -> None:
         self._api.legacy.serve()
@@ -125,6 +130,11 @@ class LcrService(Service):
             self._cleaner = self._host.spawn(self._clean(), "lcr-cleanup")
 
     async def _clean(self) -> None:
+        slow_s = options_of(self._host).slow_after_s
+        with self._api.long_runs.watched("cleanup_slow", slow_s):
+            await self._clean_all()
+
+    async def _clean_all(self) -> None:
         while self._leading:
             mark = next(iter(self._host.view().table("ended").scan(limit=1)), None)
             if mark is None:
@@ -199,6 +209,7 @@ class LcrService(Service):
         manager = self._api.sessions_or_none()
         return (
             *self._api.counters.metrics(),
+            *self._api.long_runs.metrics(),
             *(() if manager is None else manager.metrics()),
             Metric("clients", "gauge", len(view.table("clients")), "Clients with a channel."),
             Metric("held", "gauge", len(self._api.held), "Channels of this node."),
@@ -224,6 +235,7 @@ class LcrService(Service):
             "effective_mode": effective_mode(view).mode,
             "mode_epoch": mode_of(view).epoch,
             "old_nodes": old_nodes(view, view.members),
+            "alarms": [msgspec.to_builtins(alarm) for alarm in self._api.alarms()],
             **self._api.counters.as_dict(),
         }
 

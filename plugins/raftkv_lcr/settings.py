@@ -9,20 +9,24 @@ those of the history and the sweep once all members run 0.2.0 or newer.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raftkv.plugin import Setting
 
 from .commands import CLEANUP_ROWS_LIMIT
 
-__all__ = ["SETTINGS"]
+__all__ = ["SETTINGS", "keeps_older"]
 
 DAY_MS = 86_400_000
 
 
 def _check_policy(value: Any) -> str | None:
     return None if value in ("displace", "refuse") else 'must be "displace" or "refuse"'
+
+
+def _check_older(value: Any) -> str | None:
+    return None if value in ("displace", "keep") else 'must be "displace" or "keep"'
 
 
 def _between(lowest: int, highest: int, unit: str) -> Callable[[Any], str | None]:
@@ -40,6 +44,16 @@ SETTINGS = (
         _check_policy,
         "What a third connection meets while a second takes over: the newest displaces, or is "
         "refused.",
+    ),
+    # Nothing in `apply` reads it, but all nodes must do the same (`keeps_older`).
+    Setting(
+        "older_connection",
+        str,
+        "displace",
+        _check_older,
+        "What a connection meets whose client is still connected elsewhere: it displaces the "
+        "older connection, or the older one is kept and it is refused.",
+        core_format=2,
     ),
     # Longer than any takeover should last, as long as the lock that the seed wants to get rid of.
     Setting(
@@ -89,3 +103,8 @@ SETTINGS = (
         "Seconds from the start of one sweep to that of the next; 0: no sweeps.",
     ),
 )
+
+
+def keeps_older(settings: Mapping[str, Any]) -> bool:
+    """Whether a connection is refused while an older one of its client is connected."""
+    return bool(settings["older_connection"] == "keep")

@@ -31,9 +31,11 @@ from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, SessionExpire
 from raftkv.plugin import Host, TableView, View
 
 from . import past
+from .alarms import LongRuns
 from .commands import Channel, Entry, Trimmed, TrimPast, Unregister, Unregistered
 from .metrics import Counters
 from .modes import old_nodes
+from .options import options_of
 from .registry import is_live
 
 __all__ = ["Liveness", "Sessions", "Sweep"]
@@ -105,6 +107,7 @@ class Sweep:
         held: Mapping[tuple[str, str], Channel],
         sessions: Callable[[], Sessions | None],
         liveness: Liveness,
+        long_runs: LongRuns,
     ) -> None:
         """`held`: registered without the session manager, so nobody but its holder can judge."""
         self._host = host
@@ -112,6 +115,7 @@ class Sweep:
         self._held = held
         self._sessions = sessions
         self._liveness = liveness
+        self._long_runs = long_runs
         # Where to go on asking an old node that has more channels than one question holds.
         self._ask_from: dict[str, str] = {}
 
@@ -134,6 +138,14 @@ class Sweep:
     async def once(self) -> None:
         """One sweep. What the cluster does not answer now is left for the next one."""
         started = self._host.runtime.monotonic()
+        slow_s = options_of(self._host).slow_after_s
+        limit_s = max(slow_s, float(self._host.settings["sweep_interval_s"]))
+        with self._long_runs.watched("sweep_slow", limit_s):
+            await self._once()
+        took_s = self._host.runtime.monotonic() - started
+        self._counters.add("sweep_ms", int(took_s * 1000))
+
+    async def _once(self) -> None:
         try:
             found = await self._walk()
             for node, question in found.questions.items():
@@ -146,8 +158,6 @@ class Sweep:
             self._host.log.debug("lcr: the sweep stops until the next one: %s", error)
         else:
             self._counters.add("sweep_runs")
-        took_s = self._host.runtime.monotonic() - started
-        self._counters.add("sweep_ms", int(took_s * 1000))
 
     # --- looking ---
 

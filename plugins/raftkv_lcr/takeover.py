@@ -28,6 +28,7 @@ from .wire import (
     ACK,
     ALIVE,
     BEGIN,
+    CONNECTED,
     DISCARD,
     END,
     FETCH,
@@ -195,6 +196,35 @@ class Takeovers:
         except (RaftkvError, msgspec.DecodeError):
             return None
         return alive if len(alive) == len(channels) else None
+
+    async def occupied(self, row: Channel, channel: str, deadline: float) -> bool:
+        """Whether `row` is not this node's `channel`, and its client is connected to it."""
+        mine = (self._host.name, self._host.incarnation, channel)
+        if (row.node, row.incarnation, row.channel) == mine:
+            return False
+        return await self.connected(row, deadline)
+
+    async def connected(self, channel: Channel, deadline: float) -> bool:
+        """Whether the channel's client is connected to it, asked until half of the time is over.
+
+        True as well if its node does not say: in doubt it is, until the node's life has ended.
+        """
+        if channel.node == self._host.name:
+            return self._manager.handover.is_connected(channel)
+        until = self._now() + (deadline - self._now()) / 2
+        while is_live(channel, self._host.members):
+            left_s = min(WAIT_S, until - self._now())
+            if left_s < PAUSE_S:
+                return True
+            try:
+                payload = pack(AliveRequest((channel,)))
+                reply = await self._host.rpc.call(channel.node, CONNECTED, payload, left_s)
+                return unpack(reply, AliveReply).alive != (False,)
+            except RemoteFailed:
+                return True
+            except RaftkvError:
+                await self._host.runtime.sleep(min(RETRY_S, max(0.0, until - self._now())))
+        return False
 
     # --- inside ---
 

@@ -23,6 +23,7 @@ __all__ = [
     "ACK",
     "ALIVE",
     "BEGIN",
+    "CONNECTED",
     "DISCARD",
     "END",
     "FETCH",
@@ -49,6 +50,9 @@ ABORT = "session.abort"
 DISCARD = "session.discard"
 KICK = "session.kick"
 ALIVE = "session.alive"
+# Asked only while `older_connection` is "keep", which all members know (core format 2). Request and
+# reply are those of ALIVE.
+CONNECTED = "session.connected"
 
 
 class Contender(msgspec.Struct, frozen=True, array_like=True):

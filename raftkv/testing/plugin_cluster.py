@@ -89,6 +89,8 @@ class FakeCluster(Generic[NodeT]):
         self.make_plugin = plugin
         self.options = options
         self.log: list[bytes] = []
+        #: The indices of entries that raise the core format.
+        self.raises: set[int] = set()
         self.nodes: dict[str, NodeT] = {}
         self.disks: dict[str, SimDisk] = {}
         self.leader: str | None = None
@@ -211,6 +213,15 @@ class FakeCluster(Generic[NodeT]):
         [(_, _, outcome)] = self.append([Envelope(node.session, node.seq, 1, "core", body)])
         if isinstance(outcome, Refused):
             raise outcome
+
+    def raise_core_format(self, version: int = 2) -> None:
+        """The entry by which all nodes use a newer core format. A world begins at format 1."""
+        body = msgspec.msgpack.encode(version)
+        self.log.append(body)
+        self.raises.add(len(self.log))
+        self.witness.raise_format(len(self.log), body)
+        for node in list(self.nodes.values()):
+            node.catch_up()
 
     def _lives(self, node: NodeT) -> bool:
         member = self.witness.members.get(node.name)

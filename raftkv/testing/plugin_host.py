@@ -317,7 +317,9 @@ class FakeHost(Generic[ApiT]):
     async def boot(self) -> None:
         """Recover from the log, of which no hook hears, and start the service."""
         while self.machine.index < len(self.cluster.log):
-            self.machine.apply(self.machine.index + 1, self.cluster.log[self.machine.index])
+            index, body = self.machine.index + 1, self.cluster.log[self.machine.index]
+            raises = index in self.cluster.raises
+            (self.machine.raise_format if raises else self.machine.apply)(index, body)
         await self.service.start()
         # A listener is told what it wants to hear of, and of members after that: as on a node.
         if type(self.service).on_applied is not Service.on_applied:
@@ -337,6 +339,9 @@ class FakeHost(Generic[ApiT]):
         self.service.on_restored(index)
 
     def _apply(self, body: bytes) -> None:
+        if self.machine.index + 1 in self.cluster.raises:
+            self.machine.raise_format(self.machine.index + 1, body)
+            return
         outcomes = self.machine.apply(self.machine.index + 1, body)
         assert not self.machine.faults, self.machine.faults[0].detail
         for session, seq, outcome in outcomes:

@@ -78,6 +78,8 @@ class Session:
         # What came over the new channel while it was being opened.
         self.received: list[Message] = []
         self.frozen = False
+        # Whether its client is connected; one that is away keeps its session.
+        self.connected = True
         self.closed_for: str | None = None
 
     @property
@@ -196,6 +198,10 @@ class MemoryBroker:
     def is_alive(self, channel: Channel) -> bool:
         session = self.sessions.get((channel.client_id, channel.channel))
         return session is not None and session.live
+
+    def is_connected(self, channel: Channel) -> bool:
+        session = self.sessions.get((channel.client_id, channel.channel))
+        return session is not None and session.live and session.connected
 
     def channels(self) -> Iterable[Channel]:
         return [s.row for s in self.sessions.values() if s.row is not None and s.closed_for is None]

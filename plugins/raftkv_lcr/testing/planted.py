@@ -285,6 +285,19 @@ def _losses_not_told(finish: Callable[..., Awaitable[Any]]) -> Callable[..., Awa
     return broken
 
 
+@_wrapping(
+    "older-asked-once",
+    "whether the client of the predecessor is connected is asked at the first attempt only",
+    linear_flow.LinearFlow,
+    "_kept",
+)
+def _older_asked_once(kept: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def broken(flow: Any, attempt: Any, course: Any) -> Any:
+        return None if attempt.attempts else await kept(flow, attempt, course)
+
+    return broken
+
+
 # Modes --------------------------------------------------------------------------------------------
 
 

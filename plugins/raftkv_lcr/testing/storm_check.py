@@ -62,6 +62,7 @@ __all__ = [
     "check_deletion",
     "check_ending",
     "check_handovers",
+    "check_older",
     "named_clients",
     "newer",
 ]
@@ -291,6 +292,9 @@ class Story:
     accepted: list[str] = field(default_factory=list)
     # Why it lives no longer: "disconnected", "kicked", "died"; "" while nothing of that happened.
     ended: str = ""
+    # Its client is connected, and no operator has asked for its end. One that has gone away
+    # never comes back to this channel.
+    connected: bool = True
     # It was told that its client has no session, while another one of the client lived.
     beside: bool = False
 
@@ -326,6 +330,16 @@ def check_answer(
     if story.mode != "disabled":
         found += _against_the_log(story, registry, stories or {})
     return _of(story, found)
+
+
+def check_older(story: Story, stories: Mapping[str, Story]) -> list[str]:
+    """Where older connections are kept: the predecessor had lost its client."""
+    former = None if story.predecessor is None else stories.get(story.predecessor.channel)
+    if story.outcome != "ok" or former is None or "disabled" in (story.mode, former.mode):
+        return []
+    if former.outcome != "ok" or former.ended or not former.connected:
+        return []
+    return _of(story, [f"displaced {former}, whose client is connected"])
 
 
 def _against_the_log(story: Story, registry: Registry, stories: Mapping[str, Story]) -> list[str]:

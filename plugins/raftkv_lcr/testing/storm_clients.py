@@ -24,7 +24,7 @@ from raftkv_lcr.modes import effective_mode
 from raftkv_lcr.result import OpenedSession
 
 from .broker import Session
-from .storm_check import Story, check_answer
+from .storm_check import Story, check_answer, check_older
 
 if TYPE_CHECKING:
     from .storm import Seat, Storm
@@ -39,6 +39,8 @@ SKEW_MS = 40
 COARSE_MS = 10
 # Channels end without a word only where sweeps come often enough to see them.
 SWEPT_S = 5
+# Where older connections are kept, a client goes away this often, so that others get in.
+AWAY_SHARE = 0.2
 # A message after healing: so often at most, 0.1 s apart.
 PUBLISH_TRIES = 50
 # What a call to a node may end in while the world is at war. Anything else is a defect.
@@ -84,6 +86,9 @@ class Clients:
                 self._act(client, rng)
 
     def _act(self, client: str, rng: random.Random) -> None:
+        if self._plan.keeps_older and rng.random() < AWAY_SHARE:
+            self.leave(client)
+            return
         draw = rng.random()
         if (draw := draw - 0.28) < 0:
             self._start(self._connect, client, rng)
@@ -181,11 +186,15 @@ class Clients:
             return
         found = check_answer(story, self._storm.log.registry, self._storm.stories)
         self._storm.violated("answers are true", found)
+        if self._plan.keeps_older:
+            found = check_older(story, self._storm.stories)
+            self._storm.violated("older connections are kept", found)
 
     def _mark(self, story: Story, opened: OpenedSession) -> None:
         marks = self._marks
         if opened.outcome in ("outdated_early", "retries_exhausted"):
             marks[opened.outcome.replace("_", " ")] += 1
+        marks["older connection kept"] += opened.outcome == "occupied"
         if opened.outcome == "ok":
             if opened.handover != "none":
                 marks[f"handover {opened.handover}"] += 1
@@ -221,6 +230,12 @@ class Clients:
         found = [(seat, seat.broker.live(client)) for seat in self._storm.all_seats()]
         return [(seat, session) for seat, session in found if session is not None]
 
+    def leave(self, client: str) -> None:
+        """The client's connections break; the sessions stay."""
+        for _, session in self.living(client):
+            session.connected = self._storm.stories[session.channel].connected = False
+            self._marks["client away"] += 1
+
     async def _disconnect(self, client: str) -> None:
         living = self.living(client)
         if not living:
@@ -239,6 +254,7 @@ class Clients:
         seat = self._storm.any_seat(self._rng)
         if seat is None:
             return
+        self._may_end(client)
         manager = seat.broker.manager
         work = manager.kick(client, "by hand") if call == "kick" else manager.discard(client)
         try:
@@ -246,6 +262,14 @@ class Clients:
                 self._marks["kicked" if call == "kick" else "discarded"] += 1
         except EXCUSED:
             return
+        finally:
+            self._may_end(client)
+
+    def _may_end(self, client: str) -> None:
+        """An operator may have ended any channel of the client that is not known to have ended."""
+        for story in self._storm.stories.values():
+            if story.client == client:
+                story.connected = False
 
     def _fail(self, client: str) -> None:
         """The channel's own process fails, and its broker does not say so to anybody."""
@@ -270,6 +294,8 @@ class Clients:
     async def connect_all_once_more(self) -> None:
         """After healing: each client through another node than its owner's, and all goes well."""
         for client in self.names:
+            if self._plan.keeps_older:
+                self.leave(client)
             former = self.living(client)
             besides = former[0][0].host.name if former else ""
             seat = self._storm.any_seat(self._rng, besides) or self._storm.any_seat(self._rng)

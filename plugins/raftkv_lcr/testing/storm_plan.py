@@ -28,6 +28,8 @@ SWITCHING_SHARE = 0.25
 STANDING_SHARE = 0.12
 # Of the runs that switch back and forth, so many switch back to where they began.
 BACK_SHARE = 0.5
+# In so many runs older connections are kept.
+KEEPING_SHARE = 0.2
 
 # What some of many seeds must hit. ("retries exhausted" takes hundreds: with claims, the newest
 # connection needs two attempts, and it has to meet another owner each of four times.)
@@ -39,6 +41,8 @@ EXPECTED = (
     "outdated early",
     "outdated late",
     "in progress",
+    "older connection kept",
+    "client away",
     "retries exhausted",
     "version decided against the ticket",
     "several at the same instant",
@@ -99,6 +103,11 @@ class Plan:
         )
 
     @property
+    def keeps_older(self) -> bool:
+        """Whether a client that is connected keeps its connection."""
+        return self.settings.get("older_connection") == "keep"
+
+    @property
     def never_disabled(self) -> bool:
         """Whether nobody can act as under "disabled", from the first connect to the end.
 
@@ -135,7 +144,7 @@ def draw(seed: int, seconds: float) -> Plan:
         version_share=rng.choice((0.0, 0.0, 0.3, 1.0)),
         vanish_share=rng.choice((0.0, 0.1, 0.3)),
         modes=_all_the_way_back(seed, _modes(rng, seconds)),
-        settings=_settings(rng),
+        settings=_settings(rng) | _older(seed),
         options=_options(rng),
     )
 
@@ -181,6 +190,14 @@ def _settings(rng: random.Random) -> dict[str, Any]:
         settings["history_ms"] = rng.choice((500, 5_000, 3_600_000))
         settings["history_rows_max"] = rng.choice((1, 3, 100_000))
     return settings
+
+
+def _older(seed: int) -> dict[str, Any]:
+    """In some runs a client that is connected keeps its connection."""
+    # Chance of its own, so that all other runs stay what they were.
+    if random.Random(f"{seed}/lcr older").random() >= KEEPING_SHARE:
+        return {}
+    return {"older_connection": "keep"}
 
 
 def _options(rng: random.Random) -> type[LcrOptions]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -280,3 +281,90 @@ async def test_figures_of_the_node_and_of_its_sweeps(stand: Stand) -> None:
     sweep = (await stand.get("sweep")).body
     assert (sweep["rows_per_s"], sweep["interval_s"]) == (500, 600)
     assert {"runs", "scanned", "deleted_local_dead", "deleted_remote_orphan"} < set(sweep)
+
+
+# --- for brokers in other languages ---------------------------------------------------------------
+
+
+async def rows(stand: Stand, verb: str, client_id: str, **body: Any) -> Response:
+    return await stand.post(verb, client_id, json.dumps(body).encode())
+
+
+@door
+async def test_item_5_broker_in_another_language_registers_and_unregisters(stand: Stand) -> None:
+    answer = (await rows(stand, "register", "c", channel="a")).body
+    row = answer["channel"]
+    assert answer == {
+        "outcome": "ok",
+        "channel": (await stand.get(CLIENT, "c")).body,
+        "took_over": None,
+        "session_present": False,
+        "repeated": False,
+        "index": answer["index"],
+    }
+    # An answer that was lost is asked for again.
+    again = (await rows(stand, "register", "c", channel="a")).body
+    assert (again["outcome"], again["repeated"], again["channel"]) == ("ok", True, row)
+    # A stale local read, then the real predecessor.
+    restart = (await rows(stand, "register", "c", channel="b")).body
+    assert (restart["outcome"], restart["predecessor"]) == ("restart", row)
+    ticket = restart["claim"]["ticket"]
+    newer = (await rows(stand, "register", "c", channel="b", predecessor=row, ticket=ticket)).body
+    assert (newer["outcome"], newer["took_over"]) == ("ok", row)
+    late = (await rows(stand, "register", "c", channel="a2", ticket=row["ticket"])).body
+    assert (late["outcome"], late["newer"]) == ("outdated_early", newer["channel"])
+    # The replaced row deletes nothing, the exact one does.
+    assert (await rows(stand, "unregister", "c", row=row)).body["removed"] is False
+    gone = await rows(stand, "unregister", "c", row=newer["channel"])
+    assert gone.body == {"client_id": "c", "removed": True}
+    assert reason(await stand.get(CLIENT, "c")) == (404, "lcr_no_channel")
+
+
+@door
+async def test_item_5_open_compares_the_epoch_of_the_mode(stand: Stand) -> None:
+    await stand.node.lcr.switch_mode("enabled", timeout_s=10)
+    epoch = (await stand.get("mode")).body["epoch"]
+    former = (await rows(stand, "open", "c", channel="a", epoch=0)).body
+    assert (former["outcome"], former["mode"], former["epoch"]) == (
+        "mode_changed",
+        "enabled",
+        epoch,
+    )
+    first = (await rows(stand, "open", "c", channel="a", epoch=epoch)).body
+    assert (first["outcome"], first["session_present"]) == ("ok", False)
+    row = first["channel"]
+    taken = await rows(stand, "open", "c", channel="b", predecessor=row, resume=True, epoch=epoch)
+    assert (taken.body["took_over"], taken.body["session_present"]) == (row, True)
+    clean = (await rows(stand, "open", "c", channel="d", clean=True, epoch=epoch)).body
+    assert (clean["took_over"], clean["session_present"]) == (taken.body["channel"], False)
+
+
+@door
+async def test_item_5_bad_rows_and_bodies_are_refused(stand: Stand) -> None:
+    row = (await rows(stand, "register", "c", channel="a")).body["channel"]
+    bad = (400, "bad_request")
+    for verb, client, body, advice in (
+        ("register", "c", {}, "channel"),
+        ("register", "c", {"channel": ""}, "channel is empty"),
+        ("register", "c", {"channel": "a", "version": -1}, "version"),
+        ("register", "c", {"channel": "a", "timeout_s": 0}, "at most 60 seconds"),
+        ("register", "other", {"channel": "b", "predecessor": row}, "send a row of the same"),
+        ("open", "c", {"channel": "b"}, "epoch"),
+        ("open", "c", {"channel": "b", "epoch": 0, "resume": True, "clean": True}, "exclude"),
+        ("unregister", "other", {"row": row}, "send a row of the same client"),
+        ("unregister", "c", {"row": {**row, "more": 1}}, "more"),
+    ):
+        answer = await rows(stand, verb, client, **body)
+        assert reason(answer) == bad, (verb, body)
+        assert advice in answer.body["error"], answer.body
+    long = await rows(stand, "register", "c", channel="x" * 257)
+    assert reason(long) == bad
+
+
+@door
+async def test_item_5_alarms_of_the_node_are_shown(stand: Stand) -> None:
+    with stand.node.lcr.long_runs.watched("sweep_slow", 1.0):
+        assert (await stand.get("alarms")).body == {"alarms": []}
+        await asyncio.sleep(1.5)
+        [alarm] = (await stand.get("alarms")).body["alarms"]
+        assert (alarm["name"], alarm["limit_s"]) == ("sweep_slow", 1.0)

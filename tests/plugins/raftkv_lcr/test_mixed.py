@@ -837,7 +837,7 @@ def test_node_without_a_broker_announces_and_is_no_old_one() -> None:
     async def body(world: World) -> None:
         await switch(world, "migration", "enabled")
         node = await world.cluster.add("rep2", "replicant")
-        announcer = Announcer(node)
+        announcer = Announcer(node, node.lcr.long_runs)
         announcer.wake()
         await world.rest()
         view = world.cluster.nodes["core1"].view()

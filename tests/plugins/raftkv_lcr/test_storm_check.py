@@ -35,6 +35,7 @@ from raftkv_lcr.testing.storm_check import (
     check_deletion,
     check_ending,
     check_handovers,
+    check_older,
     named_clients,
     newer,
 )
@@ -433,3 +434,14 @@ def test_each_trace_that_is_left_is_found() -> None:
         left, stories = ending()
         getattr(left, field)["n2"] = 1
         found(f"n2 has 1 {words}")
+
+
+def test_item_5_older_connection_that_was_connected_must_not_be_displaced() -> None:
+    former = Story("c", "a", "n1", outcome="ok", row=row("a", 1))
+    story = Story("c", "b", "n2", outcome="ok", predecessor=row("a", 1))
+    stories = {"a": former, "b": story}
+    assert check_older(story, stories)
+    former.connected = False
+    assert check_older(story, stories) == []
+    former.connected, former.ended = True, "disconnected"
+    assert check_older(story, stories) == []

@@ -57,7 +57,12 @@ class Swept:
         #: What each old node answers; missing: all of them live.
         self.answers: dict[str, Callable[[Sequence[Channel]], Living]] = {}
         self.sweep = Sweep(
-            self.node, self.node.lcr.counters, self.node.lcr.held, lambda: self.sessions, self.ask
+            self.node,
+            self.node.lcr.counters,
+            self.node.lcr.held,
+            lambda: self.sessions,
+            self.ask,
+            self.node.lcr.long_runs,
         )
 
     async def ask(self, node: str, channels: Sequence[Channel]) -> Living:
@@ -186,7 +191,8 @@ async def test_without_a_broker_nobody_is_dead(cluster: Cluster) -> None:
     swept = Swept(cluster, "core2")
     await enter(swept.node, "c")
     counters = swept.node.lcr.counters
-    await Sweep(swept.node, counters, {}, lambda: None, swept.ask).once()
+    long_runs = swept.node.lcr.long_runs
+    await Sweep(swept.node, counters, {}, lambda: None, swept.ask, long_runs).once()
     assert clients(cluster) == ["c"]
 
 
