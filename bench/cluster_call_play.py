@@ -231,14 +231,17 @@ async def _called(
         )
     )
     began, ends_s = time.monotonic(), load.warmup_s + load.seconds
-    while (elapsed_s := time.monotonic() - began) < ends_s:
-        until_s = ends_s
-        if kill is not None and not kill.over:
-            until_s = min(ends_s, kill.due_s)
-            if elapsed_s >= kill.due_s:
-                await _kill_leader(cluster, kill)
-                continue
-        await asyncio.sleep(max(0.0, min(LOOK_EVERY_S, until_s - elapsed_s)))
+    due_s = ends_s if kill is None else kill.due_s
+    while True:
+        elapsed_s = time.monotonic() - began
+        # First of all: a coordinator that was held up kills the leader late, and not never.
+        if kill is not None and not kill.over and elapsed_s >= due_s:
+            await _kill_leader(cluster, kill)
+            due_s = ends_s
+            continue
+        if elapsed_s >= ends_s:
+            break
+        await asyncio.sleep(min(LOOK_EVERY_S, due_s - elapsed_s))
         ok = tally_of(await cluster.states(), list(places)).ok
         test.show(f"{load.load} {load.function}, required {load.required}: {ok:,} calls")
     over = await cluster.ask_all(list(places), AwaitCallers(), Ran, CALL_TIMEOUT_S + REST_TIMEOUT_S)

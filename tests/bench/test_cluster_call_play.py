@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -169,6 +171,18 @@ def test_the_leader_is_killed_where_nobody_calls_and_comes_back(tmp_path: Path) 
     assert facts.killed_us is not None
     assert facts.killed_us > facts.began_us
     assert (facts.raft_messages, facts.sent_bytes) == (None, None)
+
+
+def test_the_leader_is_killed_however_late_the_coordinator_comes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was busy until after the end of the load: it is killed all the same."""
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(play, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    dies = {"scenario": "cluster_calls_leader_dies", "kill_after_s": 0.02}
+    cluster, facts = played(tmp_path, run_of(**dies, place="everywhere", callers=5))
+    assert ("c1", "kill") in cluster.events
+    assert facts.killed == "c1"
 
 
 def test_a_leader_with_callers_is_spared(tmp_path: Path) -> None:
