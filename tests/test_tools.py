@@ -133,6 +133,55 @@ def test_the_demo_does_not_write_among_other_files(tmp_path: Path) -> None:
     assert "is not empty" in done.stderr
 
 
+# All tests on a busy machine ---------------------------------------------------------------------
+
+
+def on_a_busy_machine(
+    tmp_path: Path, fake: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    fake_test = program(tmp_path / "test", fake)
+    return subprocess.run(
+        ["bash", str(ROOT / "tools" / "test-busy"), *arguments],
+        env={**os.environ, "TEST": str(fake_test)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_busy_machine_s_loops_run_beside_every_run_and_end(tmp_path: Path) -> None:
+    children = tmp_path / "children"
+    fake = f'echo $(cat /proc/$PPID/task/$PPID/children) >> {children}; echo "== 3 passed, $* ==="'
+    done = on_a_busy_machine(tmp_path, fake, "--times", "2", "--loops", "3", "-k", "wal")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-2:] == [
+        f"run {number}: == 3 passed, -k wal ===, exit code 0" for number in (1, 2)
+    ]
+    runs = [set(line.split()) for line in children.read_text().splitlines()]
+    loops = set.intersection(*runs)
+    assert len(loops) == 3
+    assert [pid for pid in loops if Path("/proc", pid).exists()] == []
+
+
+def test_the_first_run_that_fails_on_the_busy_machine_is_the_last(tmp_path: Path) -> None:
+    fake = (
+        'echo x >> "$0.runs"; [ "$(wc -l < "$0.runs")" = 1 ] || { echo "== 1 failed =="; exit 1; }'
+    )
+    done = on_a_busy_machine(tmp_path, fake, "--times", "4", "--loops", "0")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-2:] == [
+        "run 1: no summary, exit code 0",
+        "run 2: == 1 failed ==, exit code 1",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--times"], ["--loops", "two"]])
+def test_a_busy_machine_wants_numbers(tmp_path: Path, arguments: list[str]) -> None:
+    done = on_a_busy_machine(tmp_path, "exit 9", *arguments)
+    assert done.returncode == 2
+    assert f"{arguments[0]} needs a number" in done.stderr
+
+
 # The installation beside the show ----------------------------------------------------------------
 
 
