@@ -73,11 +73,11 @@ async def test_a_repeated_removal_is_pending_until_it_is_committed() -> None:
         with Behind(slow):
             for force in (True, False, True):
                 await pending(
-                    lambda f=force: leader.membership.remove(gone.name, force=f, timeout_s=0.6),
+                    lambda f=force: leader.membership.remove(gone.name, force=f, timeout_s=2),
                     f"the removal of {gone.name} .* is not committed .* may still be rolled back",
                 )
             # Every node gives the leader's answer.
-            await pending(lambda: slow.membership.remove(gone.name, timeout_s=0.6), "not committed")
+            await pending(lambda: slow.membership.remove(gone.name, timeout_s=2), "not committed")
             assert await standing(leader, gone.name) == ("voter", "removed")
             assert not gone.fault.done()
         await slow.membership.remove(gone.name)
@@ -91,7 +91,7 @@ async def test_a_removal_that_was_said_to_be_pending_may_be_rolled_back() -> Non
         leader, slow, gone = await settled(cluster)
         with Behind(slow):
             remove = leader.membership.remove
-            await pending(lambda: remove(gone.name, force=True, timeout_s=0.3), "rolled back")
+            await pending(lambda: remove(gone.name, force=True, timeout_s=2), "rolled back")
             await cluster.kill(leader.name)
         await until(lambda: gone.status().role == "leader")
         assert await standing(slow, gone.name) == ("voter", None)
@@ -116,7 +116,7 @@ async def test_a_repeated_promotion_is_pending_until_it_is_committed() -> None:
             engine.change_configuration(promote(engine.configuration, raft_id), force=True)
             for verb in (leader.membership.promote, leader.membership.add):
                 await pending(
-                    lambda verb=verb: verb("core3", timeout_s=0.5), "the promotion of core3"
+                    lambda verb=verb: verb("core3", timeout_s=2), "the promotion of core3"
                 )
             assert await standing(leader, "core3") == ("copy", "voter")
         await leader.membership.promote("core3")

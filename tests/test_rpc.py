@@ -10,6 +10,7 @@ import pytest
 from raftkv.errors import PeerUnreachable, RemoteFailed, Timeout
 from raftkv.raft import wire
 from raftkv.rpc import RpcHub
+from tests.clocks import LONG_S, skip
 
 
 class LoopRuntime:
@@ -153,14 +154,15 @@ def test_a_link_on_which_another_call_was_answered_meanwhile_stays() -> None:
         runtime: Any = LoopRuntime()
         dialler: Any = Redialler()
         calls = RpcHub("a", runtime, dialler, lambda node: ["good:5"], 1 << 20)
-        slow = asyncio.ensure_future(calls.call("b", "p.slow", b"", 0.2))
-        quick = asyncio.ensure_future(calls.call("b", "p.quick", b"", 5))
+        slow = asyncio.ensure_future(calls.call("b", "p.slow", b"", LONG_S))
+        quick = asyncio.ensure_future(calls.call("b", "p.quick", b"", 2 * LONG_S))
         while not dialler.links or len(dialler.links[0].messages) < 2:
             await asyncio.sleep(0)
         (link,) = dialler.links
-        await asyncio.sleep(0.01)
+        skip(0.01)
         calls.on_reply(link, wire.RpcReply(2, "", b"answer"))
         assert await quick == b"answer"
+        skip(LONG_S)
         with pytest.raises(Timeout):
             await slow
         assert not link.aborted

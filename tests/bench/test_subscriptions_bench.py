@@ -45,7 +45,7 @@ class FakeConsumer:
 
     async def receive(self, count: int, wait_s: float) -> tuple[FakeMessage, ...]:
         if self._next > self._api.published:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         last = min(self._api.published, self._next + count - 1)
         got = tuple(FakeMessage(seq) for seq in range(self._next, last + 1))
         self._next = last + 1
@@ -53,7 +53,8 @@ class FakeConsumer:
 
     async def ack_to(self, message: FakeMessage) -> None:
         # It takes its time: whoever ends the consumer meanwhile loses the acknowledgement.
-        await asyncio.sleep(0.005)
+        for _ in range(20):
+            await asyncio.sleep(0)
         self._api.mark = message.seq
         if self._api.loses_acks:
             raise OutcomeUnknown("the answer was lost")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -150,12 +149,18 @@ def test_what_is_seen_meanwhile_is_told_once(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_the_act_raises_is_raised() -> None:
+    looked = threading.Event()
+
     def act() -> None:
-        time.sleep(0.01)
+        looked.wait(20.0)
         raise Refused("no")
 
+    def look() -> Stage:
+        looked.set()
+        return Stage("waiting")
+
     with pytest.raises(Refused, match="no"):
-        while_waiting(act, lambda: Stage("waiting"))
+        while_waiting(act, look)
 
 
 def test_a_condition_is_looked_at_until_it_holds_or_the_time_is_up() -> None:

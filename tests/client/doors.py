@@ -16,9 +16,9 @@ from raftkv.server.sessions import Sessions
 from raftkv.testing.local_cluster import LocalCluster
 
 QUICK = RaftTimes(
-    heartbeat_ms=20,
-    election_timeout_min_ms=150,
-    election_timeout_max_ms=300,
+    heartbeat_ms=50,
+    election_timeout_min_ms=400,
+    election_timeout_max_ms=800,
     resend_ms=300,
 )
 

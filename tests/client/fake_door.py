@@ -11,11 +11,13 @@ import asyncio
 import base64
 import functools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import httptools
+
+from tests.clocks import LONG_S, skip
 
 HANG_UP = "hang up"
 SILENCE = "silence"
@@ -26,16 +28,27 @@ def b64(data: bytes) -> str:
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a coroutine as a test, with an end to every wait."""
+    """Run a coroutine as a test. What hangs in it is ended by pytest's own time-out."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 40))
+        asyncio.run(test(*args, **kwargs))
 
     return run
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def out_of_time(
+    call: Awaitable[Any], seen: Callable[[], object], after_s: float = LONG_S
+) -> Any:
+    """The result of a call whose time-out of `after_s` passes as soon as `seen()` is true."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)  # it begins, and with it its time
+    await until(lambda: task.done() or seen())
+    skip(after_s)
+    return await task
+
+
+async def until(condition: Callable[[], object], timeout_s: float = LONG_S) -> None:
     """Poll until `condition` is true."""
     async with asyncio.timeout(timeout_s):
         while not condition():

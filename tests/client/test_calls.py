@@ -36,8 +36,10 @@ from tests.client.fake_door import (
     b64,
     error,
     in_loop,
+    out_of_time,
     until,
 )
+from tests.clocks import LONG_S, skip
 
 HEADER = {"cluster_id": "1", "member_id": "2", "revision": "7", "raft_term": "3"}
 DONE = Say({"header": HEADER})
@@ -49,12 +51,6 @@ KV = {
     "version": "2",
 }
 FOUND = Say({"header": HEADER, "kvs": [KV], "count": "1"})
-
-
-async def session_of(client: Client) -> None:
-    """Have it connect and open its session, for which no short time counts."""
-    caller = client._caller
-    await caller.sessions.current(asyncio.get_running_loop().time() + 10)
 
 
 def door_of(write: Callable[[Asked], Any], session: str = "12-00ab") -> Callable[[Asked], Any]:
@@ -123,11 +119,12 @@ async def test_the_floor_waits_for_the_lowest_number_without_an_answer() -> None
             return SILENCE
         return DONE
 
-    async with FakeDoor(door_of(write)) as door, Client(door.url, timeout_s=0.4) as client:
+    async with FakeDoor(door_of(write)) as door, Client(door.url, timeout_s=LONG_S) as client:
         slow = asyncio.create_task(client.kv.put(b"slow", b"v"))
         await held.wait()
         for _ in range(2):
             await client.kv.put(b"k", b"v")
+        skip(LONG_S)
         with pytest.raises(Timeout) as caught:
             await slow
         assert (caught.value.session, caught.value.seq) == (12, 1)
@@ -169,16 +166,17 @@ async def test_an_expired_session_after_a_delivery_is_unknown_and_not_sent_again
 
 @in_loop
 async def test_what_was_never_delivered_is_not_called_unknown() -> None:
-    with pytest.raises(PeerUnreachable):
-        async with Client(f"http://127.0.0.1:{free_ports(1)[0]}", timeout_s=0.2) as client:
-            await client.kv.put(b"k", b"v")
+    unreachable = f"http://127.0.0.1:{free_ports(1)[0]}"
+    async with Client(unreachable, timeout_s=LONG_S) as client:
+        with pytest.raises(PeerUnreachable):
+            await out_of_time(client.kv.put(b"k", b"v"), lambda: client.retries)
     no_leader = error("no_leader", 503)
     async with (
         FakeDoor(door_of(lambda asked: no_leader)) as door,
-        Client(door.url, timeout_s=0.3) as client,
+        Client(door.url, timeout_s=LONG_S) as client,
     ):
         with pytest.raises(NoLeader):
-            await client.kv.put(b"k", b"v")
+            await out_of_time(client.kv.put(b"k", b"v"), lambda: client.retries > 2)
         assert len(door.asked) > 2  # it tried again until the deadline
         numbers = {asked.numbers[1] for asked in door.asked[1:]}
         assert numbers == {1}
@@ -191,10 +189,10 @@ def test_what_was_delivered_is_unknown_at_the_deadline(lost: Any) -> None:
         no_leader = error("no_leader", 503)
         async with (
             FakeDoor(door_of(in_turn(lost, no_leader))) as door,
-            Client(door.url, timeout_s=0.3) as client,
+            Client(door.url, timeout_s=LONG_S) as client,
         ):
             with pytest.raises(Timeout) as caught:
-                await client.kv.put(b"k", b"v")
+                await out_of_time(client.kv.put(b"k", b"v"), lambda: client.retries > 1)
             assert caught.value.session == 12
             assert caught.value.seq == 1
             assert door.paths().count("/v3/kv/put") > 1
@@ -273,9 +271,12 @@ async def test_a_refusal_ends_the_call_with_its_own_class_and_arguments() -> Non
 @in_loop
 async def test_unknown_refusals_and_odd_answers_have_their_place_in_the_tree() -> None:
     async def raised(said: Any) -> type[BaseException]:
-        async with FakeDoor(lambda asked: said) as door, Client(door.url, timeout_s=0.1) as client:
+        async with (
+            FakeDoor(lambda asked: said) as door,
+            Client(door.url, timeout_s=LONG_S) as client,
+        ):
             with pytest.raises(Exception) as caught:  # noqa: PT011
-                await client.kv.get(b"k")
+                await out_of_time(client.kv.get(b"k"), lambda: client.retries)
             return caught.type
 
     assert await raised(error("not_yet_invented", 412)) is Refused
@@ -307,11 +308,15 @@ async def test_reads_go_to_the_next_endpoint_and_stay_there() -> None:
 @in_loop
 async def test_a_read_that_nobody_answers_ends_at_its_deadline() -> None:
     async with FakeDoor(lambda asked: SILENCE) as door, Client(door.url) as client:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        reading = asyncio.create_task(client.kv.get(b"k", timeout_s=2 * LONG_S))
+        await until(lambda: door.asked)
+        skip(LONG_S)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not reading.done()
+        skip(LONG_S)
         with pytest.raises(ReadTimeout):
-            await client.kv.get(b"k", timeout_s=0.15)
-        assert 0.14 < loop.time() - began < 2
+            await reading
         # The connection is not used again: the answer may still come.
         door.answer = lambda asked: FOUND
         assert await client.kv.get(b"k") is not None
@@ -336,11 +341,11 @@ async def test_calls_at_once_are_bounded_and_share_connections() -> None:
             await asyncio.gather(*(client.kv.get(b"k") for _ in range(40)))
             assert door.connections <= 4
         door.answer = lambda asked: SILENCE
-        async with Client(door.url, connections_max=1, timeout_s=1.0) as client:
+        async with Client(door.url, connections_max=1, timeout_s=2 * LONG_S) as client:
             first = asyncio.create_task(client.kv.get(b"k"))
             await until(lambda: len(door.asked) == 41)
             with pytest.raises(Overloaded):
-                await client.kv.get(b"k", timeout_s=0.05)
+                await out_of_time(client.kv.get(b"k", timeout_s=LONG_S), lambda: True)
             first.cancel()
 
 
@@ -380,7 +385,7 @@ async def test_an_answer_beyond_the_limit_is_not_kept() -> None:
     large = Say({"header": HEADER, "kvs": [KV] * 50, "count": "50"})
     async with (
         FakeDoor(lambda asked: large) as door,
-        Client(door.url, answer_bytes_max=1000, timeout_s=0.2) as client,
+        Client(door.url, answer_bytes_max=1000) as client,
     ):
         with pytest.raises(TooLarge, match="exceeds 1000 bytes"):
             await client.kv.range()
@@ -451,12 +456,12 @@ async def test_the_outcome_of_a_write_with_an_unknown_answer() -> None:
         return DONE if settled else SILENCE
 
     settled = False
-    async with FakeDoor(door_of(write)) as door, Client(door.url, timeout_s=0.1) as client:
-        await session_of(client)
+    async with FakeDoor(door_of(write)) as door, Client(door.url, timeout_s=LONG_S) as client:
         errors = []
-        for _ in range(3):
+        for number in range(1, 4):
+            put = client.kv.put(b"k", b"v")
             with pytest.raises(Timeout) as caught:
-                await client.kv.put(b"k", b"v")
+                await out_of_time(put, lambda n=number: door.paths().count("/v3/kv/put") == n)
             errors.append(caught.value)
         settled = True
         applied = await client.outcome(errors[0].session, errors[0].seq)
@@ -481,9 +486,12 @@ async def test_sessions_that_cannot_be_opened_are_told() -> None:
     ):
         with pytest.raises(Refused, match="no /v1/sessions"):
             await client.kv.put(b"k", b"v")
-    async with FakeDoor(lambda asked: Say({})) as door, Client(door.url, timeout_s=0.5) as client:
+    async with (
+        FakeDoor(lambda asked: Say({})) as door,
+        Client(door.url, timeout_s=LONG_S) as client,
+    ):
         with pytest.raises(ReadTimeout, match="/v1/sessions cannot be understood"):
-            await client.kv.put(b"k", b"v")
+            await out_of_time(client.kv.put(b"k", b"v"), lambda: client.retries)
 
 
 @in_loop
@@ -495,15 +503,15 @@ async def test_an_answer_that_cannot_be_understood_is_none() -> None:
             Client(door.url) as client,
         ):
             if odd != {"kvs": 3}:
-                await session_of(client)  # the short time is for odd answers
+                put = client.kv.put(b"k", b"v", timeout_s=LONG_S)
                 with pytest.raises(Timeout):
-                    await client.kv.put(b"k", b"v", timeout_s=0.1)
+                    await out_of_time(put, lambda c=client: c.retries)
         async with (
             FakeDoor(functools.partial(always, said)) as door,
-            Client(door.url, timeout_s=2) as client,
+            Client(door.url, timeout_s=LONG_S) as client,
         ):
             with pytest.raises(ReadTimeout, match="cannot be understood"):
-                await client.kv.get(b"k")
+                await out_of_time(client.kv.get(b"k"), lambda c=client: c.retries)
 
 
 def test_every_error_of_the_tree_is_told_apart_by_its_code() -> None:

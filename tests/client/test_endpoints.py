@@ -25,8 +25,10 @@ from tests.client.fake_door import (
     Say,
     error,
     in_loop,
+    out_of_time,
     until,
 )
+from tests.clocks import LONG_S, skip
 
 OK = Say({"header": {"revision": "7"}})
 
@@ -56,12 +58,12 @@ def of_addresses(*addresses: str) -> None:
 @in_loop
 async def test_a_write_without_a_session_leaves_a_node_that_hangs() -> None:
     async with FakeDoor(lambda asked: SILENCE) as hung, FakeDoor(lambda asked: OK) as good:
-        client = Client([hung.url, good.url], exactly_once=False, timeout_s=0.4)
+        client = Client([hung.url, good.url], exactly_once=False, timeout_s=LONG_S)
         async with client:
             with pytest.raises(Timeout):
-                await client.kv.put(b"k", b"v")
+                await out_of_time(client.kv.put(b"k", b"v"), lambda: hung.asked)
             # Also when the rest of the first one is over.
-            await asyncio.sleep(0.2)
+            skip(LONG_S)
             for _ in range(3):
                 await client.kv.put(b"k", b"v")
             assert client.endpoint == good.url
@@ -91,29 +93,33 @@ async def test_a_call_that_was_delivered_is_unknown_if_there_is_no_place_for_ano
         return SILENCE if asked.path == "/v1/x/slow" else HANG_UP
 
     async with FakeDoor(answer) as door:
-        async with Client(door.url, timeout_s=0.6, connections_max=1) as client:
+        async with Client(door.url, timeout_s=LONG_S, connections_max=1) as client:
             doing = asyncio.ensure_future(client.call("POST", "/v1/x/do", {}, repeat=True))
             await until(lambda: bool(door.asked))
-            slow = asyncio.ensure_future(client.call("POST", "/v1/x/slow", {}, timeout_s=5))
+            slow_call = client.call("POST", "/v1/x/slow", {}, timeout_s=2 * LONG_S)
+            slow = asyncio.ensure_future(slow_call)
             with pytest.raises(Timeout):
-                await doing
+                await out_of_time(doing, lambda: "/v1/x/slow" in door.paths())
             slow.cancel()
             await asyncio.wait((slow,))
 
 
 @in_loop
 async def test_an_address_that_takes_connections_and_never_answers_is_left() -> None:
+    heard: list[bytes] = []
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
+            heard.append(await reader.readexactly(1))
             await reader.read()
 
     async with FakeDoor(lambda asked: OK) as good:
         port = int(good.url.rpartition(":")[2])
         async with await asyncio.start_server(silent, "127.0.0.2", port):
             of_addresses("127.0.0.2", "127.0.0.1")
-            async with Client(f"http://node.example:{port}", timeout_s=0.4) as client:
+            async with Client(f"http://node.example:{port}", timeout_s=LONG_S) as client:
                 with pytest.raises(NotApplied):
-                    await client.kv.range(prefix=b"")
+                    await out_of_time(client.kv.range(prefix=b""), lambda: heard)
                 for _ in range(3):
                     await client.kv.range(prefix=b"")
                 assert good.connections == 1

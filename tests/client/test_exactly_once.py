@@ -59,7 +59,9 @@ async def test_writers_count_exactly_while_nodes_die_and_answers_are_lost() -> N
         for proxy in (*proxies, *proxies):
             proxy.mode = "drop"
             proxy.cut()
-            await asyncio.sleep(0.05)
+            before = proxy.dropped
+            while proxy.url == client.endpoint and proxy.dropped == before:
+                await asyncio.sleep(0.002)
             proxy.mode = "pass"
         leader = doors.cluster.leader()
         assert leader is not None
@@ -72,16 +74,17 @@ async def test_writers_count_exactly_while_nodes_die_and_answers_are_lost() -> N
 
 @in_loop
 async def test_the_outcome_is_settled_when_the_answer_stays_away() -> None:
-    async with served(1) as doors, Client(doors.urls, timeout_s=0.5) as client:
+    async with served(1) as doors, Client(doors.urls) as client:
         (proxy,) = doors.proxies.values()
         await client.kv.put(b"k", b"0")
         proxy.mode = "hang"
         proxy.cut()
         with pytest.raises(Timeout) as caught:
-            await client.kv.put(b"k", b"1")
+            await client.kv.put(b"k", b"1", timeout_s=3)
+        assert proxy.dropped, "the answer had come"
         proxy.mode = "pass"
         proxy.cut()
-        outcome = await client.outcome(caught.value.session, caught.value.seq, timeout_s=5)
+        outcome = await client.outcome(caught.value.session, caught.value.seq, timeout_s=30)
         assert outcome.verdict == "applied"
         assert outcome.result.revision == (await client.kv.range()).revision
         with pytest.raises(LeaseNotFound):

@@ -9,7 +9,17 @@ import pytest
 from raftkv import Client
 from raftkv.errors import ConfigError, NotApplied, Overloaded, PeerUnreachable, Timeout
 from raftkv.testing.local_cluster import free_ports
-from tests.client.fake_door import HANG_UP, SILENCE, Asked, FakeDoor, Say, error, in_loop
+from tests.client.fake_door import (
+    HANG_UP,
+    SILENCE,
+    Asked,
+    FakeDoor,
+    Say,
+    error,
+    in_loop,
+    out_of_time,
+)
+from tests.clocks import LONG_S
 
 
 @in_loop
@@ -36,10 +46,11 @@ async def test_what_may_have_been_carried_out_is_repeated_only_if_that_is_safe(b
     async with (
         FakeDoor(lambda asked: broken) as first,
         FakeDoor(lambda asked: Say({"ok": 1})) as second,
-        Client([first.url, second.url], timeout_s=2.0) as client,
+        Client([first.url, second.url]) as client,
     ):
+        doing = client.call("POST", "/v1/toy/x", {}, timeout_s=LONG_S)
         with pytest.raises(Timeout):
-            await client.call("POST", "/v1/toy/x", {}, timeout_s=0.5)
+            await out_of_time(doing, lambda: first.asked and broken == SILENCE)
         assert second.asked == []
     async with (
         FakeDoor(lambda asked: broken) as first,
@@ -84,10 +95,10 @@ async def test_one_endpoint_is_asked_once() -> None:
 async def test_without_an_answer_the_last_reason_is_told() -> None:
     async with (
         FakeDoor(lambda asked: error("no_leader", 503)) as door,
-        Client(door.url, timeout_s=0.3) as client,
+        Client(door.url, timeout_s=LONG_S) as client,
     ):
         with pytest.raises(NotApplied, match="no_leader"):
-            await client.call("POST", "/v1/toy/x", {})
+            await out_of_time(client.call("POST", "/v1/toy/x", {}), lambda: client.retries)
     async with FakeDoor(lambda asked: Say(b"<html>")) as door, Client(door.url) as client:
         with pytest.raises(Timeout, match="is not JSON"):
             await client.call("GET", "/v1/toy/x")
@@ -144,11 +155,12 @@ async def test_what_is_done_once_is_sent_until_it_is_answered(broken: Any) -> No
 @in_loop
 async def test_what_became_of_it_can_be_asked_and_its_answer_with_it() -> None:
     async with FakeDoor(numbered(SILENCE, verdict({"n": 1}))) as door:
-        async with Client(door.url, timeout_s=0.4) as client:
+        async with Client(door.url, timeout_s=LONG_S) as client:
+            deleting = client.call("DELETE", "/v1/toy/x", once=True)
             with pytest.raises(Timeout) as late:
-                await client.call("DELETE", "/v1/toy/x", once=True)
+                await out_of_time(deleting, lambda: "/v1/toy/x" in door.paths())
             assert (late.value.session, late.value.seq) == (7, 1)
-            outcome = await client.outcome(7, 1, timeout_s=5)
+            outcome = await client.outcome(7, 1)
             assert outcome.verdict == "applied"
             assert outcome.result.body == {"n": 1}
             assert {(each.method, each.numbers) for each in door.asked if "toy" in each.path} == {
@@ -209,10 +221,11 @@ async def test_a_plugins_refusal_is_told_by_its_code_and_text() -> None:
             return SESSION
         return Say(refusal) if asked.path.startswith("/v1/outcome") else HANG_UP
 
-    async with FakeDoor(answer) as door, Client(door.url, timeout_s=0.3) as client:
+    async with FakeDoor(answer) as door, Client(door.url, timeout_s=LONG_S) as client:
+        doing = client.call("POST", "/v1/toy/x", {}, once=True)
         with pytest.raises(Timeout):
-            await client.call("POST", "/v1/toy/x", {}, once=True)
-        outcome = await client.outcome(7, 1, timeout_s=5)
+            await out_of_time(doing, lambda: client.retries)
+        outcome = await client.outcome(7, 1)
         assert outcome.verdict == "refused"
         assert str(outcome.result) == "toy_no: not today"
 

@@ -57,11 +57,11 @@ async def scenario(folder: Path) -> None:
             await asyncio.gather(*(client.kv.get(b"k") for _ in range(20)))
         # Without a certificate, and without trust in the door's.
         nobody = ClientTls(ca=tls.ca)
-        async with Client(endpoint, tls=nobody, timeout_s=0.5) as client:
+        async with Client(endpoint, tls=nobody, timeout_s=2) as client:
             with pytest.raises((NotApplied, ReadTimeout)):
                 await client.kv.get(b"k")
         stranger = ssl.create_default_context()
-        async with Client(endpoint, tls=stranger, timeout_s=0.3) as client:
+        async with Client(endpoint, tls=stranger, timeout_s=2) as client:
             with pytest.raises(PeerUnreachable, match="certificate"):
                 await client.kv.get(b"k")
 

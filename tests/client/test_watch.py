@@ -271,9 +271,11 @@ async def test_a_slow_user_stops_the_stream_and_loses_nothing() -> None:
     async with FakeDoor(lambda asked: lines) as door, Client(door.url) as client:
         watch = client.kv.watch(b"k")
         await watch.created()
-        await asyncio.sleep(0.05)
         stream = watch._stream
         assert stream is not None
+        await until(lambda: stream._size > 1024 * 1024)
+        for _ in range(100):  # as the loop would fill it further, without a bound
+            await asyncio.sleep(0)
         assert stream._size < 3 * 1024 * 1024
         seen = [(await anext(watch)).revision for _ in range(count)]
         assert seen == list(range(7, 7 + count))

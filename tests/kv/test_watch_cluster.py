@@ -20,7 +20,7 @@ from raftkv.testing.watch_check import Watched, check_watch
 from tests.kv.fake_host import FakeHost
 
 RAFT = RaftTimes(
-    heartbeat_ms=30, election_timeout_min_ms=150, election_timeout_max_ms=300, resend_ms=300
+    heartbeat_ms=50, election_timeout_min_ms=400, election_timeout_max_ms=800, resend_ms=300
 )
 # Snapshots soon, and few entries behind them: who was away gets one.
 LIMITS = Limits(snapshot_log_entries=100, log_tail_entries=10)
@@ -96,7 +96,7 @@ async def story() -> list[Watcher]:
         tasks = [asyncio.create_task(watcher.run()) for watcher in watchers]
         for victim in ("core1", "replicant1", "leader"):
             writing = asyncio.create_task(write(cluster, 60))
-            await asyncio.sleep(0.05)
+            await watchers[-1].reach(watchers[-1].position + 1)
             leader = cluster.leader()
             name = leader.name if victim == "leader" and leader is not None else victim
             name = "core2" if name == "leader" else name

@@ -75,7 +75,9 @@ def test_a_lock_is_held_while_the_node_behind_its_client_dies() -> None:
                 lock = WriteLock(session, b"l")
                 token = await lock.acquire()
                 waiting = asyncio.ensure_future(WriteLock(other, b"l").acquire())
-                await asyncio.sleep(0.2)
+                async with asyncio.timeout(20):
+                    while (await two.kv.range(prefix=b"l", count_only=True)).count < 2:
+                        await asyncio.sleep(0.01)
                 await doors.kill(doors.cluster.nodes[0].name)
                 await lock.check()
                 assert lock.is_held

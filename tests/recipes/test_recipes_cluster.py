@@ -88,7 +88,9 @@ def test_a_lock_over_three_nodes_and_the_death_of_its_holder() -> None:
             old = await stale.acquire()
             async with Session(other) as session:
                 waiting = asyncio.ensure_future(Lock(session, b"l").acquire())
-                await asyncio.sleep(0.1)
+                async with asyncio.timeout(20):
+                    while (await other.kv.range(prefix=b"l", count_only=True)).count < 2:
+                        await asyncio.sleep(0.01)
                 await cluster.kill(victim.name)
                 async with asyncio.timeout(20):
                     assert await waiting > old

@@ -72,6 +72,12 @@ async def stopped(task: asyncio.Task[None]) -> None:
         await task
 
 
+async def some_turns() -> None:
+    """What is ready is done, and what that leads to."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not true():
@@ -85,12 +91,12 @@ def test_stopped_in_the_turn_in_which_somebody_connects(in_loop: Any) -> None:
         for turns in range(4):
             with standing() as (state, listener, made):
                 task = asyncio.get_running_loop().create_task(made.run())
-                await asyncio.sleep(0.001)
+                await some_turns()
                 with connected(listener):
                     for _ in range(turns):
                         await asyncio.sleep(0)
                     await stopped(task)
-                    await asyncio.sleep(0.001)
+                    await some_turns()
                 assert state.handshakes == 0
 
     assert in_loop(test) == []
@@ -121,7 +127,7 @@ def test_without_descriptors_it_rests_and_goes_on(
             task = asyncio.get_running_loop().create_task(made.run())
             await until(lambda: not listener.failures)
             # It does not ask again and again while it rests, and can be stopped.
-            await asyncio.sleep(0.01)
+            await some_turns()
             assert state.handshakes == 0
             await stopped(task)
         monkeypatch.setattr(accepting, "ACCEPT_PAUSE_S", 0.001)

@@ -204,7 +204,8 @@ def test_an_answer_under_way_is_given_when_the_door_stops_and_then_it_closes() -
         writer.write(post("/v3/kv/put", PUT))
         await gate.until_started(2)
         stopping = asyncio.create_task(gate.door.stop())
-        await asyncio.sleep(0.2)
+        while gate.door._tasks:
+            await asyncio.sleep(0)
         gate.open.set()
         assert (await answer_of(reader))[0] == 200
         assert await reader.read() == b""

@@ -279,7 +279,7 @@ def test_8_fast_forward() -> None:
         await peers_stuck(cluster)
         for number in range(3, 7):
             calls = cluster.calls("core1")
-            lagging = await calls.call("note", Note(f"{number}"), required=2, timeout_s=0.5)
+            lagging = await calls.call("note", Note(f"{number}"), required=2, timeout_s=2.0)
             assert (lagging.outcome, lagging.id) == ("peers_lagging", number)
             assert lagging.result == f"{number} on core1"
             assert lagging.nodes == ("core2", "core3")

@@ -158,12 +158,12 @@ def test_who_waits_for_a_verdict_in_vain_is_told_so(unreachable: Shell) -> None:
     limbo = unreachable
     head = limbo.json("submit", "accounts/ann=1", "--wait", "submit")["position"]
     began = time.monotonic()
-    limbo("verdicts", str(head), "--wait", "0.2", code=3)
+    limbo("verdicts", str(head), "--wait", "0.2", "--timeout", "60", code=3)
     assert f"position {head} is not decided yet" in limbo.err
-    limbo("verdicts", str(head + 9), "--wait", "0.2", code=3)
+    limbo("verdicts", str(head + 9), "--wait", "0.2", "--timeout", "60", code=3)
     assert f"position {head + 9} is not decided yet" in limbo.err
     # Not once more at each endpoint, until the command's own time is up.
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
     limbo("rollback", str(head), "--yes")
 
 

@@ -106,30 +106,30 @@ def test_what_a_cut_link_says() -> None:
         world.way("b", "a").heal()
         await world.same("t")
 
+        async def of_b() -> Any:
+            [mine] = [row for row in await world.api("a").regions() if row.name == "b"]
+            return mine
+
         async def connected() -> Any:
             row = await the_link(world, "b", "a")
             return row.state == "connected" and row
 
-        for _ in range(200):
-            if row := await connected():
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(DEADLINE_S):
+            while not (row := await connected()):
+                await asyncio.sleep(0.01)
         assert row.opened >= 2
         assert all(messages == 0 for _, _, messages in row.lag)
         # The other side knows what b has fetched.
-        for _ in range(500):
-            [mine] = [row for row in await world.api("a").regions() if row.name == "b"]
-            if all(messages == 0 for _, messages in mine.behind):
-                break
-            await asyncio.sleep(0.01)
-        assert all(messages == 0 for _, messages in mine.behind), mine
+        async with asyncio.timeout(DEADLINE_S):
+            while any(messages for _, messages in (await of_b()).behind):
+                await asyncio.sleep(0.01)
         # Nothing that was here already came a second time.
         assert (world.meta("b").delivered, world.meta("b").doubles) == (203, 0)
 
     play(body)
 
 
-@pytest.mark.parametrize("delay_s", [0.05, 0.15])
+@pytest.mark.parametrize("delay_s", [0.1, 0.3])
 def test_far_away(delay_s: float) -> None:
     """A message and an acknowledgement take one way each: not less, and not a round trip."""
 
@@ -139,8 +139,11 @@ def test_far_away(delay_s: float) -> None:
         await world.subscribe("a", "t", "s")
         for way in world.ways.values():
             way.delay(delay_s)
-        seen = []
-        for number in range(1, 4):
+        seen: list[tuple[float, float]] = []
+        # Until both were once faster than a round trip: the machine may be busy with other things.
+        while not seen or any(min(took) >= 2 * delay_s for took in zip(*seen, strict=True)):
+            number = len(seen) + 1
+            assert number <= 50, seen
             begun = loop.time()
             await world.publish("a", "t")
             await world.has("b", "t", number)
@@ -152,9 +155,6 @@ def test_far_away(delay_s: float) -> None:
             # The proxy's clock begins when it reads; waiting here is in steps of 5 ms.
             assert min(seen[-1]) >= delay_s
         print([(round(m * 1000), round(k * 1000)) for m, k in seen], "ms for message, mark")
-        # The best of three: the machine may be busy with other things.
-        assert min(m for m, _ in seen) < 2 * delay_s + 0.1
-        assert min(k for _, k in seen) < 2 * delay_s + 0.1
 
     play(body)
 
