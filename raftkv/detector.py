@@ -74,8 +74,6 @@ class Detector:
         # This leader's latest periods: (number, its beginning on the decider's clock).
         self._rounds: deque[tuple[int, float]] = deque(maxlen=ROUNDS_KEPT)
         self._round = 0
-        # The leader's (term, number) that came last.
-        self._echo = (0, 0)
         self._due = 0.0
         self._reported_at: float | None = None
         self._timer: Timer | None = None
@@ -126,9 +124,9 @@ class Detector:
             return
         if engine.leading is not None:
             self._take_report(link, message, now)
-        elif link.peer_id == engine.leader and message.term == engine.term:
-            self._echo = (message.term, message.round)
-            self._send_report(link, now)
+        elif message.term and message.term >= engine.term:
+            # Only the leader of a term sends it. Where the disk hangs, the own term stays behind.
+            self._send_report(link, message, now)
 
     def _take_report(self, link: Link, message: wire.Presence, now: float) -> None:
         engine, decider, presences = self._engine, self._decider, self._presences
@@ -215,11 +213,11 @@ class Detector:
             if link is not leader or not self._presences.spoke(link):
                 link.send(presence)
 
-    def _send_report(self, leader: Link, now: float) -> None:
+    def _send_report(self, leader: Link, asked: wire.Presence, now: float) -> None:
         if self._speaks_presence:
             self._presences.update(self._streams(), now)
             heard = self._presences.report(self._members(), now)
-            leader.send(wire.Presence(*self.identity(), *self._echo, heard))
+            leader.send(wire.Presence(*self.identity(), asked.term, asked.round, heard))
 
     def _judge(self, leading: Leading, now: float) -> None:
         """Look, and propose what was decided unless this leadership is about to end."""

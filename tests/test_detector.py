@@ -334,6 +334,21 @@ class TestRule30Presence:
             wire.Presence(4, 0, term, 17, [("b", 1, 0), ("c", 1, 0), ("r1", 1, 0)])
         ]
 
+    def test_a_core_whose_disk_holds_up_its_term_answers_the_next_leader(self) -> None:
+        """It is heard, so a report that it owed would hold up every verdict about a replicant."""
+        watch = Present()
+        term = watch.term + 1
+        watch.bench.receive(B, append(term, 3, watch.term))
+        watch.bench.runtime.settle()
+        links: Any = watch.bench.links
+        for leader, of_term in ((C, term + 1), (B, term - 1)):
+            links[leader].messages.clear()
+            watch.detector.on_presence(links[leader], wire.Presence(1, 0, of_term, 4))
+        assert watch.bench.take(C, wire.Presence) == [
+            wire.Presence(4, 0, term + 1, 4, [("b", 1, 0), ("c", 1, 0)])
+        ]
+        assert watch.bench.take(B, wire.Presence) == []
+
     def test_at_format_1_nothing_of_it_is_sent(self) -> None:
         watch = Watch()
         watch.fed = ["r1"]
