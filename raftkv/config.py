@@ -164,6 +164,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Bytes of answers that are written or not yet taken by their clients, over all connections: two
     # of the largest one (256 MiB).
     answer_bytes_max: int = 512 * MIB
+    # Bytes of requests that are received and not answered yet, over all connections: 85 of the
+    # largest body. The first 64 KiB of each need no room, so that small ones are always taken.
+    request_bytes_max: int = 256 * MIB
     # Watches on one stream, about a kilobyte each, without what waits in their buffers.
     stream_watches_max: int = 1000
     # Request line and headers of one request. Apache and nginx allow 8 KiB a line, Node.js 16 KiB

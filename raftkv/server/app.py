@@ -44,6 +44,7 @@ from .cluster_words import ETCD_API_VERSION, ClusterWords
 from .encoding import Headers
 from .gateway import Gateway
 from .hot import Known
+from .incoming import Incoming, Received
 from .lease_words import LeaseWords
 from .messages import is_costly
 from .outgoing import Outgoing
@@ -117,8 +118,9 @@ class App:
         self.requests_total = 0
         self.refused = {"requests_max": 0, "streams_max": 0, "body_bytes_max": 0}
         self.outgoing = Outgoing(self.limits.answer_bytes_max)
-        self.turns = WorkBudget()
-        gateway = Gateway(node, self._headers, self.outgoing, self.turns)
+        self.incoming = Incoming(self.limits.request_bytes_max)
+        self.budget = WorkBudget()
+        gateway = Gateway(node, self._headers, self.outgoing, self.budget)
         leases = LeaseWords(node, self._headers)
         cluster = ClusterWords(node, self._headers, scheme)
         self._writing: dict[str, WritingWord] = {
@@ -184,32 +186,32 @@ class App:
     # -- etcd's words
 
     async def _word(self, path: str, scope: Message, receive: Receive, send: Send) -> None:
-        body = await self._body(scope, self.body_bytes_max, receive, send)
-        if body is None:
+        try:
+            self.begin()
+        except Busy as busy:
+            await self._refuse_early(self.failure(path, busy), receive, send)
             return
         try:
-            answer = await self.run(self._bound(path, scope), body)
-            if path in self._reading and (refusal := self.refusal_of(answer)) is not None:
-                raise refusal
+            with Received(self.incoming) as received:
+                body = await self._body(scope, self.body_bytes_max, receive, send, received)
+                if body is None:
+                    return
+                answer = await self.started(self._bound(path, scope), body)
+                if path in self._reading and (refusal := self.refusal_of(answer)) is not None:
+                    raise refusal
         except Exception as error:
             await self._fail(send, self.failure(path, error))
             return
-        await self._send(send, 200, answer)
-
-    async def run(self, word: Word, body: bytes) -> bytes:
-        """Run a word if there is room for one more request. Raises Busy, or what it raises."""
-        self.begin()
-        try:
-            return await self.started(word, body)
         finally:
             self.requests -= 1
+        await self._send(send, 200, answer)
 
     def started(self, word: Word, body: bytes) -> Coroutine[Any, Any, bytes]:
         """The word's coroutine. It waits for a turn of its own if reading the body takes long."""
         return self._in_turn(word, body) if is_costly(body) else word(body)
 
     async def _in_turn(self, word: Word, body: bytes) -> bytes:
-        await self.turns.turn()
+        await self.budget.turn()
         return await word(body)
 
     def begin(self, *, always: bool = False) -> None:
@@ -290,15 +292,17 @@ class App:
             else:
                 # Its answers are small, and one that waited would let the client's leases expire.
                 answers, on_stop, room = self._keep_alive, None, None
-            await serve_stream(
-                answers,
-                scope,
-                receive,
-                send,
-                stopping=self._stopping,
-                on_stop=on_stop,
-                room=room,
-            )
+            with Received(self.incoming) as received:
+                await serve_stream(
+                    answers,
+                    scope,
+                    receive,
+                    send,
+                    stopping=self._stopping,
+                    on_stop=on_stop,
+                    room=room,
+                    received=received,
+                )
         finally:
             self.streams -= 1
 
@@ -309,31 +313,44 @@ class App:
     # -- bodies
 
     async def _body(
-        self, scope: Message, bytes_max: int, receive: Receive, send: Send
+        self, scope: Message, bytes_max: int, receive: Receive, send: Send, received: Received
     ) -> bytes | None:
-        """The whole body; None if it was refused as too large, or if the client has gone."""
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body: bytes = message["body"]
-        if not message["more_body"] and len(body) <= bytes_max:
-            return body
+        """The whole body, counted in `received`; None if it was refused, or the client has gone."""
         # The parser has checked that content-length is a number.
         announced = int(dict(scope["headers"]).get(b"content-length", b"0"))
-        size, parts = len(body), [body]
-        while max(size, announced) <= bytes_max:
-            if not message["more_body"]:
-                return b"".join(parts)
+        parts: list[bytes] = []
+        while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            parts.append(message["body"])
-            size += len(message["body"])
-        self.refused["body_bytes_max"] += 1
-        detail = f"the body exceeds {bytes_max} bytes, which is the limit of the door"
-        refusal = Failure(413, INVALID_ARGUMENT, TOO_LARGE_TEXT, TooLarge.code, detail)
-        await self._refuse_unread(refusal, receive, send, more=message["more_body"])
-        return None
+            body, more = message["body"], message["more_body"]
+            if max(received.bytes + len(body), announced) > bytes_max:
+                self.refused["body_bytes_max"] += 1
+                detail = f"the body exceeds {bytes_max} bytes, which is the limit of the door"
+                refusal = Failure(413, INVALID_ARGUMENT, TOO_LARGE_TEXT, TooLarge.code, detail)
+                await self._refuse_unread(refusal, receive, send, more=more)
+                return None
+            try:
+                received.add(len(body))
+            except Busy as busy:
+                parts.clear()
+                await self._refuse_unread(self.failure("", busy), receive, send, more=more)
+                return None
+            parts.append(body)
+            if not more:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _refuse_early(self, failure: Failure, receive: Receive, send: Send) -> None:
+        """Refuse a request before its body was read; the connection lasts if that is here."""
+        try:
+            async with asyncio.timeout(0):  # it may only take what needs no waiting
+                more = (await receive()).get("more_body", False)
+        except TimeoutError:
+            more = True
+        if more:
+            await self._refuse_unread(failure, receive, send)
+        else:
+            await self._fail(send, failure)
 
     async def _refuse_unread(
         self, failure: Failure, receive: Receive, send: Send, *, more: bool = True
@@ -341,6 +358,8 @@ class App:
         """Refuse a request of whose body `more` may still be on its way, and close."""
         refusal = failure.body
         headers = [JSON_TYPE, (b"content-length", b"%d" % len(refusal)), _CLOSE]
+        if failure.status in (429, 503):
+            headers.append(RETRY_AFTER)
         await send({"type": "http.response.start", "status": failure.status, "headers": headers})
         await send({"type": "http.response.body", "body": refusal, "more_body": True})
         # A connection that is closed with input unread is reset, and the reset overtakes the
@@ -392,18 +411,20 @@ class App:
             except BadRequest as error:
                 await self._fail(send, self.failure(scope["path"], error))
                 return
-            body = await self._body(scope, self._route_body_bytes_max, receive, send)
-            if body is None:
-                return
             try:
                 self.begin()
             except Busy as error:
-                await self._fail(send, self.failure(scope["path"], error))
+                await self._refuse_early(self.failure(scope["path"], error), receive, send)
                 return
             try:
-                if is_costly(body):
-                    await self.turns.turn()
-                response = await answer_to(route, scope, params, body, under)
+                with Received(self.incoming) as received:
+                    limit = self._route_body_bytes_max
+                    body = await self._body(scope, limit, receive, send, received)
+                    if body is None:
+                        return
+                    if is_costly(body):
+                        await self.budget.turn()
+                    response = await answer_to(route, scope, params, body, under)
             finally:
                 self.requests -= 1
             if response.stream is not None:

@@ -12,6 +12,8 @@ Bounds:
   once a second costs less than a timer for each request. Who takes none of an answer for
   SEND_TIMEOUT_S is cut as well: the answer would lie in memory for ever. So is who takes less than
   TAKEN_BYTES_PER_S_MIN of a large one while others are refused for want of room (outgoing.py).
+- *Others are waiting.* Who sends a large body at less than BROUGHT_BYTES_PER_S_MIN while requests
+  of others are refused for want of room (incoming.py) is cut.
 - *There are so many connections.* One more is told so, and closed.
 - *One request at a time.* What arrives behind a request is held until that one is answered, and no
   more is read than HELD_BYTES_MAX of it: the queue of the class below has no limit, and a request
@@ -48,6 +50,7 @@ from .admission import TARGET
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
 from .app import App, Word
 from .hot import Heads, Run, response
+from .incoming import SMALL_BYTES
 from .streams import SEND_TIMEOUT_S, STREAM
 
 __all__ = ["BoundedHttp", "DoorState", "protocol_of"]
@@ -60,6 +63,10 @@ BODY_PIECE_BYTES: Final = 4096
 # The least that a client must take of more than such an answer, if others are refused meanwhile.
 TAKEN_BYTES_PER_S_MIN: Final = 64 * 1024
 LARGE_BYTES: Final = 1024 * 1024
+# The least that a client must send of more than a small body, if others are refused meanwhile; and
+# over what time that is measured.
+BROUGHT_BYTES_PER_S_MIN: Final = 64 * 1024
+BROUGHT_S: Final = 1.0
 
 # Over TLS answers are written in such pieces. Whatever is written at once goes to the connection
 # below, which does not tell what it holds; behind 64 KiB there, pieces wait where they are counted.
@@ -93,6 +100,7 @@ class DoorState:
             "request_timeout_s": 0,
             "send_timeout_s": 0,
             "held_bytes_max": 0,
+            "request_bytes_max": 0,
         }
 
 
@@ -147,8 +155,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._answered_bytes = self._owed_bytes = 0
         self._measured = (0.0, 0, 0)
         self._path = b""
-        # What counts as not sent in `app.outgoing`.
+        # What counts as not sent in `app.outgoing`, and as held in `app.incoming`.
         self._unsent = 0
+        self._held_counted = 0
+        # Of the body on the short way.
+        self._body_bytes = 0
+        # Of bodies: all bytes so far, those of this one; from when and where on it is measured how
+        # many come, and how often others were refused by then.
+        self._brought_bytes = self._brought_now = 0
+        self._brought = (0.0, 0, 0)
         self._tls = False
 
     # -- connection
@@ -173,6 +188,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._state.app.outgoing.moved(-self._unsent)
         self._unsent = 0
         self._held.clear()
+        self._count_held()
         # The class above tells the newest request only.
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
@@ -192,6 +208,12 @@ class BoundedHttp(HttpToolsProtocol):
         if unsent != self._unsent:
             self._state.app.outgoing.moved(unsent - self._unsent)
             self._unsent = unsent
+
+    def _count_held(self) -> None:
+        """What waits behind a request counts for the limit of all connections (incoming.py)."""
+        if (held := len(self._held)) != self._held_counted:
+            self._state.app.incoming.moved(held - self._held_counted)
+            self._held_counted = held
 
     def shutdown(self) -> None:
         if self._hot:
@@ -213,6 +235,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._count_unsent()
         if self._takes_nothing(now) or self._takes_too_little(now):
             self._state.refused["send_timeout_s"] += 1
+            self.transport.abort()
+        elif self._brings_too_little(now):
+            self._state.refused["request_bytes_max"] += 1
             self.transport.abort()
         if self.transport.is_closing():
             return
@@ -248,6 +273,20 @@ class BoundedHttp(HttpToolsProtocol):
             return False
         return taken - before < TAKEN_BYTES_PER_S_MIN * (now - since)
 
+    def _brings_too_little(self, now: float) -> bool:
+        """Whether others are refused for a client that sends a large body too slowly."""
+        since, before, refused_before = self._brought
+        if now - since < BROUGHT_S:
+            return False
+        brought, refused = self._brought_bytes, self._state.app.incoming.refused
+        self._brought = (now, brought, refused)
+        begun = self._receiving_since
+        if refused == refused_before or self._in_head or begun is None or begun > since:
+            return False
+        return self._brought_now > SMALL_BYTES and brought - before < BROUGHT_BYTES_PER_S_MIN * (
+            now - since
+        )
+
     @property
     def _owes(self) -> bool:
         """Whether an answer is due that stands before anything else that could be said now."""
@@ -281,6 +320,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _bound(self) -> None:
         """Read no more than is held at most; cut who sends requests behind a stream."""
+        self._count_held()
         flow, running = self.flow, self._answered_cycle
         was_full, flow.full = flow.full, len(self._held) > HELD_BYTES_MAX
         if flow.full:
@@ -396,6 +436,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self._at_rest = False
         self._beside_bytes = 0
+        self._brought_now = 0
         self._receiving_since = self.loop.time()
         self.scope["raftkv.abort"] = self._abort  # type: ignore[typeddict-unknown-key]
 
@@ -416,6 +457,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._beside_bytes = 0
+        self._brought_bytes += len(body)
+        self._brought_now += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -469,17 +512,23 @@ class BoundedHttp(HttpToolsProtocol):
         # Blanks between requests were counted as the beginning of a head.
         self._head_bytes = 0
         self._hot = True
-        state = self._state
+        app = self._state.app
+        self._path = path
+        self._body_bytes = 0
         try:
-            state.app.begin()
+            app.begin()
         except Exception as error:
-            state.app.requests += 1
-            self._path = path
+            app.requests += 1
             self._answered(b"", error)
             return
-        state.hot_total += 1
-        self._path = path
-        self._under_way = Run(self.loop, state.app.started(word, body), self._answered)
+        try:
+            app.incoming.receive(len(body))
+        except Exception as error:
+            self._answered(b"", error)
+            return
+        self._body_bytes = len(body)
+        self._state.hot_total += 1
+        self._under_way = Run(self.loop, app.started(word, body), self._answered)
         self._under_way.step()
 
     def cut(self) -> None:
@@ -491,6 +540,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _answered(self, answer: bytes, error: Exception | None) -> None:
         state = self._state
         state.app.requests -= 1
+        state.app.incoming.moved(-self._body_bytes)
         self._hot = False
         self._under_way = None
         self._idle_since = self.loop.time()

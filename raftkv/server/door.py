@@ -93,6 +93,7 @@ class Door:
         app, state = self._app, self._state
         refused = {**state.refused, **app.refused, **app.admission.refused}
         refused["answer_bytes_max"] = app.outgoing.refused
+        refused["request_bytes_max"] += app.incoming.refused
         return [
             Metric("connections", "gauge", len(state.connections), "Open connections."),
             Metric("connections_max", "gauge", app.limits.connections_max, "The limit."),
@@ -100,6 +101,7 @@ class Door:
             Metric("handshakes_failed", "counter", state.handshakes_failed, "Those that failed."),
             Metric("requests_in_flight", "gauge", app.requests, "Requests under way."),
             Metric("streams", "gauge", app.streams, "Open streams: watches and keep-alives."),
+            Metric("request_bytes", "gauge", app.incoming.bytes, "Requests not answered yet."),
             Metric("answer_bytes", "gauge", app.outgoing.bytes, "Answers not taken by clients."),
             Metric("requests", "counter", app.requests_total, "Requests taken."),
             Metric("requests_hot", "counter", state.hot_total, "Those that took the short way."),

@@ -70,11 +70,11 @@ class Gateway:
         node: DoorNode,
         headers: Headers | None = None,
         outgoing: Outgoing | None = None,
-        turns: WorkBudget | None = None,
+        budget: WorkBudget | None = None,
     ) -> None:
         self._node = node
         self._outgoing = Outgoing(2 * ANSWER_BYTES_MAX) if outgoing is None else outgoing
-        self._turns = WorkBudget() if turns is None else turns
+        self._budget = WorkBudget() if budget is None else budget
         self._header = (headers or Headers(node)).json
         self._range_requests = messages.decoder_of(messages.RangeRequest)
         self._put_requests = messages.decoder_of(messages.PutRequest)
@@ -93,10 +93,10 @@ class Gateway:
             return await self._paged(operation, consistency)
         if operation.range_end:
             await self._node.barrier(consistency)
-            await self._turns.room()
+            await self._budget.room()
             consistency = "local"
         found = await self._node.kv.read(operation, consistency=consistency)
-        self._turns.spend(len(found.kvs))
+        self._budget.spend(len(found.kvs))
         if _is_large(found.kvs):
             return await self._in_parts(found)
         return range_answer(self._header(found.revision), found.kvs, found.more, found.count)
@@ -133,7 +133,7 @@ class Gateway:
             success=_operations(request.success),
             failure=_operations(request.failure),
         )
-        with _Given(self._outgoing, self._turns) as given:
+        with _Given(self._outgoing, self._budget) as given:
             parts = [await _operation_answer(result, given) for result in done.results]
             return txn_answer(self._header(done.revision), done.succeeded, parts)
 
@@ -148,26 +148,26 @@ class Gateway:
     ) -> bytes:
         walk = self._node.kv.walk(operation)
         await self._node.barrier(consistency)
-        await self._turns.room()
+        await self._budget.room()
         page = await walk.page(PAGE_KEYS, consistency="local")
-        self._turns.spend(len(page.kvs))
+        self._budget.spend(len(page.kvs))
         # In the header stands the newest revision, whichever one is read.
         revision = self._node.kv.revision if operation.revision > 0 else page.revision
         count = page.count
         if walk.done() and not _is_large(page.kvs):
             return range_answer(self._header(revision), page.kvs, page.more, count)
-        with _Parts(self._outgoing, self._turns) as parts:
+        with _Parts(self._outgoing, self._budget) as parts:
             await parts.add(page.kvs)
             while not walk.done():
-                await self._turns.room()
+                await self._budget.room()
                 page = await walk.page(PAGE_KEYS)
-                self._turns.spend(len(page.kvs))
+                self._budget.spend(len(page.kvs))
                 await parts.add(page.kvs)
             return parts.answer(self._header(revision), page.more, count)
 
     async def _in_parts(self, found: RangeResult) -> bytes:
         """What was read at once, because of its order or its filters, is written in parts."""
-        with _Parts(self._outgoing, self._turns) as parts:
+        with _Parts(self._outgoing, self._budget) as parts:
             await parts.add(found.kvs)
             return parts.answer(self._header(found.revision), found.more, found.count)
 
@@ -175,9 +175,9 @@ class Gateway:
 class _Given:
     """The answer of a write, which counts as under way while it is written, and always is given."""
 
-    def __init__(self, outgoing: Outgoing, turns: WorkBudget) -> None:
+    def __init__(self, outgoing: Outgoing, budget: WorkBudget) -> None:
         self._outgoing = outgoing
-        self.turns = turns
+        self.budget = budget
         self._bytes = 0
 
     def __enter__(self) -> _Given:
@@ -195,9 +195,9 @@ class _Given:
 class _Parts:
     """The rows of a large answer, which count as under way while it is written."""
 
-    def __init__(self, outgoing: Outgoing, turns: WorkBudget) -> None:
+    def __init__(self, outgoing: Outgoing, budget: WorkBudget) -> None:
         self._outgoing = outgoing
-        self._turns = turns
+        self._budget = budget
         self._written: list[bytes] = []
         self._bytes = 0
 
@@ -217,7 +217,7 @@ class _Parts:
             size += len(row.key) + len(row.value)
             if size < SLICE_BYTES and end - begin < PAGE_KEYS and end < len(kvs):
                 continue
-            await self._turns.turn()
+            await self._budget.turn()
             # In base64 it will be longer.
             if self._bytes + size > ANSWER_BYTES_MAX:
                 raise _too_large()
@@ -351,7 +351,7 @@ async def _operation_answer(result: OperationResult, given: _Given) -> bytes:
         head = _inner_head(result.revision)
         if _is_large(result.kvs):
             written = _Parts(
-                Outgoing(2 * ANSWER_BYTES_MAX), given.turns
+                Outgoing(2 * ANSWER_BYTES_MAX), given.budget
             )  # result_bytes_max bounds it
             await written.add(result.kvs, given)
             answer = written.answer(head, result.more, result.count)

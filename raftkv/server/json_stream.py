@@ -45,6 +45,11 @@ class JsonStream:
         """Whether an object has begun and not ended."""
         return bool(self._held.strip(_BLANK))
 
+    @property
+    def held_bytes(self) -> int:
+        """Of what has come and was not cut into objects yet."""
+        return len(self._held)
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Take what has come; each object that is whole now, to be used up. Raises BadRequest.
 

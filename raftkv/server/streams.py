@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from .answers import JSON_TYPE, RETRY_AFTER, BadRequest, Failure, failure_of, internal_failure
+from .incoming import Received
 from .json_stream import JsonStream
 
 __all__ = ["SEND_TIMEOUT_S", "STREAM", "STREAM_REQUEST_BYTES_MAX", "serve_stream"]
@@ -47,12 +48,19 @@ STOP_TIMEOUT_S: Final = 1.0
 
 
 class _Requests:
-    """The requests of one stream, and the news that its client has gone."""
+    """The requests of one stream, and the news that its client has gone.
 
-    def __init__(self, receive: Receive) -> None:
+    What is held of them is counted in `received`.
+    """
+
+    def __init__(self, receive: Receive, received: Received) -> None:
         self._receive = receive
+        self._received = received
         self._objects = JsonStream(STREAM_REQUEST_BYTES_MAX)
         self._queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(REQUESTS_MAX)
+        # Bytes in the queue; set when there are fewer.
+        self._queued_bytes = 0
+        self._taken = asyncio.Event()
 
     async def run(self) -> None:
         """Receive until the client has gone."""
@@ -64,8 +72,10 @@ class _Requests:
             if ended:
                 continue
             try:
+                self._received.add(len(message["body"]))
                 for found in self._objects.feed(message["body"]):
-                    await self._queue.put(found)
+                    await self._put(found)
+                self._count()
             except Exception as error:
                 ended = True
                 await self._queue.put(error)
@@ -77,6 +87,17 @@ class _Requests:
                 else:
                     await self._queue.put(None)
 
+    async def _put(self, found: bytes) -> None:
+        while self._queued_bytes + len(found) > STREAM_REQUEST_BYTES_MAX:
+            self._taken.clear()
+            await self._taken.wait()
+        self._queued_bytes += len(found)
+        await self._queue.put(found)
+
+    def _count(self) -> None:
+        """What is held now: a request that has begun, and those in the queue."""
+        self._received.set(self._objects.held_bytes + self._queued_bytes)
+
     async def all(self) -> AsyncGenerator[bytes]:
         """Each request; ends with the body. Raises BadRequest for what is none."""
         while True:
@@ -85,6 +106,8 @@ class _Requests:
                 raise found
             if found is None:
                 return
+            self._queued_bytes -= len(found)
+            self._taken.set()
             yield found
 
 
@@ -97,14 +120,16 @@ async def serve_stream(
     stopping: asyncio.Event,
     on_stop: Callable[[], None] | None = None,
     room: Callable[[], Awaitable[None]] | None = None,
+    received: Received,
 ) -> None:
     """Serve one streaming word until it ends, its client has gone, or the door is `stopping`.
 
     With `on_stop` the answers are told of that and end by themselves, within `STOP_TIMEOUT_S`.
-    `room` is awaited before each answer but the first (outgoing.py).
+    `room` is awaited before each answer but the first (outgoing.py). Requests that are not read yet
+    are counted in `received`.
     """
     loop = asyncio.get_running_loop()
-    requests = _Requests(receive)
+    requests = _Requests(receive, received)
     incoming = loop.create_task(requests.run(), name="stream requests")
     outgoing = loop.create_task(
         _answer(stream(requests.all()), scope, send, room), name="stream answers"
