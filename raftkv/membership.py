@@ -39,7 +39,7 @@ from .raft.membership import Configuration, name_of
 if TYPE_CHECKING:
     from .node import Node
 
-__all__ = ["CoreMember", "Listing", "MemberRow", "Membership"]
+__all__ = ["Answer", "CoreMember", "Listing", "MemberRow", "Membership"]
 
 # The names under which nodes of release 0.1.0 ask and answer, and those of the answers that tell
 # what is pending. A node answers under both, and asks under the older one where the leader does not
@@ -108,7 +108,7 @@ class _FormerAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     elsewhere: bool = False
 
 
-class _Answer(msgspec.Struct, frozen=True, array_like=True):
+class Answer(msgspec.Struct, frozen=True, array_like=True):
     """`elsewhere`: this node does not lead. `lost`: no longer, and the change was appended."""
 
     outcome: Literal["done", "refused", "pending", "elsewhere", "lost"]
@@ -217,9 +217,8 @@ class Membership:
             leader = node.leader
             if leader is not None:
                 left = msgspec.structs.replace(request, timeout_s=left_s)
-                payload = msgspec.msgpack.encode(left)
                 try:
-                    answer = await self._answer_of(leader, payload, left_s + GRACE_S)
+                    answer = await self.answer_of(leader, left)
                 except (PeerUnreachable, RemoteFailed):
                     pass  # it has just gone; the next leader is asked
                 except Timeout:
@@ -230,15 +229,21 @@ class Membership:
                     on_its_way |= answer.outcome == "lost"
             await node.runtime.sleep(LOOK_S)
 
-    async def _answer_of(self, leader: str, payload: bytes, timeout_s: float) -> _Answer:
-        answer = await self._call(leader, (METHOD_2, METHOD), payload, timeout_s)
+    async def answer_of(self, core: str, request: Request) -> Answer:
+        """What this core answers, whether it leads or not. For raftkv's own use.
+
+        It may take the time-out of the request and a little more. Raises PeerUnreachable,
+        RemoteFailed, Timeout.
+        """
+        payload, patience_s = msgspec.msgpack.encode(request), request.timeout_s + GRACE_S
+        answer = await self._call(core, (METHOD_2, METHOD), payload, patience_s)
         try:
-            return msgspec.msgpack.decode(answer, type=_Answer)
+            return msgspec.msgpack.decode(answer, type=Answer)
         except msgspec.ValidationError:
             former = msgspec.msgpack.decode(answer, type=_FormerAnswer)
         if former.refused:
-            return _Answer("refused", former.refused)
-        return _Answer("elsewhere" if former.elsewhere else "done")
+            return Answer("refused", former.refused)
+        return Answer("elsewhere" if former.elsewhere else "done")
 
     async def _call(
         self, node: str, methods: tuple[str, str], payload: bytes, timeout_s: float
@@ -282,20 +287,20 @@ class Membership:
         elsewhere = answer.outcome not in ("done", "refused")
         return msgspec.msgpack.encode(_FormerAnswer(refused, elsewhere))
 
-    async def _carry_out(self, request: Request) -> _Answer:
+    async def _carry_out(self, request: Request) -> Answer:
         part = self._node._part
         if not isinstance(part, CorePart) or not part.leads:
-            return _Answer("elsewhere")
+            return Answer("elsewhere")
         deadline = self._node.runtime.monotonic() + request.timeout_s
         change = MemberChange(self._node, part, request, deadline)
         try:
             if await change.carry_out():
-                return _Answer("done")
+                return Answer("done")
         except ChangePending as error:
-            return _Answer("pending", str(error))
+            return Answer("pending", str(error))
         except NotApplied as error:
-            return _Answer("refused", str(error))
-        return _Answer("lost" if change.begun else "elsewhere")
+            return Answer("refused", str(error))
+        return Answer("lost" if change.begun else "elsewhere")
 
     def _listing(self) -> Listing:
         node, part = self._node, self._node._part
@@ -332,7 +337,7 @@ class Membership:
         return Listing(leader=node.leader, told_by=node.name, epoch=epoch, members=rows)
 
 
-def _is_done(answer: _Answer) -> bool:
+def _is_done(answer: Answer) -> bool:
     """Raises MembershipRefused or ChangePending."""
     if answer.outcome == "refused":
         raise MembershipRefused(answer.text)

@@ -138,13 +138,12 @@ class Rebuild:
         node = self._node
         left_s = max(LOOK_S, min(ASK_S, until - node.runtime.monotonic()))
         request = Request("remove", node.name, False, left_s)
-        payload = msgspec.msgpack.encode(request)
         try:
             listing = await node.membership.listing_of(core, left_s)
             self._learn(listing)
             if node.raft_id not in [member.raft_id for member in listing.members]:
                 return False
-            answer = await node.membership._answer_of(core, payload, left_s + GRACE_S)
+            answer = await node.membership.answer_of(core, request)
         except (RaftkvError, msgspec.MsgspecError) as error:
             log.debug("%s does not remove %s: %s", core, node.name, error)
             return False
@@ -252,9 +251,8 @@ class Rebuild:
         node = self._node
         verb: Literal["add", "promote"] = "promote" if node.role == "replicant" else "add"
         request = Request(verb, node.name, False, ADD_S, node.config.peer_address)
-        payload = msgspec.msgpack.encode(request)
         try:
-            answer = await node.membership._answer_of(core, payload, ADD_S + GRACE_S)
+            answer = await node.membership.answer_of(core, request)
         except (RaftkvError, msgspec.MsgspecError) as error:
             log.debug("%s does not add %s: %s", core, node.name, error)
             return False

@@ -29,8 +29,9 @@ __all__ = ["OPERATORS", "TARGETS", "put", "swap"]
 
 _TRIM_MASK: Final = TRIM_REVISIONS - 1
 # The row that a put has written last, in any machine, and the bytes of its keys and values: the
-# next one needs them. They follow from the row alone, so it does not matter whose it is.
-_newest: Final[list[Any]] = [None, 0]
+# next one needs them. They follow from the row alone, so it does not matter whose it is. Machines
+# of several threads share it, so both are read and written as one object.
+_newest: Final[list[tuple[Any, int]]] = [(None, 0)]
 # A comparison and a put each touch a key.
 _ROWS: Final = 2
 
@@ -75,13 +76,14 @@ def put(key: bytes, value: bytes, ctx: Context) -> tuple[int, KeyValue | None]:
             record(history, meta, revision, (Event(new, old),))
         else:
             # As `record` does it, without the calls.
-            if _newest[0] is last:
-                bytes_before = last.bytes_before + EVENT_BYTES + _newest[1]
+            newest, newest_size = _newest[0]
+            if newest is last:
+                bytes_before = last.bytes_before + EVENT_BYTES + newest_size
             else:
                 bytes_before = last.bytes_before + event_bytes(last.kv, last.prev)
             row = Revision(new, old, bytes_before)
             history.put(revision, row)
-            _newest[:] = row, size
+            _newest[0] = row, size
         if not revision & _TRIM_MASK or size > TRIM_BYTES - EVENT_BYTES:
             trim(ctx, revision)
     return revision, old

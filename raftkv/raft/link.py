@@ -30,7 +30,7 @@ from .membership import name_of
 if TYPE_CHECKING:
     from .transport import Hub
 
-__all__ = ["HELLO_TIMEOUT_S", "WRONG_CERTIFICATE", "Link", "LinkOwner"]
+__all__ = ["CLOSE_TIMEOUT_S", "HELLO_TIMEOUT_S", "WRONG_CERTIFICATE", "Link", "LinkOwner"]
 
 # The code of a refusal for what the peer's certificate does not allow.
 WRONG_CERTIFICATE = "wrong_certificate"
@@ -38,6 +38,10 @@ WRONG_CERTIFICATE = "wrong_certificate"
 # A peer that accepts a connection must greet within this time, else the connection is a ghost. The
 # TLS handshake is part of it.
 HELLO_TIMEOUT_S = 3.0
+# What a link that is closed still has to send, a refusal say, must leave within this time. A peer
+# that reads nothing would else keep the socket and all that waits for it, until TCP gives up after
+# a quarter of an hour, or for as long as its process stands still.
+CLOSE_TIMEOUT_S = 5.0
 # Behind so much the next turn of the loop comes first. uvloop hands up to 256 KiB over at once, so
 # a turn has at most the sum of both, in which the rows of a snapshot are decoded and put into
 # tables: 10 ms at 30 MB/s. Larger frames take several turns.
@@ -310,7 +314,7 @@ class Link(asyncio.Protocol):
         transport.write(channel.take())
 
     def close(self) -> None:
-        """End the connection once what was sent before has been written."""
+        """End the connection once what was sent before has been written, or CLOSE_TIMEOUT_S on."""
         transport, channel = self._transport, self._channel
         if transport is None or transport.is_closing():
             return
@@ -319,6 +323,9 @@ class Link(asyncio.Protocol):
             if channel.established:
                 channel.shut()
             self._write_channel()
+        if transport.get_write_buffer_size():
+            self._timer.cancel()
+            self._timer = self._hub.runtime.call_later(CLOSE_TIMEOUT_S, self.abort)
         transport.close()
 
     def abort(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -115,3 +116,32 @@ def test_a_comparison_with_a_put_is_plain_and_nothing_else_is(
     ):
         host.apply(txn)
     assert answers == [None] * 8
+
+
+class _Shared(list[Any]):
+    """What machines of several threads share: another one writes to it behind every look."""
+
+    def __init__(self, content: Any, others: Callable[[], object]) -> None:
+        super().__init__(content)
+        self._others = others
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        others, self._others = self._others, lambda: None
+        others()
+        self._others = others
+        return found
+
+
+def test_puts_of_several_machines_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On builds without a global lock another thread may come between any two steps."""
+    alone, mixed, other = FakeHost(), FakeHost(), FakeHost()
+    puts = [Put(b"k%d" % number, b"v" * number) for number in range(4)]
+    for put in puts:
+        alone.apply(put)
+    monkeypatch.setattr(
+        plain, "_newest", _Shared(plain._newest, lambda: other.apply(Put(b"o", b"w" * 100)))
+    )
+    for put in puts:
+        mixed.apply(put)
+    assert mixed.machine.digest() == alone.machine.digest()
