@@ -155,8 +155,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._answered_bytes = self._owed_bytes = 0
         self._measured = (0.0, 0, 0)
         self._path = b""
-        # What counts as not sent in `app.outgoing`, and as held in `app.incoming`.
+        # What counts as not sent in `app.outgoing`, and as held in `app.incoming`. Nothing does
+        # once the connection is gone.
         self._unsent = 0
+        self._gone = False
         self._held_counted = 0
         # Of the body on the short way.
         self._body_bytes = 0
@@ -185,8 +187,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
-        self._state.app.outgoing.moved(-self._unsent)
-        self._unsent = 0
+        self._gone = True
+        self._count_unsent()
         self._held.clear()
         self._count_held()
         # The class above tells the newest request only.
@@ -203,8 +205,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._count_unsent()
 
     def _count_unsent(self) -> None:
-        """What the client has not taken counts for the limit of all connections (outgoing.py)."""
-        unsent = 0 if self.transport.is_closing() else self.transport.get_write_buffer_size()
+        """What the client has not taken counts for the limit of all connections (outgoing.py).
+
+        Also at a connection that is closed as soon as the client has taken it.
+        """
+        unsent = 0 if self._gone else self.transport.get_write_buffer_size()
         if unsent != self._unsent:
             self._state.app.outgoing.moved(unsent - self._unsent)
             self._unsent = unsent

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from raftkv.node import Node
+from raftkv.testing.identities import run_beside
 from raftkv.testing.members import with_cores
 from raftkv.testing.world import NotReached
 from raftkv.twins import IDENTITY
 
 if TYPE_CHECKING:
+    from raftkv.node import Node
     from raftkv.runtime import Runtime
     from raftkv.testing.simulated import SimulatedCluster
 
@@ -55,10 +56,10 @@ class CopiedDirectory:
         given = msgspec.structs.replace(self._cluster.configs[self._name], peer_address=address)
         cores = with_cores(given, self._cluster.cores, PORT).cores
         config = msgspec.structs.replace(given, cores={**cores, self._name: address})
-        node = Node(config, runtime=runtime)
-        async with node:
-            self._second = node
-            raise await asyncio.shield(node.fault)
+        await run_beside(config, runtime, self._started)
+
+    def _started(self, node: Node) -> None:
+        self._second = node
 
     async def run(self) -> None:
         """Until it is done or cancelled."""

@@ -59,7 +59,7 @@ class Costly:
         limited = False
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / PAUSE_S))
-            found = self._node()
+            found = self._cluster.some_node(self._rng)
             if found is None:
                 continue
             if not limited:
@@ -77,11 +77,6 @@ class Costly:
         except (NotApplied, OutcomeUnknown, HostCrashed, NodeFault):
             return False
         return True
-
-    def _node(self) -> tuple[str, Node] | None:
-        name = self._rng.choice(list(self._cluster.names))
-        node = self._cluster.nodes.get(name) if self._cluster.is_up(name) else None
-        return None if node is None else (name, node)
 
     async def _look(self, name: str, node: Node) -> None:
         """A write that looks at the limit, one row more, or all single writes."""

@@ -16,7 +16,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
@@ -26,10 +26,11 @@ from raftkv.testing.members import with_cores
 from raftkv.testing.patching import around
 
 if TYPE_CHECKING:
+    from raftkv.config import NodeConfig
     from raftkv.runtime import Runtime
     from raftkv.testing.simulated import SimulatedCluster
 
-__all__ = ["SECOND", "Disagreement", "Namesake", "one_cluster"]
+__all__ = ["SECOND", "Disagreement", "Namesake", "one_cluster", "run_beside"]
 
 PORT: Final = 7000
 # How long the file stays wrong, uniform.
@@ -43,6 +44,17 @@ SECOND: Final = "second"
 LOOK_S: Final = 1.0
 LOOKS: Final = 5
 INCARNATIONS_MAX: Final = 7
+
+
+async def run_beside(
+    config: NodeConfig, runtime: Runtime, started: Callable[[Node], None] = lambda node: None
+) -> NoReturn:
+    """Run a node that is none of the cluster's own. Raises the fault with which it stops."""
+    node = Node(config, runtime=runtime)
+    async with node:
+        started(node)
+        # Shielded: being asked to end must not look like a fault of the node.
+        raise await asyncio.shield(node.fault)
 
 
 class Disagreement:
@@ -120,9 +132,7 @@ class Namesake:
     async def program(self, runtime: Runtime) -> None:
         given = self._cluster.configs[self._name]
         config = msgspec.structs.replace(given, dir=f"/{SECOND}", peer_address=f"{SECOND}:{PORT}")
-        node = Node(config, runtime=runtime)
-        async with node:
-            raise await asyncio.shield(node.fault)
+        await run_beside(config, runtime)
 
     async def storm(self) -> None:
         """Until cancelled."""

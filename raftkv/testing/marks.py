@@ -107,6 +107,7 @@ EXPECTED = (
     "deletion beyond the limit of rows",
     "quota used up",
     "deletion beyond the quota",
+    "outcome dropped",
     "value near the limit",
     "limits differ between nodes",
     "core format raised",

@@ -34,12 +34,14 @@ from raftkv.testing import (
     injected_authority,
     injected_corruption,
     injected_cost,
+    injected_deadlines,
     injected_distrust,
     injected_hostile,
     injected_identity,
     injected_inbox,
     injected_limits,
     injected_links,
+    injected_outcomes,
     injected_quota,
     injected_shares,
     injected_space,
@@ -59,12 +61,14 @@ __all__ = ["BUGS", "Bug", "planted"]
 assert injected_corruption.__name__
 assert injected_cost.__name__
 assert injected_authority.__name__
+assert injected_deadlines.__name__
 assert injected_distrust.__name__
 assert injected_hostile.__name__
 assert injected_identity.__name__
 assert injected_inbox.__name__
 assert injected_limits.__name__
 assert injected_links.__name__
+assert injected_outcomes.__name__
 assert injected_quota.__name__
 assert injected_shares.__name__
 assert injected_space.__name__

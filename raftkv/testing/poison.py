@@ -94,7 +94,7 @@ class Poison:
         while True:
             await asyncio.sleep(rng.expovariate(1 / BURST_PAUSE_S))
             for _ in range(rng.randint(2, BURST_MAX)):
-                found = self._node()
+                found = self._cluster.some_node(self._rng)
                 if found is not None:
                     self._sent += 1
                     cluster.load.compare_range(*found, b"poison/%d" % self._sent)
@@ -103,7 +103,7 @@ class Poison:
         cluster, world = self._cluster, self._cluster.world
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / DELETE_PAUSE_S))
-            found = self._node()
+            found = self._cluster.some_node(self._rng)
             if found is None or not await self._fill(*found):
                 continue
             name, node = found
@@ -138,8 +138,3 @@ class Poison:
                 node = cluster.nodes.get(name) if cluster.is_up(name) else None
                 if node is not None:
                     self._whole.look(name, node.machine.view("kv"), MASS, MASS_END)
-
-    def _node(self) -> tuple[str, Node] | None:
-        name = self._rng.choice(list(self._cluster.names))
-        node = self._cluster.nodes.get(name) if self._cluster.is_up(name) else None
-        return None if node is None else (name, node)

@@ -21,6 +21,7 @@ from raftkv.config import Limits, RaftTimes
 from raftkv.testing.bursts import Bursts
 from raftkv.testing.corrupting import corrupt_one
 from raftkv.testing.costly import Costly
+from raftkv.testing.deadline_check import checked_deadlines
 from raftkv.testing.death_check import checked_deaths
 from raftkv.testing.death_drill import drill
 from raftkv.testing.disaster import recover_by_force
@@ -33,11 +34,13 @@ from raftkv.testing.nemesis import (
     SPACE_FAULTS,
 )
 from raftkv.testing.network import NetworkOptions
+from raftkv.testing.outcome_check import small_outcomes
 from raftkv.testing.planted import planted
 from raftkv.testing.poison import MASS_KEYS, Poison
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 from raftkv.testing.spender import Spender
 from raftkv.testing.swallowing import swallow_one
+from raftkv.testing.unconfirmed import Unconfirmed
 from raftkv.testing.variations import Variations
 from raftkv.testing.window_check import checked_answers, small_windows
 from raftkv.testing.workload import Heavy
@@ -63,6 +66,8 @@ CORRUPT_SHARE = 0.3
 COSTLY_SHARE = 0.2
 # In so many a client uses up the quota of the keyspace (spender.py).
 SPENDER_SHARE = 0.2
+# In so many a client confirms no answer and asks again for old ones (unconfirmed.py).
+UNCONFIRMED_SHARE = 0.2
 # In so many work takes processor time; limits differ between nodes and change; nodes begin with the
 # former software; one core of three gets an old image of its disk.
 CHARGED_SHARE = 0.15
@@ -125,6 +130,8 @@ class Scenario:
     costly: bool = False
     # A client uses up the quota of the keyspace (spender.py).
     spender: bool = False
+    # A client confirms no answer (unconfirmed.py).
+    unconfirmed: bool = False
     # Clients' single commands are much work (poison.py); only where work takes time.
     poison: bool = False
     heavy: Heavy | None = None
@@ -146,6 +153,7 @@ class Scenario:
         early += ", then a core is damaged" if self.corrupt else ""
         early += ", costly transactions" if self.costly else ""
         early += ", the quota is used up" if self.spender else ""
+        early += ", answers are not confirmed" if self.unconfirmed else ""
         early += ", then a drill of deaths" if self.drill else ""
         early += ", then a connection swallows" if self.swallow else ""
         early += ", commands of much work" if self.poison else ""
@@ -218,6 +226,7 @@ def draw(
         hostile=random.Random(f"{seed}/is hostile").random() < HOSTILE_SHARE,
         costly=random.Random(f"{seed}/is costly").random() < COSTLY_SHARE,
         spender=random.Random(f"{seed}/is spender").random() < SPENDER_SHARE,
+        unconfirmed=random.Random(f"{seed}/is unconfirmed").random() < UNCONFIRMED_SHARE,
         drill=random.Random(f"{seed}/has a drill").random() < DRILL_SHARE,
         swallow=random.Random(f"{seed}/swallows").random() < SWALLOW_SHARE and not messages,
     )
@@ -468,7 +477,9 @@ def run_seed(
         if bug is not None:
             stack.enter_context(planted(bug))
         stack.enter_context(small_windows())
+        stack.enter_context(small_outcomes())
         stack.enter_context(checked_answers(cluster.violated))
+        stack.enter_context(checked_deadlines(cluster.violated))
         deaths = stack.enter_context(checked_deaths(cluster))
         try:
             with cluster:
@@ -524,6 +535,8 @@ def _cluster_of(scenario: Scenario, seed: int, deliveries: bool) -> SimulatedClu
         cluster.costly = Costly(cluster, random.Random(f"{seed}/costly"))
     if scenario.spender:
         cluster.spender = Spender(cluster, random.Random(f"{seed}/spender"))
+    if scenario.unconfirmed:
+        cluster.unconfirmed = Unconfirmed(cluster, random.Random(f"{seed}/unconfirmed"))
     if scenario.burst_times > 1:
         rng = random.Random(f"{seed}/bursts")
         cluster.bursts = Bursts(cluster, rng, scenario.burst_times)

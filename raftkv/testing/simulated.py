@@ -48,6 +48,7 @@ from raftkv.plugin import Plugin
 from raftkv.replica import Replica
 from raftkv.runtime import Runtime
 from raftkv.state.core import Core
+from raftkv.state.machine import StateMachine
 from raftkv.testing import current
 from raftkv.testing.applied import AppliedFacts
 from raftkv.testing.bursts import Bursts
@@ -70,6 +71,7 @@ from raftkv.testing.members import CORES_MAX, Operator, checked_changes, with_co
 from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
+from raftkv.testing.outcome_check import too_many_outcomes
 from raftkv.testing.patching import around
 from raftkv.testing.poison import Poison
 from raftkv.testing.process import PROCESS
@@ -77,6 +79,7 @@ from raftkv.testing.restricted import certified
 from raftkv.testing.rollback import Rollback
 from raftkv.testing.share_check import checked_shares
 from raftkv.testing.spender import Spender, miscounted
+from raftkv.testing.unconfirmed import Unconfirmed
 from raftkv.testing.upgrade import Upgrade
 from raftkv.testing.variations import Variations
 from raftkv.testing.varied import differ, varied
@@ -95,6 +98,8 @@ REVIVE_S = 1.0
 DIGEST_EVERY = 1000
 DIGEST_EVERY_MANY_KEYS = 5000
 MANY_KEYS = 50_000
+# Entries between two looks at the kept outcomes, of which there are few.
+OUTCOMES_EVERY = 50
 # The search for an order of a history ends without a verdict after so many steps: some seconds.
 # The check by revision (workload.py) has no such bound.
 HISTORY_STEPS_MAX = 2_000_000
@@ -120,12 +125,14 @@ class SimulatedCluster:
 
     `names` are the nodes in service now; operators and faults look at it anew each time. With
     `costly` set, a client's transactions look at as much as they may during a storm, and more; with
-    `spender`, a client uses up the quota of the keyspace; with `poison`, single commands are much
-    work; with `bursts`, clients are faster for moments of it.
+    `spender`, a client uses up the quota of the keyspace; with `unconfirmed`, a client confirms no
+    answer; with `poison`, single commands are much work; with `bursts`, clients are faster for
+    moments of it.
     """
 
     costly: Costly | None = None
     spender: Spender | None = None
+    unconfirmed: Unconfirmed | None = None
     poison: Poison | None = None
     bursts: Bursts | None = None
 
@@ -362,17 +369,29 @@ class SimulatedCluster:
             if ended and name not in self.damaged and index % self._digest_every == 0:
                 digest = replica.machine.digest()
                 self._facts.reached(name, self._epoch_of(name), index, digest)
+            if ended and index % OUTCOMES_EVERY == 0:
+                self._check_outcomes(name, replica.machine)
             if process is not None:
                 process.owed_s = owed_s  # what the checks have read costs the node nothing
             return ended
 
         return apply_slice
 
+    def _check_outcomes(self, name: str, machine: StateMachine) -> None:
+        if wrong := too_many_outcomes(name, machine):
+            self.violated("outcomes are bounded", wrong)
+
     def is_up(self, name: str) -> bool:
         """Whether the node runs now."""
         host, node = self.world.host(name), self.nodes.get(name)
         # Until a program that was just started takes its first step, its forerunner's node is here.
         return host.is_up and node is not None and node.runtime is host.runtime
+
+    def some_node(self, rng: random.Random) -> tuple[str, Node] | None:
+        """(name, node) of one in service; None if the one that was drawn does not run."""
+        name = rng.choice(list(self.names))
+        node = self.nodes.get(name) if self.is_up(name) else None
+        return None if node is None else (name, node)
 
     def running_id(self, name: str) -> str | None:
         """The raft id of the machine's newest life, a replicant's too."""
@@ -467,7 +486,7 @@ class SimulatedCluster:
                 costly = self.world.spawn(self.costly.storm(), "costly client")
                 during.callback(costly.cancel)
             besides = (self.upgrade, self._rollback, self.spender, self.poison, self._namesake)
-            for beside in (*besides, self._disagreement):
+            for beside in (*besides, self._disagreement, self.unconfirmed):
                 if beside is not None:
                     during.callback(self.world.spawn(beside.storm(), "beside").cancel)
             if self.bursts is not None:
@@ -587,6 +606,7 @@ class SimulatedCluster:
         for name in self.names:
             if wrong := miscounted(name, self.nodes[name].machine):
                 self.violated("the quota holds", wrong)
+            self._check_outcomes(name, self.nodes[name].machine)
         node = self.nodes[self.names[0]]
         rows = dict(node.machine.view("kv").table("keys").scan())
         load = self.load

@@ -72,7 +72,7 @@ class Spender:
     async def storm(self) -> None:
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / ROUND_S))
-            found = self._node()
+            found = self._cluster.some_node(self._rng)
             if found is not None and found[1].machine.core_format >= QUOTA_FORMAT:
                 await self._round(*found)
 
@@ -120,7 +120,7 @@ class Spender:
         for _ in range(AGAIN):
             if await self._write(0):  # so small that it would fit
                 self._violated("a write was taken before the alarm was disarmed")
-        found = self._node()
+        found = self._cluster.some_node(self._rng)
         if found is not None:
             name, node = found
             deleted = await self._call(name, node.kv.delete(victim, timeout_s=TIMEOUT_S))
@@ -128,7 +128,7 @@ class Spender:
                 self._cluster.marks.hit("deletion beyond the quota")
 
     async def _restore(self) -> None:
-        found = self._node()
+        found = self._cluster.some_node(self._rng)
         if found is None:
             await asyncio.sleep(PAUSE_S)
             return
@@ -145,7 +145,7 @@ class Spender:
 
     async def _write(self, size: int = VALUE_BYTES) -> bool | None:
         """Whether a write was taken, False if the quota refused it; None: another error."""
-        found = self._node()
+        found = self._cluster.some_node(self._rng)
         if found is None:
             return None
         name, node = found
@@ -182,11 +182,6 @@ class Spender:
         except (*_UNANSWERED, Refused):
             return False
         return True
-
-    def _node(self) -> tuple[str, Node] | None:
-        name = self._rng.choice(list(self._cluster.names))
-        node = self._cluster.nodes.get(name) if self._cluster.is_up(name) else None
-        return None if node is None else (name, node)
 
     def _violated(self, what: str) -> None:
         self._cluster.violated("the quota holds", what)

@@ -21,7 +21,7 @@ class Owner:
 
 
 class SlowTransport(asyncio.Transport):
-    """A socket whose peer reads only when the test says so. It ends as asyncio's does."""
+    """A socket whose peer reads only with `read_all`. It ends as asyncio's does."""
 
     def __init__(self, link: Link, runtime: FakeRuntime) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,28 @@ def test_over_tls_they_are_counted_as_well(tmp_path: Path, hot: bool) -> None:
             client.close()
         until(server, lambda _: held(server) == 0)
         server.stop()
+
+
+def test_what_a_connection_that_ends_still_holds_is_counted(served: Served) -> None:
+    """The answer is whole and the connection closed, as the client wished; it takes nothing."""
+    for number in range(4, 20):
+        served.run(served.node.kv.put(b"k%02d" % number, VALUE))
+    client = connected(served)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    head, _, body = post("/v3/kv/range", ALL).partition(b"\r\n\r\n")
+    client.sendall(head + b"\r\nconnection: close\r\n\r\n" + body)
+    # Of 20 MiB the sockets of both sides hold 4 or so.
+    until(served, lambda _: any(map(_holds_at_its_end, served.door._state.connections)))
+    assert held(served) > LIMIT
+    status, answer = served.post("/v3/kv/put", {"key": "YQ=="})
+    assert (status, answer["reason"]) == (429, "overloaded")
+    client.close()
+    until(served, lambda _: held(served) == 0)
+
+
+def _holds_at_its_end(connection: Any) -> bool:
+    transport = connection.transport
+    return bool(transport.is_closing() and transport.get_write_buffer_size() > LIMIT)
 
 
 @pytest.mark.parametrize("others_refused", [False, True])
@@ -228,7 +251,7 @@ def test_those_who_wait_go_one_after_the_other() -> None:
     asyncio.run(play())
 
 
-def test_the_answer_of_a_write_counts_while_it_is_written_and_is_never_refused() -> None:
+def test_the_answer_of_a_write_counts_and_is_never_refused() -> None:
     async def written() -> tuple[set[int], int]:
         outgoing = Outgoing(100)
         outgoing.moved(1_000)  # far beyond the limit already
