@@ -49,7 +49,7 @@ def ack(command: Ack, ctx: Context) -> Acked:
                 approvals.put(key, upto)
                 changed = True
     if changed:
-        confirm_reached(ctx)
+        confirm_reached(ctx, "ack", origin.name, upto)
     return Acked(state_of(ctx).confirmed)
 
 
@@ -69,7 +69,7 @@ def declare(command: Declare, ctx: Context) -> None:
             ctx.table("approvals").delete((gone, origin.name))
     if (command.zone, validators) != (node.zone, node.validators):
         _put(ctx, origin, node, zone=command.zone, validators=validators)
-        confirm_reached(ctx)
+        confirm_reached(ctx, "declare", origin.name)
 
 
 def veto(command: Veto, ctx: Context) -> Vetoed:
@@ -101,18 +101,18 @@ def members_changed(change: MemberChange, ctx: Context) -> None:
         for validator in node.validators:
             ctx.table("approvals").delete((validator, member.name))
         ctx.table("nodes").delete(member.name)
-    confirm_reached(ctx)
+    confirm_reached(ctx, "member", member.name)
 
 
 def voters_changed(ctx: Context) -> None:
     """Another N, others who count."""
-    confirm_reached(ctx)
+    confirm_reached(ctx, "voters", "")
 
 
 def setting_changed(change: SettingChange, ctx: Context) -> None:
     """Another quorum counts for those that wait, too."""
     if change.key in QUORUM_SETTINGS:
-        confirm_reached(ctx)
+        confirm_reached(ctx, "setting", change.key)
 
 
 def _participant(ctx: Context, origin: Member) -> Participant:

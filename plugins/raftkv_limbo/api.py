@@ -28,10 +28,14 @@ from raftkv.plugin import Host, Proposer
 from .acking import Acking
 from .checking import Order
 from .commands import (
+    FORMAT_CONFIRMATIONS,
+    AlterFenced,
     AlterSpace,
     Condition,
     CreateSpace,
     Demoted,
+    DropEntered,
+    DropFenced,
     DropSpace,
     Promoted,
     RolledBackTo,
@@ -54,8 +58,8 @@ from .submission import Receipt, Submission, Wait
 from .submitting import Submitting
 from .transaction import TransactionBuilder
 from .validators import Validator, Validators
-from .views import SpaceRow, space_rows
-from .waiting import Verdict, Waiting, verdict_of
+from .views import SpaceRow, space_rows, state_of
+from .waiting import Verdict, Waiting, error_of, verdict_of
 
 __all__ = ["LimboApi"]
 
@@ -282,16 +286,41 @@ class LimboApi:
     async def alter_space(
         self, name: str, *, sync: bool, timeout_s: float | None = None
     ) -> SpaceAltered:
-        """Make a space sync or async from the next transaction on."""
+        """Make a space sync or async from the next transaction on.
+
+        From format 2 on, only the owner may make a sync space async: raises `ForeignOwner`,
+        `StaleOwner`, `Unclaimed`.
+        """
         _require_possible(name)
-        done: SpaceAltered = await self.host.propose(AlterSpace(name, sync), timeout_s=timeout_s)
+        command: AlterSpace | AlterFenced = AlterSpace(name, sync)
+        if self._is_fenced:
+            command = AlterFenced(name, sync, state_of(self.host.view()).term)
+        done: SpaceAltered = await self.host.propose(command, timeout_s=timeout_s)
         return done
 
     async def drop_space(self, name: str, *, timeout_s: float | None = None) -> SpaceDropped:
-        """Remove a space with all its rows. Raises `SpaceBusy`: something pending writes it."""
+        """Remove a space with all its rows. Raises `SpaceBusy`: something pending writes it.
+
+        A sync space is dropped by the owner only, and when the quorum has that (format 2): raises
+        `ForeignOwner`, `StaleOwner`, `Unclaimed`, `DropPending`, and `RolledBack`, if the drop was
+        rolled back. `StillPending` after `timeout_s`: the drop goes on, and its `position` tells.
+        """
         _require_possible(name)
-        done: SpaceDropped = await self.host.propose(DropSpace(name), timeout_s=timeout_s)
-        return done
+        if not self._is_fenced:
+            done: SpaceDropped = await self.host.propose(DropSpace(name), timeout_s=timeout_s)
+            return done
+        deadline = self._deadline(TIMEOUT_S if timeout_s is None else timeout_s)
+        command = DropFenced(name, state_of(self.host.view()).term)
+        entered: DropEntered = await self.host.propose(command, timeout_s=timeout_s)
+        if not entered.confirmed:
+            verdict = await self.waiting.verdict(entered.position, deadline)
+            if verdict.fate != "confirmed":
+                raise error_of(self.host.view(), entered.position)
+        return SpaceDropped(entered.rows)
+
+    @property
+    def _is_fenced(self) -> bool:
+        return self.host.view().version >= FORMAT_CONFIRMATIONS
 
     def spaces(self) -> tuple[SpaceRow, ...]:
         """All spaces, by name."""

@@ -12,6 +12,9 @@ folds them in, oldest first, a ROLLBACK just drops them.
 
 There is no CONFIRM command: the command, member or setting that completes a quorum confirms, in its
 own entry, on every node alike. So a position has one verdict, and it is where the log says.
+
+Format 1 is that of 0.1.0. Format 2 keeps a record of each CONFIRM (`Confirmation`), and drops and
+alters synchronous spaces by `DropFenced` and `AlterFenced` only.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from raftkv.plugin import TableSpec
 __all__ = [
     "BATCH_PARTS_MAX",
     "BATCH_TRANSACTIONS_MAX",
+    "FORMAT_CONFIRMATIONS",
     "FRESH",
     "KEY_BYTES_MAX",
     "NAME_CHARS_MAX",
@@ -36,12 +40,17 @@ __all__ = [
     "VALIDATORS_MAX",
     "Ack",
     "Acked",
+    "AlterFenced",
     "AlterSpace",
+    "Cause",
     "Condition",
+    "Confirmation",
     "CreateSpace",
     "Declare",
     "Demote",
     "Demoted",
+    "DropEntered",
+    "DropFenced",
     "DropSpace",
     "Entry",
     "Participant",
@@ -84,6 +93,8 @@ ROWS_LIMIT: Final = 1_000
 #: are refused when the queue spans this many times its limits of entries or bytes.
 SPAN_FACTOR: Final = 10
 INT_MAX: Final = 2**63 - 1
+#: The format that has confirmations, and fenced changes of synchronous spaces.
+FORMAT_CONFIRMATIONS: Final = 2
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 Term = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
@@ -144,8 +155,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A transaction that got its position.
 
-    `bytes`: of its keys and values. `term`, `submitted_ms` (the log's clock) and `index` are those
-    of its `Submit`.
+    One without writes drops a space. `bytes`: of its keys and values. `term`, `submitted_ms` (the
+    log's clock) and `index` are those of its `Submit`.
     """
 
     sync: bool
@@ -171,6 +182,29 @@ class Rollback(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at_ms: int
     reason: str
     node: str
+
+
+#: What completes a quorum: an acknowledgement; the submission itself, where Raft's commit is the
+#: quorum; a declaration of a zone or of validators; a change of a member, of the voters, of a
+#: setting.
+Cause = Literal["ack", "submit", "declare", "member", "voters", "setting"]
+
+
+class Confirmation(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A run of positions that one CONFIRM made visible, from the key of the row to `last`.
+
+    `index`, `at_ms` (the log's clock) and `term` are those of the CONFIRM. `cause` and `by` are
+    what completed the quorum: the node of an acknowledgement, a submission or a declaration, the
+    member that changed, the key of the setting. `upto`: the position that was acknowledged, else 0.
+    """
+
+    last: int
+    index: int
+    term: int
+    at_ms: int
+    cause: Cause
+    by: str
+    upto: int = 0
 
 
 class Participant(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -302,6 +336,19 @@ class SpaceDropped(msgspec.Struct, frozen=True, array_like=True):
     rows: int
 
 
+class DropEntered(msgspec.Struct, frozen=True, array_like=True):
+    """The drop of a space got a position; it is done once that is confirmed.
+
+    `confirmed`: it is done already. `rows` of the space are to be swept then. `position` 0: the
+    space was not synchronous, so the drop has none.
+    """
+
+    position: int
+    confirmed: bool
+    rows: int
+    index: int
+
+
 class Swept(msgspec.Struct, frozen=True, array_like=True):
     """`rows` were deleted; `more`: propose it again."""
 
@@ -389,6 +436,26 @@ class DropSpace(msgspec.Struct, frozen=True, array_like=True, tag="drop_space"):
     name: str
 
 
+class AlterFenced(msgspec.Struct, frozen=True, array_like=True, tag="alter_fenced"):
+    """`AlterSpace` by the owner of `term`, where it takes the quorum from a space. Format 2."""
+
+    Result: ClassVar[Any] = SpaceAltered
+    name: str
+    sync: bool
+    term: Term
+
+
+class DropFenced(msgspec.Struct, frozen=True, array_like=True, tag="drop_fenced"):
+    """`DropSpace` by the owner of `term`, at a position of the queue if the space is synchronous.
+
+    Format 2.
+    """
+
+    Result: ClassVar[Any] = DropEntered
+    name: str
+    term: Term
+
+
 class Sweep(msgspec.Struct, frozen=True, array_like=True, tag="sweep"):
     """Delete rows of dropped spaces, `rows_max` at most."""
 
@@ -410,6 +477,10 @@ TABLES = (
     TableSpec("entries", int, Entry, run=True),
     # first position -> the run
     TableSpec("rollbacks", int, Rollback),
+    # first position -> the run that one CONFIRM made visible (format 2)
+    TableSpec("confirmations", int, Confirmation),
+    # position -> the synchronous space whose drop is pending there (format 2)
+    TableSpec("drops", int, str),
     TableSpec("nodes", str, Participant),
     # (validator, node) -> up to where it has no objection
     TableSpec("approvals", tuple[str, str], int),

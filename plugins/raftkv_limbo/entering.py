@@ -24,15 +24,19 @@ from .commands import (
     BATCH_TRANSACTIONS_MAX,
     KEY_BYTES_MAX,
     SPAN_FACTOR,
+    AlterFenced,
     Condition,
+    DropEntered,
+    DropFenced,
     Entry,
     Rejected,
     Row,
+    SpaceAltered,
     Submit,
     Submitted,
     Transaction,
 )
-from .queue import Draft
+from .queue import Draft, require_kept
 from .quorum import is_fast
 from .refusals import (
     BatchTooLarge,
@@ -49,8 +53,10 @@ from .refusals import (
     TransactionTooLarge,
     Unclaimed,
 )
+from .spaces import alter_now, drop_now, require_idle
+from .views import space_of
 
-__all__ = ["member_of", "submit"]
+__all__ = ["alter_fenced", "drop_fenced", "member_of", "submit"]
 
 
 def member_of(ctx: Context) -> Member:
@@ -79,8 +85,37 @@ def submit(command: Submit, ctx: Context) -> Submitted:
             enter(transaction)
         except Refused as refusal:
             rejected.append(Rejected.of(at, refusal))
-    draft.save()
+    draft.save("submit", origin.name)
     return Submitted(first, ctx.index, draft.confirmed, draft.term, tuple(rejected))
+
+
+def drop_fenced(command: DropFenced, ctx: Context) -> DropEntered:
+    """Drop a space. A synchronous one is dropped in the order of the queue, with its quorum."""
+    origin = member_of(ctx)
+    space = space_of(ctx, command.name)
+    require_kept(ctx, command.name)
+    if not space.sync:
+        rows = drop_now(command.name, space, ctx)
+        return DropEntered(0, True, rows, ctx.index)
+    require_idle(command.name, space, ctx)
+    draft = Draft(ctx)
+    entrance = _Entrance(ctx, draft, _denial(draft, origin, command.term))
+    confirmed = entrance.enter_drop(command.name)
+    draft.save("submit", origin.name)
+    return DropEntered(draft.last, confirmed, space.keys, ctx.index)
+
+
+def alter_fenced(command: AlterFenced, ctx: Context) -> SpaceAltered:
+    """Make a space sync or async, for transactions that come from now on."""
+    origin = member_of(ctx)
+    space = space_of(ctx, command.name)
+    require_kept(ctx, command.name)
+    if space.sync and not command.sync:
+        draft = Draft(ctx)
+        denial = _denial(draft, origin, command.term)
+        if denial is not None or not draft.owner:
+            raise denial or Unclaimed
+    return alter_now(command.name, space, command.sync, ctx)
 
 
 def _denial(draft: Draft, origin: Member, term: int) -> Refused | None:
@@ -148,15 +183,37 @@ class _Entrance:
         if waits:
             draft.wait(position, entry)
         else:
-            draft.fold(position, writes)
-            draft.confirms += 1
-            draft.confirmed_index = self._index
+            draft.settle(position, entry)
             if not independent:
                 draft.confirmed = position
             if sync:
                 draft.confirm_lag_ms = 0
         if draft.head:
             draft.held_bytes += size
+
+    def enter_drop(self, name: str) -> bool:
+        """Give the drop of a synchronous space a position. Whether it is confirmed at once.
+
+        Raises Refused, and has written nothing then.
+        """
+        draft, waits = self._draft, not self._fast
+        if self._denial is not None:
+            raise self._denial
+        if not draft.owner:
+            raise Unclaimed
+        if draft.head:
+            self._require_room(0, 0, waits)
+        position = draft.last = draft.last + 1
+        entry = Entry(True, False, (), 0, draft.term, self._now, self._index)
+        self._put_entry(position, entry)
+        if waits:
+            self._ctx.table("drops").put(position, name)
+            draft.wait(position, entry)
+        else:
+            draft.settle(position, entry, name)
+            draft.confirmed = position
+            draft.confirm_lag_ms = 0
+        return not waits
 
     def _form(self, transaction: Transaction) -> tuple[bool, int]:
         """Whether it is sync, and its bytes. Raises what its form alone is refused for."""

@@ -32,6 +32,8 @@ def violations(view: View) -> list[str]:
     return [
         *_of_positions(view, state, entries),
         *_of_runs(state, runs, entries),
+        *_of_confirmations(view, state, dead, waiting),
+        *_of_drops(view, waiting),
         *_of_queue(view, state, entries, waiting),
         *_of_quorum(view, state, waiting),
         *_of_rows(view, state, dead, waiting),
@@ -79,6 +81,37 @@ def _of_runs(
         for position in range(first, run.last + 1):
             if position in entries and entries[position].independent:
                 found.append(f"position {position} is independent and rolled back")
+    return found
+
+
+def _of_confirmations(
+    view: View, state: State, dead: set[int], waiting: dict[int, Entry]
+) -> list[str]:
+    """Disjoint, in order, and of confirmed positions only."""
+    found, before = [], 0
+    for first, run in view.table("confirmations").scan():
+        if not before < first <= run.last <= state.last:
+            found.append(f"a confirmation of {first} to {run.last}, behind {before}")
+        if any(position in dead or position in waiting for position in range(first, run.last + 1)):
+            found.append(f"{first} to {run.last} have a confirmation, and some have not")
+        if run.index > view.index:
+            found.append(f"{first} is confirmed at index {run.index}, which is not applied")
+        before = run.last
+    return found
+
+
+def _of_drops(view: View, waiting: dict[int, Entry]) -> list[str]:
+    """The pending entries without writes drop one synchronous space each, and it is there."""
+    drops = dict(view.table("drops").scan())
+    found = []
+    if list(drops) != [position for position, entry in waiting.items() if not entry.writes]:
+        found.append(f"the drops {drops} are not the entries without writes that are pending")
+    spaces = view.table("spaces")
+    for position, name in drops.items():
+        if name not in spaces or not spaces[name].sync:
+            found.append(f"position {position} drops {name}, which is no synchronous space")
+    if len(set(drops.values())) != len(drops):
+        found.append(f"a space is dropped twice: {drops}")
     return found
 
 

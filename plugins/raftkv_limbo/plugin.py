@@ -19,17 +19,21 @@ from raftkv.plugin import (
     SettingChange,
     TableSpec,
     View,
+    require_format,
 )
 
 from . import acks, entering, ownership, spaces
 from .api import LimboApi
 from .commands import (
+    FORMAT_CONFIRMATIONS,
     TABLES,
     Ack,
+    AlterFenced,
     AlterSpace,
     CreateSpace,
     Declare,
     Demote,
+    DropFenced,
     DropSpace,
     Promote,
     RollBack,
@@ -61,6 +65,14 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     AlterSpace: spaces.alter,
     DropSpace: spaces.drop,
     Sweep: spaces.sweep,
+    DropFenced: entering.drop_fenced,
+    AlterFenced: entering.alter_fenced,
+}
+
+#: The format that introduced a command, for those that 0.1.0 does not know.
+_SINCE: Final[dict[type[msgspec.Struct], int]] = {
+    DropFenced: FORMAT_CONFIRMATIONS,
+    AlterFenced: FORMAT_CONFIRMATIONS,
 }
 
 
@@ -68,7 +80,7 @@ class Limbo(Plugin[LimboApi]):
     """Transactions that wait in one queue until a quorum of the application's choice has them."""
 
     name: ClassVar[str] = "limbo"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = tuple(_APPLY)
     tables: ClassVar[tuple[TableSpec, ...]] = TABLES
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
@@ -77,6 +89,7 @@ class Limbo(Plugin[LimboApi]):
     quota: ClassVar[Quota | None] = QUOTA
 
     def apply(self, command: Any, ctx: Context) -> Any:
+        require_format(self.name, command, ctx, _SINCE)
         return _APPLY[type(command)](command, ctx)
 
     def on_members(self, change: MemberChange, ctx: Context) -> None:

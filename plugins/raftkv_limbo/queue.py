@@ -22,10 +22,12 @@ from __future__ import annotations
 from raftkv.plugin import Context
 
 from .commands import (
+    FORMAT_CONFIRMATIONS,
     FRESH,
     NAME_CHARS_MAX,
     REASON_CHARS_MAX,
     ROWS_LIMIT,
+    Cause,
     Entry,
     Row,
     Space,
@@ -33,11 +35,11 @@ from .commands import (
     Write,
 )
 from .quorum import reached
-from .records import add_runs, forget
-from .refusals import UnknownSpace
+from .records import add_confirmations, add_runs, forget
+from .refusals import DropPending, UnknownSpace
 from .views import pending_from, state_of
 
-__all__ = ["Draft", "confirm_reached", "roll_back_from"]
+__all__ = ["Draft", "confirm_reached", "require_kept", "roll_back_from"]
 
 
 class Draft:
@@ -48,6 +50,7 @@ class Draft:
         "_grown",
         "_rows",
         "_rows_get",
+        "_settled",
         "_spaces",
         "_state",
         "confirm_lag_ms",
@@ -92,9 +95,14 @@ class Draft:
         #: Those that were looked up, as they were before this command.
         self.spaces: dict[str, Space] = {}
         self._grown: dict[str, int] = {}
+        # What this command has confirmed so far.
+        self._settled: list[int] = []
 
-    def save(self) -> None:
-        """Write the state, and how many keys the spaces have now."""
+    def save(self, cause: Cause = "submit", by: str = "", upto: int = 0) -> None:
+        """Write the state, how many keys the spaces have now, and what was confirmed and why."""
+        if self._settled and self._ctx.version >= FORMAT_CONFIRMATIONS:
+            settled = sorted(self._settled)
+            add_confirmations(self._ctx, settled, term=self.term, cause=cause, by=by, upto=upto)
         for name, more in self._grown.items():
             if more:
                 old = self.spaces[name]
@@ -127,8 +135,28 @@ class Draft:
             space = self._ctx.table("spaces").get(name)
             if space is None:
                 raise UnknownSpace(name[:NAME_CHARS_MAX])
+            require_kept(self._ctx, name)
             self.spaces[name] = space
         return space
+
+    def settle(self, position: int, entry: Entry, space: str = "") -> None:
+        """A transaction is confirmed; `space` is what it drops."""
+        if entry.writes:
+            self.fold(position, entry.writes)
+        elif space:
+            self._drop(space)
+        self._settled.append(position)
+        self.confirms += 1
+        self.confirmed_index = self._ctx.index
+
+    def _drop(self, name: str) -> None:
+        """Take the space away. Nothing has written to it since its drop got its position."""
+        spaces = self._ctx.table("spaces")
+        space: Space = spaces[name]
+        spaces.delete(name)
+        self.spaces.pop(name, None)
+        if space.keys:
+            self._ctx.table("dropped").put(space.id, None)
 
     def fold(self, position: int, writes: tuple[Write, ...]) -> None:
         """Make the writes of a transaction confirmed ones."""
@@ -167,11 +195,8 @@ class Draft:
             if entry.sync and position > upto:
                 next_head = position
                 break
-            self._leave(position, entry)
-            self.fold(position, entry.writes)
-            self.confirms += 1
+            self.settle(position, entry, self._leave(position, entry))
             self.confirmed = position
-            self.confirmed_index = ctx.index
             if entry.sync:
                 self.confirm_lag_ms = max(0, ctx.now - entry.submitted_ms)
         self._move_head(next_head)
@@ -192,14 +217,20 @@ class Draft:
         self.forgotten = forget(ctx, self.forgotten, self.head)
         return tuple(positions)
 
-    def _leave(self, position: int, entry: Entry) -> None:
-        """An entry is pending no more."""
+    def _leave(self, position: int, entry: Entry) -> str:
+        """An entry is pending no more. The space that it was to drop, if any."""
+        space = ""
+        if not entry.writes:
+            drops = self._ctx.table("drops")
+            space = drops[position]
+            drops.delete(position)
         pending = self._ctx.table("pending")
         for write in entry.writes:
             pending.delete((self.space(write.space).id, write.key, position))
         self.pending -= 1
         self.pending_bytes -= entry.bytes
         self.pending_writes -= len(entry.writes)
+        return space
 
     def _move_head(self, head: int) -> None:
         if head:
@@ -221,16 +252,28 @@ class Draft:
             entries.delete_first(min(surplus, ROWS_LIMIT))
 
 
-def confirm_reached(ctx: Context) -> None:
-    """CONFIRM what has its quorum by now, if anything has that had not."""
+def require_kept(ctx: Context, name: str) -> None:
+    """Raises DropPending if the space is being dropped."""
+    drops = ctx.table("drops")
+    if len(drops):
+        for position, dropped in drops.scan():
+            if dropped == name:
+                raise DropPending(name, position)
+
+
+def confirm_reached(ctx: Context, cause: Cause, by: str, upto: int = 0) -> None:
+    """CONFIRM what has its quorum by now, if anything has that had not.
+
+    `cause`, `by` and `upto` are what this entry has changed, see `Confirmation`.
+    """
     head = state_of(ctx).head
     if not head:
         return
-    upto = reached(ctx)
-    if upto >= head:
+    position = reached(ctx)
+    if position >= head:
         draft = Draft(ctx)
-        draft.confirm(upto)
-        draft.save()
+        draft.confirm(position)
+        draft.save(cause, by, upto)
 
 
 def roll_back_from(ctx: Context, first: int, reason: str, node: str) -> tuple[int, ...]:

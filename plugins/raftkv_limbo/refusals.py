@@ -23,6 +23,7 @@ __all__ = [
     "BadSpaceName",
     "BatchTooLarge",
     "ConditionFailed",
+    "DropPending",
     "DuplicateWrite",
     "EmptyTransaction",
     "ForeignOwner",
@@ -426,6 +427,23 @@ class SpaceBusy(Refused):
         )
 
 
+class DropPending(Refused):
+    """The space is being dropped: that is pending at `position`."""
+
+    code = "limbo_drop_pending"
+
+    def __init__(self, space: str, position: int) -> None:
+        super().__init__(space, position)
+        self.space = space
+        self.position = position
+
+    def __str__(self) -> str:
+        return (
+            f"the drop of {self.space!r} is pending at position {self.position}: "
+            "wait for its verdict, or roll it back"
+        )
+
+
 REFUSALS: tuple[type[Refused], ...] = (
     NotAMember,
     Unclaimed,
@@ -454,6 +472,7 @@ REFUSALS: tuple[type[Refused], ...] = (
     BadSpaceName,
     TooManySpaces,
     SpaceBusy,
+    DropPending,
 )
 
 _BY_CODE: dict[str, type[Refused]] = {refusal.code: refusal for refusal in REFUSALS}

@@ -44,7 +44,10 @@ class Lack(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A pending transaction. `index`, `term`, `age_ms`: of its submission."""
+    """A pending transaction. `index`, `term`, `age_ms`: of its submission.
+
+    One without writes is the drop of the space.
+    """
 
     position: int
     sync: bool
@@ -103,7 +106,7 @@ def _waiting(view: View, position: int, entry: Entry, now_ms: int) -> Waiting:
     return Waiting(
         position=position,
         sync=entry.sync,
-        spaces=tuple(sorted({write.space for write in entry.writes})),
+        spaces=_spaces(view, position, entry),
         writes=len(entry.writes),
         bytes=entry.bytes,
         term=entry.term,
@@ -111,6 +114,12 @@ def _waiting(view: View, position: int, entry: Entry, now_ms: int) -> Waiting:
         age_ms=max(0, now_ms - entry.submitted_ms),
         holders=holders(view, position),
     )
+
+
+def _spaces(view: View, position: int, entry: Entry) -> tuple[str, ...]:
+    if not entry.writes:
+        return (view.table("drops")[position],)
+    return tuple(sorted({write.space for write in entry.writes}))
 
 
 def lacks(view: View, position: int) -> tuple[Lack, ...]:

@@ -167,7 +167,25 @@ def verdict_words(found: Answer) -> str:
     text = f"position {found['position']}: {found['fate']}"
     if found["fate"] == "rolled back":
         text += f" by {found['by'] or 'nobody'}: {found['reason']}"
+    if found["fate"] == "confirmed" and found["index"]:
+        text += f" at log index {found['index']} by {_cause_words(found)}"
     return text
+
+
+def _cause_words(found: Answer) -> str:
+    """What completed a quorum."""
+    match found["cause"]:
+        case "ack":
+            return f"the acknowledgement of {found['by']}, up to {found['upto']}"
+        case "submit":
+            return f"its submission on {found['by']} (Raft's commit is the quorum)"
+        case "declare":
+            return f"the declaration of {found['by']}"
+        case "member":
+            return f"a change of the member {found['by']}"
+        case "voters":
+            return "a change of the voters"
+    return f"the setting {found['by']}"
 
 
 def receipt_words(done: Answer) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from raftkv.plugin import View
 
-from .commands import FRESH, NAME_CHARS_MAX, Entry, Participant, Rollback, Row, Space
+from .commands import FRESH, NAME_CHARS_MAX, Confirmation, Entry, Participant, Rollback, Row, Space
 from .commands import State as QueueState
 from .quorum import Needs, State, counts, is_fast, needs, reached
 from .refusals import UnknownSpace
@@ -28,6 +28,7 @@ __all__ = [
     "SpaceRow",
     "State",
     "VerdictRun",
+    "confirmation_of",
     "confirmed_range",
     "confirmed_row",
     "entry_of",
@@ -129,6 +130,15 @@ def rollback_of(view: State, position: int) -> Rollback | None:
     runs = view.table("rollbacks")
     if not len(runs):  # as most of the time; waiters ask often
         return None
+    for _, run in runs.scan(last=position + 1, reverse=True, limit=1):
+        if run.last >= position:
+            return run  # type: ignore[no-any-return]
+    return None
+
+
+def confirmation_of(view: State, position: int) -> Confirmation | None:
+    """When a position was confirmed and why; None: it was not, or that is not kept."""
+    runs = view.table("confirmations")
     for _, run in runs.scan(last=position + 1, reverse=True, limit=1):
         if run.last >= position:
             return run  # type: ignore[no-any-return]

@@ -15,17 +15,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from raftkv.errors import Stopped
 from raftkv.plugin import Host, View
 
-from .commands import State
+from .commands import Cause, State
 from .errors import RolledBack, StillPending, VerdictForgotten
 from .submission import Submission
-from .views import Fate, entry_of, fate, rollback_of, state_of
+from .views import Fate, confirmation_of, entry_of, fate, rollback_of, state_of
 
 __all__ = ["Verdict", "Waiting", "verdict_of"]
 
@@ -35,9 +36,13 @@ T = TypeVar("T")
 class Verdict(msgspec.Struct, frozen=True):
     """What became of a position, as far as this node has applied the log.
 
-    "unknown": it was not given yet. "forgotten": it was decided so long ago that nobody knows how.
-    `reason` and `by` (a node) are those of a rollback. `index` is the log's entry: of the rollback,
-    or of the submission while that is kept, else 0.
+    "unknown": it was not given yet. "forgotten": it was decided so long ago that no node knows how.
+    `index` and `at_ms` (the log's clock) are those of the log's entry that decided, 0 while nothing
+    is decided. `reason` and `by` (a node) are those of a rollback. Of a confirmation, `cause`,
+    `by` and `upto` are what completed the quorum, as in `Confirmation`: the acknowledgement up to
+    `upto` of the node `by`, where `cause` is "ack". Confirmations are kept from format 2 on, as
+    many as runs of rollbacks (`rollbacks_kept`); of older ones `index` is 0 and `cause` is "".
+    `submitted_index`: of the submission, while that is kept (`entries_kept`), else 0.
     """
 
     position: int
@@ -45,17 +50,27 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str = ""
     by: str = ""
     index: int = 0
+    at_ms: int = 0
+    cause: Cause | Literal[""] = ""
+    upto: int = 0
+    submitted_index: int = 0
 
 
 def verdict_of(view: View, position: int) -> Verdict:
     """The verdict on a position."""
     found = fate(view, position)
+    entry = entry_of(view, position)
+    told = Verdict(position, found, submitted_index=0 if entry is None else entry.index)
     if found == "rolled back":
         run = rollback_of(view, position)
         assert run is not None
-        return Verdict(position, found, run.reason, run.node, run.index)
-    entry = entry_of(view, position)
-    return Verdict(position, found, index=0 if entry is None else entry.index)
+        return replace(told, reason=run.reason, by=run.node, index=run.index, at_ms=run.at_ms)
+    done = confirmation_of(view, position) if found == "confirmed" else None
+    if done is None:
+        return told
+    return replace(
+        told, by=done.by, index=done.index, at_ms=done.at_ms, cause=done.cause, upto=done.upto
+    )
 
 
 class _Watch:

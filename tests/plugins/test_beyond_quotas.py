@@ -66,8 +66,8 @@ KINDS: dict[type[PurePlugin], dict[str, str]] = {
         "acknowledgement": "Ack Declare",
         "abort": "Veto RollBack",
         "housekeeping": "Promote Demote",
-        "settings": "AlterSpace",
-        "deletion": "DropSpace Sweep",
+        "settings": "AlterSpace AlterFenced",
+        "deletion": "DropSpace DropFenced Sweep",
     },
     Subscriptions: {
         "adds data": "Publish Deliver",

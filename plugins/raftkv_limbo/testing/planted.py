@@ -115,7 +115,7 @@ def _dead_acks_count() -> Iterator[None]:
     """Nothing is dropped, and nobody looks from which life it is."""
 
     def keep(members_changed: Callable[..., None]) -> Callable[..., None]:
-        return lambda change, ctx: queue.confirm_reached(ctx)
+        return lambda change, ctx: queue.confirm_reached(ctx, "member", "")
 
     def all_rows(living: Callable[..., Any]) -> Callable[..., Any]:
         return lambda view: [
@@ -163,8 +163,7 @@ def _async_overtakes(wait: Callable[..., None]) -> Callable[..., None]:
         if entry.sync:
             wait(self, position, entry)
         else:
-            self.fold(position, entry.writes)
-            self.confirms += 1
+            self.settle(position, entry)
 
     return broken
 
@@ -268,6 +267,43 @@ _patching(
 
 
 # Owner and term -----------------------------------------------------------------------------------
+
+
+@_wrapping(
+    "drop-not-awaited",
+    "a synchronous space is dropped at once, whether a quorum has that or not",
+    entering._Entrance,
+    "enter_drop",
+)
+def _drop_not_awaited(enter_drop: Callable[..., bool]) -> Callable[..., bool]:
+    def broken(self: Any, name: str) -> bool:
+        self._fast = True
+        return enter_drop(self, name)
+
+    return broken
+
+
+@_wrapping(
+    "dropped-and-written",
+    "a space takes transactions while its drop is pending",
+    queue,
+    "require_kept",
+)
+def _dropped_and_written(require_kept: Callable[..., None]) -> Callable[..., None]:
+    return _nothing
+
+
+@_wrapping(
+    "confirmed-by-anybody",
+    "the record of a confirmation names the owner, whose acknowledgement did not complete it",
+    queue,
+    "add_confirmations",
+)
+def _confirmed_by_anybody(add: Callable[..., None]) -> Callable[..., None]:
+    def broken(ctx: Any, positions: Any, *, by: str, **more: Any) -> None:
+        add(ctx, positions, by=ctx.table("meta")["state"].owner or by, **more)
+
+    return broken
 
 
 @_wrapping(

@@ -32,6 +32,7 @@ from raftkv_limbo.commands import (
     Ack,
     CreateSpace,
     Demote,
+    DropFenced,
     DropSpace,
     Promote,
     RollBack,
@@ -301,7 +302,9 @@ def _marks_of(step: Step, effect: Effect) -> list[str]:
             marks.append(f"rollback refused {refusal}" if refusal else "rolled back on request")
         case Veto() if effect.rolled_back:
             marks.append("rolled back by a veto")
-        case DropSpace():
+        case DropSpace() | DropFenced():
+            waits = not refusal and bool(effect.entered) and not effect.confirmed
+            marks += ["drop waits for its quorum"] * waits
             marks.append(f"space refused {refusal}" if refusal else "space dropped")
         case CreateSpace() if refusal:
             marks.append(f"space refused {refusal}")

@@ -17,6 +17,9 @@ The rules of the log:
   holds after every step, whatever it was: nothing waits that could be confirmed.
 - Rows are those of confirmed transactions, in the order of their positions.
 - Owner and term change by a promotion or a demotion only, and the term then by one.
+- What was confirmed by an entry has a record of that entry, and of what completed the quorum.
+- A synchronous space is dropped, or made asynchronous, by the owner in its term only; the drop has
+  a position, and waits for its quorum.
 - A refusal has a true reason, and what has one is refused.
 """
 
@@ -27,11 +30,14 @@ from typing import Any
 
 from raftkv.plugin import MemberChange, SettingChange
 from raftkv_limbo.commands import (
+    FORMAT_CONFIRMATIONS,
     Ack,
+    AlterFenced,
     AlterSpace,
     CreateSpace,
     Declare,
     Demote,
+    DropFenced,
     DropSpace,
     Promote,
     RollBack,
@@ -42,7 +48,7 @@ from raftkv_limbo.commands import (
 
 from .storm_ledger import Effect, Ledger, NewVoters, Seen, Step
 from .storm_quorum import Basis, has_quorum
-from .storm_submit import submitted
+from .storm_submit import Batch, submitted
 
 __all__ = ["check_step"]
 
@@ -54,6 +60,7 @@ def check_step(step: Step, ledger: Ledger) -> tuple[Effect, list[tuple[str, str]
     """
     effect = Effect()
     found: list[tuple[str, str]] = []
+    effect.record = _reason(step, ledger)
     _hear(step, ledger)
     found += [("the log decides rightly", each) for each in _decide(step, ledger, effect)]
     # Newest first; what is still in the queue then may be confirmed by whatever was said.
@@ -68,6 +75,11 @@ def check_step(step: Step, ledger: Ledger) -> tuple[Effect, list[tuple[str, str]
             break
         effect.confirmed.append(number)
     effect.confirmed.sort()
+    settled = [entered.get(number) or ledger.positions[number] for number in effect.confirmed]
+    dropped = {each.drops for each in settled if each.drops}
+    if dropped:
+        spaces = ledger.spaces if effect.spaces is None else effect.spaces
+        effect.spaces = {name: sync for name, sync in spaces.items() if name not in dropped}
     found += _compare(step, ledger, effect)
     where = f"index {step.index}, {type(step.command).__name__}"
     return effect, [(check, f"{where}: {each}") for check, each in found]
@@ -118,7 +130,7 @@ def _decide(step: Step, ledger: Ledger, effect: Effect) -> Iterator[str]:
             yield from _roll_back(step, ledger, effect)
         case Veto():
             yield from _veto(step, ledger, effect)
-        case CreateSpace() | AlterSpace() | DropSpace():
+        case CreateSpace() | AlterSpace() | DropSpace() | AlterFenced() | DropFenced():
             yield from _spaces(step, ledger, effect)
         case Ack() | Declare() | Sweep() | MemberChange() | SettingChange() | NewVoters():
             if step.refusal is not None:
@@ -231,30 +243,55 @@ def _veto(step: Step, ledger: Ledger, effect: Effect) -> Iterator[str]:
 
 def _spaces(step: Step, ledger: Ledger, effect: Effect) -> Iterator[str]:
     command = step.command
-    known = command.name in ledger.spaces
-    reasons: dict[str, Any] = {}
+    batch = Batch(step, ledger, effect)
+    yield from _refused(step, dict(_why_no_space(step, ledger, batch)))
+    if step.refusal is not None:
+        return
+    if isinstance(command, DropFenced) and ledger.spaces[command.name]:
+        batch.enter_drop(command.name)
+        [entered] = effect.entered
+        told = (step.result.position, step.result.confirmed, step.result.index)
+        should = (entered.number, bool(effect.confirmed), step.index)
+        if told != should:
+            yield f"answers {step.result}, not {should}"
+        return
+    effect.spaces = dict(ledger.spaces)
+    if isinstance(command, DropSpace | DropFenced):
+        del effect.spaces[command.name]
+    else:
+        effect.spaces[command.name] = command.sync
+
+
+def _why_no_space(step: Step, ledger: Ledger, batch: Batch) -> Iterator[tuple[str, Any]]:
+    """Every reason for which a space may not be made, altered or dropped."""
+    command = step.command
+    if isinstance(command, AlterFenced | DropFenced) and step.version < FORMAT_CONFIRMATIONS:
+        yield "UnknownCommand", None
+        return
     if isinstance(command, CreateSpace):
-        if known:
-            reasons["SpaceExists"] = (command.name,)
+        if command.name in ledger.spaces:
+            yield "SpaceExists", (command.name,)
         elif len(ledger.spaces) >= step.settings["spaces_max"]:
-            reasons["TooManySpaces"] = None
-    elif not known:
-        reasons["UnknownSpace"] = (command.name,)
-    elif isinstance(command, DropSpace):
-        written = [
-            number
-            for number in ledger.queue
-            if any(space == command.name for space, _, _ in ledger.positions[number].writes)
-        ]
-        if written:
-            reasons["SpaceBusy"] = None
-    yield from _refused(step, reasons)
-    if step.refusal is None:
-        effect.spaces = dict(ledger.spaces)
-        if isinstance(command, DropSpace):
-            del effect.spaces[command.name]
-        else:
-            effect.spaces[command.name] = command.sync
+            yield "TooManySpaces", None
+        return
+    if command.name not in ledger.spaces:
+        yield "UnknownSpace", (command.name,)
+        return
+    sync = ledger.spaces[command.name]
+    drops = isinstance(command, DropSpace | DropFenced)
+    weakens = sync and (drops or not command.sync)
+    if isinstance(command, DropSpace | AlterSpace):
+        if weakens and step.version >= FORMAT_CONFIRMATIONS:
+            yield "StaleTerm", (ledger.term,)
+    elif command.name in ledger.dropping():
+        yield "DropPending", (command.name, ledger.dropping()[command.name])
+    elif weakens and drops:
+        yield from batch.drop_reasons()
+    elif weakens:
+        yield from batch.who_reasons()
+    waiting = (ledger.positions[number] for number in ledger.queue)
+    if drops and any(command.name == space for each in waiting for space, _, _ in each.writes):
+        yield "SpaceBusy", None
 
 
 # --- what the plugin did --------------------------------------------------------------------------
@@ -324,11 +361,47 @@ def _verdicts(step: Step, ledger: Ledger, effect: Effect) -> Iterator[str]:
     for number in left:
         if after.fate(number) != "pending":
             yield f"{number} waits for its quorum, and is {after.fate(number)}"
+    for number in effect.confirmed:
+        yield from _record(step, effect, number)
     state = after.state
     if (state.pending, state.head) != (len(left), min(left, default=0)):
         yield f"{left} are pending, and the state says {state.pending} from {state.head}"
     if state.forgotten > step.before.state.forgotten and any(n <= state.forgotten for n in left):
         yield f"up to {state.forgotten} is forgotten, and {left} are pending"
+
+
+def _record(step: Step, effect: Effect, number: int) -> Iterator[str]:
+    """What is kept of a confirmation: this entry, and what of it completed the quorum."""
+    kept = step.after.confirmations
+    found = next((run for at, run in kept.items() if at <= number <= run.last), None)
+    if step.version < FORMAT_CONFIRMATIONS:
+        if kept:
+            yield f"{kept} are kept before format {FORMAT_CONFIRMATIONS}"
+    elif found is None:
+        if len(kept) < step.settings["rollbacks_kept"]:
+            yield f"{number} is confirmed, and no record of that is kept"
+    elif (found.index, found.at_ms, found.cause, found.by, found.upto) != effect.record:
+        yield f"{number} is confirmed by {effect.record}, and {found} is kept"
+
+
+def _reason(step: Step, ledger: Ledger) -> tuple[int, int, str, str, int]:
+    """Index, time and cause of what this step confirms."""
+    command, sender = step.command, "" if step.origin is None else step.origin[0]
+    match command:
+        case Ack():
+            cause = ("ack", sender, min(command.upto, ledger.last))
+        case Declare():
+            cause = ("declare", sender, 0)
+        case MemberChange():
+            member = command.new or command.old
+            cause = ("member", "" if member is None else member.name, 0)
+        case NewVoters():
+            cause = ("voters", "", 0)
+        case SettingChange():
+            cause = ("setting", command.key, 0)
+        case _:
+            cause = ("submit", sender, 0)
+    return (step.index, step.now, *cause)
 
 
 def _rows(after: Seen, ledger: Ledger, effect: Effect) -> Iterator[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from raftkv.plugin import Member
-from raftkv_limbo.commands import Entry, Participant, Rollback, Row, Space, State
+from raftkv_limbo.commands import Confirmation, Entry, Participant, Rollback, Row, Space, State
 
 __all__ = [
     "Decided",
@@ -41,7 +41,10 @@ Fate = Literal["pending", "confirmed", "rolled back"]
 
 @dataclass(slots=True)
 class Position:
-    """One transaction that got a position, for ever. `decided`: the index of its verdict."""
+    """One transaction that got a position, for ever. `decided`: the index of its verdict.
+
+    `drops`: the space that it is the drop of; it writes nothing then.
+    """
 
     number: int
     sync: bool
@@ -56,6 +59,9 @@ class Position:
     decided: int = 0
     reason: str = ""
     by: str = ""
+    drops: str = ""
+    # Of the entry that confirmed it: index, time, cause, by, upto; see `Confirmation`.
+    record: tuple[int, int, str, str, int] = (0, 0, "", "", 0)
 
     def __str__(self) -> str:
         kind = "sync" if self.sync else "independent" if self.independent else "async"
@@ -74,6 +80,7 @@ class Seen:
     entries: Mapping[int, Entry] = field(default_factory=dict)
     rollbacks: Mapping[int, Rollback] = field(default_factory=dict)
     nodes: Mapping[str, Participant] = field(default_factory=dict)
+    confirmations: Mapping[int, Confirmation] = field(default_factory=dict)
 
     def confirmed_rows(self) -> dict[Key, tuple[bytes, int]]:
         """The rows of all spaces that there are."""
@@ -116,6 +123,7 @@ def seen_of(tables: Any) -> Seen:
         entries=dict(table("entries").scan()),
         rollbacks=dict(table("rollbacks").scan()),
         nodes=dict(table("nodes").scan()),
+        confirmations=dict(table("confirmations").scan()),
     )
 
 
@@ -148,6 +156,8 @@ class Step:
     after: Seen
     result: Any = None
     refusal: Exception | None = None
+    # The active format of the plugin.
+    version: int = 2
 
 
 @dataclass(slots=True)
@@ -160,6 +170,8 @@ class Effect:
     confirmed: list[int] = field(default_factory=list)
     reason: str = ""
     by: str = ""
+    # What must be kept of what it confirms, see `Position`.
+    record: tuple[int, int, str, str, int] = (0, 0, "", "", 0)
     # (owner, incarnation, term) from now on; None: as before.
     owner: tuple[str, int, int] | None = None
     # name -> sync, of all spaces from now on; None: as before.
@@ -203,6 +215,11 @@ class Ledger:
         """The highest position that was ever given."""
         return len(self.positions)
 
+    def dropping(self) -> dict[str, int]:
+        """The spaces whose drop is pending -> its position."""
+        waiting = (self.positions[number] for number in self.queue)
+        return {each.drops: each.number for each in waiting if each.drops}
+
     def history(self, key: Key) -> list[tuple[bytes, int] | None]:
         """Every confirmed state of the key so far; the last one is now."""
         return self.versions.setdefault(key, [None])
@@ -229,6 +246,7 @@ class Ledger:
             self.positions[number].by = effect.by
         for number in effect.confirmed:
             self._settle(number, "confirmed", step)
+            self.positions[number].record = effect.record
             for space, key, value in self.positions[number].writes:
                 self._write((space, key), None if value is None else (value, number))
         if effect.owner is not None:

@@ -175,6 +175,7 @@ class Log:
             after=after,
             result=result,
             refusal=refusal,
+            version=ctx.version,
         )
         effect, found = check_step(step, self.ledger)
         for check, text in found:

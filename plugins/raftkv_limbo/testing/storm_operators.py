@@ -20,7 +20,11 @@ from raftkv.errors import NotApplied, OutcomeUnknown, Refused
 from raftkv.testing.storm_worlds import EXCUSED
 from raftkv_limbo.commands import (
     Ack,
+    AlterFenced,
+    AlterSpace,
     Demote,
+    DropFenced,
+    DropSpace,
     Promote,
     RollBack,
     Submit,
@@ -196,11 +200,14 @@ class Operators:
                 position = max(1, rng.choice(waiting) + rng.choice((0, 0, 0, -2, 2)))
                 return lambda: api.rollback(position, REASON, timeout_s=VERB_S)
             case "create":
-                return lambda: api.create_space(EXTRA, sync=rng.random() < 0.5)
+                name = rng.choice([EXTRA, *sorted(SPACES.keys() - ledger.spaces.keys())])
+                return lambda: api.create_space(name, sync=SPACES.get(name, rng.random() < 0.5))
             case "drop":
-                return lambda: api.drop_space(space)
+                owner = self._owner_or(seat)
+                return lambda: owner.api.drop_space(space, timeout_s=VERB_S)
             case "alter":
-                return lambda: api.alter_space(space, sync=rng.random() < 0.5)
+                owner = self._owner_or(seat)
+                return lambda: owner.api.alter_space(space, sync=rng.random() < 0.5)
             case "leader promotes":
                 return lambda: _set(host, "leader_promotes", rng.random() < 0.5)
             case "flush":
@@ -210,6 +217,11 @@ class Operators:
                 return lambda: host.propose(command, timeout_s=VERB_S)
             case _:
                 return lambda: self._look(seat)
+
+    def _owner_or(self, seat: Seat) -> Seat:
+        """Who may change a synchronous space, most of the time."""
+        owner = self._storm.owner_seat()
+        return owner if owner is not None and self._rng.random() < 0.8 else seat
 
     def _raw(self) -> Any:
         """A command that no node of ours would send now: the log must judge it all the same."""
@@ -228,6 +240,10 @@ class Operators:
                 Ack(position),
                 Veto(position, rng.choice(VALIDATORS), REASON),
                 Sweep(1),
+                DropFenced(EXTRA, term),
+                AlterFenced(EXTRA, rng.random() < 0.5, term),
+                DropSpace(EXTRA),
+                AlterSpace(EXTRA, False),
             )
         )
 

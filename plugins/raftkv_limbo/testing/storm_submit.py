@@ -26,7 +26,7 @@ from raftkv_limbo.refusals import refusal_of
 from .storm_ledger import Effect, Key, Ledger, Position, Step
 from .storm_quorum import Basis, is_fast
 
-__all__ = ["submitted"]
+__all__ = ["Batch", "submitted"]
 
 Found = list[str]
 
@@ -38,7 +38,7 @@ def submitted(step: Step, ledger: Ledger, effect: Effect) -> Iterator[str]:
     if step.refusal is not None or not isinstance(result, Submitted) or step.origin is None:
         yield f"refused as a whole: {step.refusal!r}"
         return
-    batch = _Batch(step, ledger, effect)
+    batch = Batch(step, ledger, effect)
     rejected = {each.at: each for each in result.rejected}
     for at, transaction in enumerate(command.transactions):
         yield from batch.take(transaction, rejected.pop(at, None))
@@ -47,8 +47,8 @@ def submitted(step: Step, ledger: Ledger, effect: Effect) -> Iterator[str]:
     yield from batch.told(result)
 
 
-class _Batch:
-    """One `Submit` as it is gone through."""
+class Batch:
+    """One `Submit` as it is gone through, or one drop."""
 
     def __init__(self, step: Step, ledger: Ledger, effect: Effect) -> None:
         self._step = step
@@ -62,6 +62,7 @@ class _Batch:
         self._confirmed: dict[Key, tuple[bytes, int] | None] = {}
         self._waiting = [ledger.positions[number] for number in ledger.queue]
         self._last = ledger.last
+        self._dropping = ledger.dropping()
         # One that would wait found no room: those after it that would wait may be refused as well,
         # so that none overtakes it.
         self._full = False
@@ -115,6 +116,8 @@ class _Batch:
             yield "TransactionTooLarge", None
         if any(each.space not in ledger.spaces for each in parts):
             yield "UnknownSpace", None
+        if any(each.space in self._dropping for each in parts):
+            yield "DropPending", None
         sync = self._is_sync(transaction)
         if sync and transaction.independent:
             yield "IndependentSync", None
@@ -175,6 +178,19 @@ class _Batch:
         ):
             yield "QueueFull", None
 
+    def drop_reasons(self) -> Iterator[tuple[str, Any]]:
+        """Why the sender may not drop a synchronous space."""
+        yield from self._who(True)
+        yield from self._room(Transaction(()), True)
+
+    def who_reasons(self) -> Iterator[tuple[str, Any]]:
+        """Why the sender is not the owner, in the term of the command."""
+        yield from self._who(True)
+
+    def enter_drop(self, space: str) -> None:
+        """The drop of a synchronous space gets the next position."""
+        self._enter(Transaction(()), drops=space)
+
     def _kept(self, head: int) -> Iterator[Position]:
         for number in range(head, self._ledger.last + 1):
             yield self._ledger.positions[number]
@@ -182,13 +198,13 @@ class _Batch:
 
     # --- entering ---
 
-    def _enter(self, transaction: Transaction) -> None:
+    def _enter(self, transaction: Transaction, drops: str = "") -> None:
         step, effect = self._step, self._effect
         assert step.origin is not None
         self._last += 1
         position = Position(
             number=self._last,
-            sync=self._is_sync(transaction),
+            sync=bool(drops) or self._is_sync(transaction),
             independent=transaction.independent,
             writes=tuple((each.space, each.key, each.value) for each in transaction.writes),
             node=step.origin[0],
@@ -196,6 +212,7 @@ class _Batch:
             term=self._ledger.term,
             index=step.index,
             bytes=_size(transaction),
+            drops=drops,
         )
         at_once = position.independent or self._fast or not (position.sync or self._waiting)
         rows = self._confirmed if at_once else self._pending

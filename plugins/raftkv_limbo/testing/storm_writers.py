@@ -143,8 +143,14 @@ class Writers:
             return
         position = self._storm.log.ledger.positions[story.position]
         self._marks[f"asked for the verdict: {told.fate}"] += 1
-        right = (position.fate, position.reason, position.by)
-        if told.fate != "forgotten" and (told.fate, told.reason, told.by) != right:
+        right: tuple[Any, ...] = (position.fate, position.reason, position.by)
+        answer: tuple[Any, ...] = (told.fate, told.reason, told.by)
+        if told.fate == "confirmed":
+            # Of what was confirmed before format 2, or long ago, no record is kept.
+            right = (position.fate, position.record if told.index else told.index)
+            record = (told.index, told.at_ms, told.cause, told.by, told.upto)
+            answer = (told.fate, record if told.index else told.index)
+        if told.fate != "forgotten" and answer != right:
             self._storm.violated("answers are true", [f"{story}, asked again: {told}, and {right}"])
 
     async def _verdict(self, seat: Seat, story: Story) -> Any:

@@ -36,6 +36,8 @@ class Item:
     independent: bool
     writes: tuple[Write, ...]
     fate: str
+    #: The space that it drops.
+    drops: str = field(default="", kw_only=True)
     reason: str = ""
     by: str = ""
 
@@ -126,6 +128,8 @@ class Model:
             self._write(item)
 
     def _write(self, item: Item) -> None:
+        if item.drops:
+            self._remove(item.drops)
         for write in item.writes:
             if write.value is None:
                 self.rows.pop((write.space, write.key), None)
@@ -168,14 +172,12 @@ class Model:
         if not one.writes:
             raise No("empty_transaction")
         for write in one.writes:
-            if write.space not in self.spaces:
-                raise No("unknown_space")
+            self._require_space(write.space)
         places = [(write.space, write.key) for write in one.writes]
         if len(set(places)) < len(places):
             raise No("duplicate_write")
         for condition in one.conditions:
-            if condition.space not in self.spaces:
-                raise No("unknown_space")
+            self._require_space(condition.space)
         sync = any(self.spaces[write.space] for write in one.writes)
         if sync and one.independent:
             raise No("independent_sync")
@@ -292,9 +294,24 @@ class Model:
         self.term += 1
         return len(gone)
 
-    def alter_space(self, name: str, sync: bool) -> None:
+    def _require_space(self, name: str) -> None:
         if name not in self.spaces:
             raise No("unknown_space")
+        if any(item.drops == name for item in self.pending()):
+            raise No("drop_pending")
+
+    def _require_owner(self, node: str, term: int) -> None:
+        if self.owner is None:
+            raise No("unclaimed")
+        if self.owner[0] != node:
+            raise No("foreign_owner")
+        if self.owner[1] != self.nodes[node].life or term != self.term:
+            raise No("stale_owner")
+
+    def alter_space(self, node: str, name: str, sync: bool, term: int) -> None:
+        self._require_space(name)
+        if self.spaces[name] and not sync:
+            self._require_owner(node, term)
         self.spaces[name] = sync
 
     def create_space(self, name: str, sync: bool) -> None:
@@ -302,11 +319,23 @@ class Model:
             raise No("space_exists")
         self.spaces[name] = sync
 
-    def drop_space(self, name: str) -> None:
-        if name not in self.spaces:
-            raise No("unknown_space")
+    def drop_space(self, node: str, name: str, term: int) -> None:
+        self._require_space(name)
         if any(write.space == name for item in self.pending() for write in item.writes):
             raise No("space_busy")
+        if not self.spaces[name]:
+            self._remove(name)
+            return
+        self._require_owner(node, term)
+        waits, self.full = not self.fast(), False
+        self._check_room(Transaction(()), waits)
+        fate = "pending" if waits else "confirmed"
+        item = Item(len(self.items) + 1, True, False, (), fate, drops=name)
+        self.items.append(item)
+        if not waits:
+            self._write(item)
+
+    def _remove(self, name: str) -> None:
         del self.spaces[name]
         self.rows = {place: row for place, row in self.rows.items() if place[0] != name}
 

@@ -24,9 +24,13 @@ from raftkv.state import (
     encode_batch,
 )
 from raftkv_limbo.commands import (
+    FORMAT_CONFIRMATIONS,
     Ack,
+    AlterFenced,
     Condition,
     CreateSpace,
+    DropEntered,
+    DropFenced,
     Promote,
     Promoted,
     Rejected,
@@ -37,7 +41,7 @@ from raftkv_limbo.commands import (
     Write,
 )
 from raftkv_limbo.plugin import Limbo
-from raftkv_limbo.views import confirmed_row, fate, pending_row, state_of
+from raftkv_limbo.views import confirmation_of, confirmed_row, fate, pending_row, state_of
 
 T = TypeVar("T")
 
@@ -48,6 +52,12 @@ ALL = "N"
 def put(space: str, key: bytes, value: bytes | None = b"v", **more: Any) -> Transaction:
     """A transaction of one key; `conditions` and `independent` as they are."""
     return Transaction((Write(space, key, value),), **more)
+
+
+class FormerLimbo(Limbo):
+    """The plugin in a cluster whose members announce format 1 of it."""
+
+    version = 1
 
 
 class LimboLog:
@@ -72,6 +82,8 @@ class LimboLog:
         #: All entries, to feed them to another machine.
         self.entries: list[bytes] = []
         self.fates: dict[int, str] = {}
+        # Up to which entry `fates` were looked at.
+        self.walked = 0
         for name in nodes:
             self.node_up(name)
         self.send(nodes[0], CreateSpace("s", True))
@@ -104,7 +116,23 @@ class LimboLog:
             old, new = self.fates.get(position, "pending"), fate(view, position)
             if old != "pending":
                 assert new in (old, "forgotten"), f"{position} was {old} and is {new}"
+            elif new == "confirmed":
+                self.check_confirmation(position)
             self.fates[position] = new
+        self.walked = self.machine.index
+
+    def check_confirmation(self, position: int) -> None:
+        """It was confirmed since the last walk, and that has a record, unless it is dropped."""
+        view = self.view()
+        kept = confirmation_of(view, position)
+        if self.plugin.version < FORMAT_CONFIRMATIONS:
+            assert kept is None
+        elif kept is None:
+            runs = view.table("confirmations")
+            assert len(runs) >= view.settings["rollbacks_kept"], f"{position} has no record"
+            assert next(iter(runs.scan(limit=1)))[0] > position
+        else:
+            assert self.walked < kept.index <= self.machine.index, position
 
     def replay(self) -> StateMachine:
         """Another machine that has applied the same entries."""
@@ -116,7 +144,7 @@ class LimboLog:
     # --- members ---
 
     def node_up(self, name: str, role: Literal["core", "replicant"] = "core") -> None:
-        plugins = (("limbo", Limbo.version),)
+        plugins = (("limbo", self.plugin.version),)
         command = NodeUp(next(self.seqs), name, role, name, "", None, plugins)
         self.sessions[name] = self.run(0, "core", command, command.nonce).session
         known = self.machine.voters[1]
@@ -176,6 +204,15 @@ class LimboLog:
     def sync(self, node: str = "n1", key: bytes = b"k", value: bytes | None = b"v") -> int:
         """One key of the sync space; the position."""
         return self.taken(node, put("s", key, value))
+
+    def drop(self, space: str, node: str = "n1", *, term: int | None = None) -> DropEntered:
+        term = self.state.term if term is None else term
+        return must(DropEntered, self.send(node, DropFenced(space, term)))
+
+    def alter(self, space: str, node: str = "n1", *, sync: bool, term: int | None = None) -> bool:
+        term = self.state.term if term is None else term
+        changed: bool = self.send(node, AlterFenced(space, sync, term)).changed
+        return changed
 
     def ack(self, *nodes: str, upto: int | None = None, validators: tuple[str, ...] = ()) -> int:
         """These nodes hold all, or all up to; the confirmed position after it."""

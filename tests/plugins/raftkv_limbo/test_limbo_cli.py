@@ -176,7 +176,9 @@ def test_a_smaller_quorum_confirms_what_waits(unreachable: Shell) -> None:
     limbo = unreachable
     done = limbo.json("submit", "accounts/ann=5", "--wait", "submit")
     limbo("quorum", "N")
-    assert limbo("verdicts", str(done["position"]), "--wait", "20").endswith(": confirmed\n")
+    told = limbo("verdicts", str(done["position"]), "--wait", "20")
+    assert told.startswith(f"position {done['position']}: confirmed at log index ")
+    assert told.endswith(" by the setting quorum\n")
     assert pending(limbo) == 0
 
 

@@ -20,12 +20,12 @@ from raftkv.errors import Refused
 from raftkv.state import StateMachine
 from raftkv_limbo.commands import (
     Ack,
-    AlterSpace,
+    AlterFenced,
     Condition,
     CreateSpace,
     Declare,
     Demote,
-    DropSpace,
+    DropFenced,
     Promote,
     RollBack,
     Submit,
@@ -265,6 +265,7 @@ class Beside:
 
     def spaces(self) -> None:
         node, name, sync = self.up(), self.chance.choice(SPACES), self.chance.random() < 0.5
+        term = max(0, self.log.state.term - (self.chance.random() < 0.1))
         match self.chance.randrange(4):
             case 0:
                 self.both(
@@ -273,13 +274,13 @@ class Beside:
                 )
             case 1:
                 self.both(
-                    lambda: self.log.send(node, AlterSpace(name, sync)),
-                    lambda: self.model.alter_space(name, sync),
+                    lambda: self.log.send(node, AlterFenced(name, sync, term)),
+                    lambda: self.model.alter_space(node, name, sync, term),
                 )
             case 2:
                 self.both(
-                    lambda: self.log.send(node, DropSpace(name)),
-                    lambda: self.model.drop_space(name),
+                    lambda: self.log.send(node, DropFenced(name, term)),
+                    lambda: self.model.drop_space(node, name, term),
                 )
             case _:
                 self.log.send(node, Sweep(self.chance.choice((1, 2, 100))))
@@ -393,6 +394,6 @@ def test_the_histories_meet_everything() -> None:
         "unclaimed foreign_owner stale_owner stale_term interfering_promote not_settled not_owner "
         "already_confirmed already_rolled_back unknown_position not_a_validator queue_full "
         "condition_failed key_pending duplicate_write empty_transaction independent_sync "
-        "space_exists unknown_space space_busy"
+        "space_exists unknown_space space_busy drop_pending"
     )
     assert {f"limbo_{code}" for code in expected.split()} <= codes.keys()

@@ -7,8 +7,15 @@ import asyncio
 import pytest
 
 from raftkv_limbo.commands import Write
-from raftkv_limbo.errors import RolledBack
-from raftkv_limbo.refusals import BadSpaceName, SpaceBusy, SpaceExists, UnknownSpace
+from raftkv_limbo.errors import RolledBack, StillPending
+from raftkv_limbo.refusals import (
+    BadSpaceName,
+    DropPending,
+    ForeignOwner,
+    SpaceBusy,
+    SpaceExists,
+    UnknownSpace,
+)
 from tests.plugins.raftkv_limbo.fakes import Cluster, story, sync, until
 
 # --- rollback by time-out -------------------------------------------------------------------------
@@ -215,3 +222,45 @@ async def test_the_metrics_show_what_the_status_shows(cluster: Cluster) -> None:
     assert (service["owner"], service["pending"]) == ("core1", 1)
     cluster.heal("core3")
     await asyncio.gather(*waits)
+
+
+@story(quorum="N")
+async def test_item_9_every_node_tells_what_completed_a_quorum(cluster: Cluster) -> None:
+    limbo = await cluster.own("core1")
+    cluster.isolate("core3")
+    waits = await limbo.submit(sync("k"), wait="submit")
+    await asyncio.sleep(1)
+    cluster.heal("core3")
+    await until(lambda: cluster.state.confirmed == waits.position)
+    await asyncio.sleep(0.1)
+    told = [cluster.limbo(name).verdict(waits.position) for name in ("core1", "core2", "core3")]
+    assert told[0] == told[1] == told[2]
+    assert (told[0].cause, told[0].by, told[0].upto) == ("ack", "core3", waits.position)
+    assert told[0].index > told[0].submitted_index == waits.index
+
+
+@story(quorum="N")
+async def test_item_9_drop_returns_when_the_quorum_has_it(cluster: Cluster) -> None:
+    limbo, other = await cluster.own("core1"), cluster.limbo("core2")
+    await limbo.submit(sync("k"))
+    with pytest.raises(ForeignOwner):
+        await other.drop_space("s")
+    cluster.isolate("core3")
+    with pytest.raises(StillPending) as caught:
+        await limbo.drop_space("s", timeout_s=0.5)
+    with pytest.raises(DropPending):
+        await limbo.submit(sync("more"))
+    row = await limbo.get("s", b"k")
+    assert row is not None
+    cluster.heal("core3")
+    assert (await limbo.wait_verdict(caught.value.position)).fate == "confirmed"
+    assert [one.name for one in limbo.spaces()] == ["a"]
+    await limbo.create_space("s", sync=True)
+    cluster.isolate("core3")
+    drop = asyncio.ensure_future(limbo.drop_space("s", timeout_s=60))
+    await until(lambda: cluster.state.pending == 1)
+    await other.rollback(cluster.state.head, "kept")
+    with pytest.raises(RolledBack, match="kept"):
+        await drop
+    assert len(limbo.spaces()) == 2
+    cluster.heal("core3")

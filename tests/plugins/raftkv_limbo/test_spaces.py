@@ -48,7 +48,8 @@ def test_there_are_not_too_many() -> None:
     log.send("n1", CreateSpace("x", True))
     with pytest.raises(TooManySpaces):
         log.send("n1", CreateSpace("y", True))
-    log.send("n1", DropSpace("x"))
+    log.drop("x")
+    log.ack("n1", "n2", "n3")
     log.send("n1", CreateSpace("y", True))
 
 
@@ -65,8 +66,8 @@ def test_unknown_spaces() -> None:
 def test_altering_is_for_what_comes() -> None:
     log = LimboLog()
     first = log.sync()
-    assert log.send("n1", AlterSpace("s", False)).changed
-    assert not log.send("n1", AlterSpace("s", False)).changed
+    assert log.alter("s", sync=False)
+    assert not log.alter("s", sync=False)
     assert log.fate(first) == "pending"
     behind = log.sync()
     log.ack("n1", "n2", "n3", upto=first)
@@ -78,10 +79,10 @@ def test_a_space_is_not_dropped_under_what_is_pending() -> None:
     log = LimboLog()
     position = log.sync()
     with pytest.raises(SpaceBusy) as caught:
-        log.send("n1", DropSpace("s"))
+        log.drop("s")
     assert caught.value.args == ("s", position)
     log.ack("n1", "n2", "n3")
-    assert log.send("n1", DropSpace("s")).rows == 1
+    assert log.drop("s").rows == 1
 
 
 def test_a_dropped_space_is_gone_at_once_and_swept_later() -> None:
@@ -89,7 +90,7 @@ def test_a_dropped_space_is_gone_at_once_and_swept_later() -> None:
     for number in range(5):
         log.sync(key=b"%d" % number)
     log.taken("n1", put("a", b"k"))
-    log.send("n1", DropSpace("s"))
+    assert log.drop("s").confirmed
     log.send("n1", CreateSpace("s", True))
     assert log.value("s", b"1") is None
     log.sync(key=b"1", value=b"new")
@@ -105,9 +106,10 @@ def test_a_dropped_space_is_gone_at_once_and_swept_later() -> None:
 
 
 def test_a_dropped_space_without_rows_leaves_nothing() -> None:
-    log = LimboLog()
-    log.send("n1", DropSpace("s"))
+    log = LimboLog(quorum="1")
+    log.drop("s")
     assert log.table("dropped") == {}
+    assert "s" not in log.table("spaces")
 
 
 def test_ranges_of_what_is_confirmed_and_what_will_be() -> None:

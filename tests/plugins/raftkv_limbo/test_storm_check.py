@@ -22,6 +22,7 @@ from raftkv_limbo.commands import (
     Ack,
     Acked,
     Condition,
+    Confirmation,
     CreateSpace,
     Declare,
     Demote,
@@ -151,6 +152,11 @@ class Bench:
             rollbacks[number] = run
         check_step(step, ledger)
         ledger.note(step, effect)
+        index, at_ms, *why = effect.record
+        confirmations = {
+            number: Confirmation(number, index, ledger.term, at_ms, *why)
+            for number in effect.confirmed
+        }
         spaces = {
             name: Space(id_, sync, 0) for id_, (name, sync) in enumerate(ledger.spaces.items())
         }
@@ -187,6 +193,7 @@ class Bench:
             },
             entries=entries,
             rollbacks=rollbacks,
+            confirmations={**self.seen.confirmations, **confirmations},
         )
 
     # --- commands in short ---
@@ -635,3 +642,22 @@ def test_another_answer_at_the_same_place_of_the_log_is_told() -> None:
     assert answers.known((7, 1))
     assert not answers.check((7, 1), "confirmed", "Ack")
     assert answers.check((7, 1), "pending", "Ack") == ["Ack at (7, 1): confirmed, and now pending"]
+
+
+def test_item_9_record_of_another_acknowledgement_is_found() -> None:
+    bench = Bench()
+    bench.promote()
+    assert not bench.submit(writes("s"))
+    for node in ("n1", "n2"):
+        assert not bench.do(Ack(1), node, result=Acked(0))
+
+    def other(seen: Seen) -> Seen:
+        [(first, run)] = seen.confirmations.items()
+        return replace(seen, confirmations={first: with_(run, by="n1")})
+
+    def none(seen: Seen) -> Seen:
+        return replace(seen, confirmations={})
+
+    for spoil in (other, none):
+        assert bench.do(Ack(1), "n3", result=Acked(1), spoil=spoil) == [VERDICT]
+    assert not bench.do(Ack(1), "n3", result=Acked(1))

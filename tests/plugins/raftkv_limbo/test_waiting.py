@@ -43,7 +43,7 @@ async def test_verdicts_are_asked_for_anywhere(cluster: Cluster) -> None:
     cluster.isolate("core3")
     one = await limbo.submit(sync("a"), wait="submit")
     await limbo.submit(sync("b"), wait="submit")
-    assert other.verdict(1) == Verdict(1, "pending", index=one.index)
+    assert other.verdict(1) == Verdict(1, "pending", submitted_index=one.index)
     assert other.verdict(3).fate == "unknown"
     assert other.verdict(0).fate == "unknown"
     assert (await other.wait_verdict(0)).fate == "unknown"
