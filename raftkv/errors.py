@@ -268,9 +268,11 @@ class Refused(RaftkvError):
         return tuple("" if place in places else each for place, each in enumerate(self.args))
 
     def __str__(self) -> str:
-        if self.keeps_text_apart() and (not self.args or self.args[0] == ""):
-            return " ".join((type(self).__doc__ or self.code).split("\n\n")[0].split())
-        return super().__str__()
+        if not self.keeps_text_apart():
+            return super().__str__()
+        if self.args and self.args[0] != "":
+            return str(self.args[0])
+        return " ".join((type(self).__doc__ or self.code).split("\n\n")[0].split())
 
 
 class SessionExpired(Refused):
@@ -315,9 +317,10 @@ class PluginFault(Refused):
     text_places = (1,)
 
     def __str__(self) -> str:
-        if len(self.args) == 2 and self.args[1] == "":
-            return f"the plugin {self.args[0]} has raised an exception; the command was undone"
-        return super().__str__()
+        if len(self.args) != 2:
+            return super().__str__()
+        plugin, what = self.args
+        return f"the plugin {plugin} has raised {what or 'an exception'}; the command was undone"
 
 
 class UnknownPlugin(Refused):

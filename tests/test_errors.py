@@ -56,6 +56,17 @@ MADE: list[errors.RaftkvError] = [
 ]
 
 
+def test_a_refusal_reads_as_its_text_whatever_else_it_carries() -> None:
+    kinds = [kind for kind in every_error() if issubclass(kind, errors.Refused)]
+    with_text = [kind for kind in kinds if kind.has_text]
+    assert len(with_text) > 20
+    for kind in with_text:
+        assert str(kind("text", 1, "more")) == "text", kind
+    for fault in (errors.PluginFault("lcr", "ValueError"), errors.PluginFault("lcr", "")):
+        assert str(fault).startswith("the plugin lcr has raised ")
+    assert "ValueError" in str(errors.PluginFault("lcr", "ValueError"))
+
+
 def copies(error: Any) -> list[Any]:
     return [copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))]
 

@@ -163,9 +163,5 @@ def _own_commands() -> set[str]:
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    # A refusal may have more arguments than its text.
-    text = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
-    if isinstance(error, OSError):
-        text = str(error)
-    sys.stderr.write(f"error: {' '.join(text.split())}\n")
+    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
     sys.exit(code)

@@ -193,13 +193,11 @@ def _refused(error: errors.Refused) -> Failure:
     code, text = _REFUSALS.get(error.code, (FAILED_PRECONDITION, f"{error.code}: {error}"))
     if error.code == "limit_exceeded" and ("txn_ops_max" in text or "bytes_max" in text):
         code, text = INVALID_ARGUMENT, _limit_text(text)
-    if isinstance(error, errors.NoSpace):
-        # Its argument is no text: a client makes the same error of it.
-        return Failure(_HTTP_STATUS[code], code, text, error.code, str(error), error.args)
-    if len(error.args) < 2 or error.code == "limit_exceeded":
+    # Of what is no text, or has more than that, a client makes the same error by the arguments.
+    known = len(error.args) > 1 or not error.keeps_text_apart()
+    if not known or error.code == "limit_exceeded":
         return _failure(code, text, error.code, str(error))
-    detail = str(error.args[0] or error)
-    return Failure(_HTTP_STATUS[code], code, text, error.code, detail, error.args)
+    return Failure(_HTTP_STATUS[code], code, text, error.code, str(error), error.args)
 
 
 def _limit_text(text: str) -> str:

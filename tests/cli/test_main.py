@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.cli import main as main_module
 from raftkv.cli.devcluster import DevCluster
+from raftkv.errors import NoSpace, PluginFault
+from raftkv.kv.commands import TxnTooCostly
 from tests.cli.conftest import FAKE, ROOT
 
 TIMEOUT_S = 60
@@ -250,7 +253,7 @@ def test_serve_names_a_bad_key_of_its_configuration(config: Path) -> None:
 def test_serve_in_an_impossible_directory_is_one_line(config: Path) -> None:
     text = config.read_text("utf-8").replace('dir = "data"', 'dir = "node.toml/data"')
     config.write_text(text, encoding="utf-8")
-    assert "node.toml" in one_line_error(raftkv("serve", "--config", str(config)), 3)
+    assert "node.toml" in one_line_error(raftkv("serve", "--config", str(config)), 2)
 
 
 @pytest.mark.cluster
@@ -285,3 +288,21 @@ def test_serve_twice_says_that_the_directory_is_in_use(config: Path) -> None:
     finally:
         serving.terminate()
         serving.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (NoSpace("kv"), "error: the quota of kv is used up"),
+        (TxnTooCostly("too many rows", 5), "error: too many rows\n"),
+        (PluginFault("lcr", "ValueError"), "error: the plugin lcr has raised ValueError"),
+        (FileNotFoundError(2, "No such file", "x.toml"), "error: [Errno 2] No such file: 'x.toml'"),
+    ],
+)
+def test_an_error_is_one_line_that_says_what_to_do(
+    error: Exception, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main_module._fail(error, 1)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(text)
