@@ -24,8 +24,8 @@ from .commands import (
     PublishTo,
     Seq,
     SessionId,
-    Settling,
 )
+from .rows import SettlingVerb
 
 __all__ = [
     "LIST_DEFAULT",
@@ -127,7 +127,7 @@ class WantedGet(Wanted, frozen=True):
 class WantedSettle(Wanted, frozen=True):
     queue: str
     seqs: tuple[Seq, ...]
-    how: Settling = "accept"
+    how: SettlingVerb = "accept"
 
 
 class WantedBegin(Wanted, frozen=True):

@@ -11,7 +11,7 @@ again; the refusals in `refusals.py`, XA's names and codes in `xa.py`. Who decid
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -59,6 +59,7 @@ from .xa import Xid
 
 __all__ = [
     "COMMAND_BYTES",
+    "FORMAT_PUT_BACK",
     "FRESH",
     "HEADERS_MAX",
     "INT_MAX",
@@ -103,6 +104,7 @@ __all__ = [
     "Published",
     "Purge",
     "Purged",
+    "PutBack",
     "Queue",
     "Rollback",
     "RollbackBranch",
@@ -134,6 +136,9 @@ __all__ = [
     "Voting",
     "size_of",
 ]
+
+#: The format of the commands that has `PutBack`.
+FORMAT_PUT_BACK: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -326,6 +331,16 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag="settle"):
     session: SessionId
     queue: str
     settling: Settling
+    seqs: tuple[Seq, ...]
+
+
+class PutBack(msgspec.Struct, frozen=True, array_like=True, tag="put_back"):
+    """These were acquired ahead and never delivered to a program: each is available again in its
+    old place, and this acquisition is not counted as a delivery. Format 2."""
+
+    Result: ClassVar[Any] = Settled
+    session: SessionId
+    queue: str
     seqs: tuple[Seq, ...]
 
 

@@ -80,9 +80,10 @@ class Subscription:
                 await session.accept(delivery)
 
     Waits for messages; ends with the session (SessionEnded), with the queue (UnknownQueue), or when
-    it is closed, which gives back what was acquired and not handed out. A loop that is left without
-    closing it leaves these with the session, until that is closed. That the cluster has no leader
-    for a while ends nothing.
+    it is closed, which puts back what was acquired and not handed out: that counts as no delivery.
+    A loop that is left without closing it leaves these with the session, whose `close` puts them
+    back. If the node dies they count as delivered: the log cannot know what was handed out. That
+    the cluster has no leader for a while ends nothing.
     """
 
     def __init__(self, session: Session, queue: str, prefetch: int) -> None:
@@ -110,6 +111,7 @@ class Subscription:
             room = self._room()
             await self._open(self._fill(min(room, ROWS_MAX)) if room else self._settled())
         delivery = self._ready.popleft()
+        self._session.hand_out(delivery)
         self._out.append(delivery.seq)
         return delivery
 
@@ -129,7 +131,9 @@ class Subscription:
         await self._session.settled_some()
 
     async def _fill(self, count: int) -> None:
-        self._ready.extend(await self._some(count))
+        found = await self._some(count)
+        self._session.take_ahead(found)
+        self._ready.extend(found)
 
     async def _some(self, count: int) -> tuple[Delivery, ...]:
         """Wait for messages, also through a time without a leader."""
@@ -157,7 +161,7 @@ class Subscription:
             await self.close()
 
     async def close(self) -> None:
-        """Give back what was not handed out, and end a loop that waits. May be called again."""
+        """Put back what was not handed out, and end a loop that waits. May be called again."""
         self._closed = True
         if self._waits is not None:
             self._waits.cancel()
@@ -165,7 +169,7 @@ class Subscription:
             left = tuple(self._ready)
             self._ready.clear()
             if not self._session.ended:
-                await self._session.release(*left)
+                await self._session.put_back(*left)
 
     def _room(self) -> int:
         self._out = [seq for seq in self._out if self._session.holds(self._queue, seq)]

@@ -31,6 +31,7 @@ __all__ = [
     "acquire",
     "bury",
     "give_back",
+    "put_back",
     "remove",
     "take",
 ]
@@ -123,6 +124,12 @@ def give_back(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) 
     if queue.deliveries_max and deliveries >= queue.deliveries_max:
         return bury(ctx, name, queue, seq, deliveries)
     ctx.table("returned").put((queue.id, seq), deliveries)
+    return replace(queue, ready=queue.ready + 1)
+
+
+def put_back(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) -> Queue:
+    """As `give_back`, but the last delivery is not counted, so it never dies of it."""
+    ctx.table("returned").put((queue.id, seq), deliveries - 1)
     return replace(queue, ready=queue.ready + 1)
 
 

@@ -17,16 +17,22 @@ from functools import partial
 
 from raftkv.errors import Stopped
 
-from .commands import ROWS_MAX, Acquire, Queue, Settle, Settled, Settling
+from .commands import FORMAT_PUT_BACK, ROWS_MAX, Acquire, PutBack, Queue, Settle, Settled
 from .consuming import Delivery, deliveries_of
 from .life import Life
 from .line import Line
 from .metrics import Counters
+from .rows import SettlingVerb
 from .waiting import Place, Waiting
 
 __all__ = ["Holding", "by_queue"]
 
-_COUNTED: dict[Settling, str] = {"accept": "accepted", "release": "released", "reject": "rejected"}
+_COUNTED: dict[SettlingVerb, str] = {
+    "accept": "accepted",
+    "release": "released",
+    "reject": "rejected",
+    "put_back": "put_back",
+}
 
 
 def by_queue(deliveries: Iterable[Delivery]) -> dict[str, list[int]]:
@@ -57,6 +63,8 @@ class Holding:
         self._counters = counters
         self._takes = Line(life.host, counters, self._idle)
         self._held: dict[tuple[str, int], Delivery] = {}
+        #: Those that a subscription has taken ahead, and has not handed out.
+        self._ahead: dict[tuple[str, int], Delivery] = {}
         #: Consumers of this session that wait for messages, and tasks that wait for a settlement.
         self._places: dict[int, Place] = {}
         self._unsettled: list[asyncio.Future[None]] = []
@@ -69,6 +77,19 @@ class Holding:
 
     def has(self, queue: str, seq: int) -> bool:
         return (queue, seq) in self._held
+
+    def take_ahead(self, deliveries: Iterable[Delivery]) -> None:
+        """A subscription keeps these for its program."""
+        for delivery in deliveries:
+            self._ahead[delivery.queue, delivery.seq] = delivery
+
+    def hand_out(self, delivery: Delivery) -> None:
+        """The program has this one now."""
+        self._ahead.pop((delivery.queue, delivery.seq), None)
+
+    def ahead(self) -> dict[str, list[int]]:
+        """What is held and no program has had, by queues."""
+        return by_queue(each for key, each in self._ahead.items() if key in self._held)
 
     # --- acquiring ---
 
@@ -122,7 +143,7 @@ class Holding:
         """Nobody heard that these were acquired."""
         if got:
             self._counters.add("released_unheard", len(got))
-            await self.settle("release", by_queue(got), must=True)
+            await self.settle("put_back", by_queue(got), must=True)
 
     def _is_free(self) -> bool:
         return not self._takes.busy
@@ -136,7 +157,7 @@ class Holding:
     # --- settling ---
 
     async def settle(
-        self, settling: Settling, seqs: Mapping[str, Sequence[int]], must: bool = False
+        self, settling: SettlingVerb, seqs: Mapping[str, Sequence[int]], must: bool = False
     ) -> dict[str, Settled]:
         """A job: outside of any transaction."""
         done = {}
@@ -145,20 +166,30 @@ class Holding:
             missing: list[int] = []
             for start in range(0, len(numbers), ROWS_MAX):
                 part = tuple(numbers[start : start + ROWS_MAX])
-                command = Settle(self._life.id, queue, settling, part)
+                command = self._settle(settling, queue, part)
                 settled: Settled = await self._life.ask(command, must=must)
                 must = True  # that nothing happened cannot be said any more
                 count += settled.done
                 missing.extend(settled.missing)
                 for seq in part:
                     self._held.pop((queue, seq), None)
+                    self._ahead.pop((queue, seq), None)
             self._counters.add(_COUNTED[settling], count)
             done[queue] = Settled(count, tuple(missing))
         self.changed()
         return done
 
+    def _settle(
+        self, settling: SettlingVerb, queue: str, seqs: tuple[int, ...]
+    ) -> Settle | PutBack:
+        if settling != "put_back":
+            return Settle(self._life.id, queue, settling, seqs)
+        if self._life.host.view().version < FORMAT_PUT_BACK:
+            return Settle(self._life.id, queue, "release", seqs)
+        return PutBack(self._life.id, queue, seqs)
+
     async def settle_all(
-        self, settling: Settling, parts: Sequence[Mapping[str, Sequence[int]]]
+        self, settling: SettlingVerb, parts: Sequence[Mapping[str, Sequence[int]]]
     ) -> list[dict[str, Settled]]:
         """A job for several callers, in the order of their calls; what was done of each part."""
         together: dict[str, list[int]] = {}
@@ -215,6 +246,7 @@ class Holding:
     def end(self, error: Exception) -> None:
         """The session has ended: it holds nothing, and waits for nothing."""
         self._held.clear()
+        self._ahead.clear()
         for place in self._places.values():
             place.fail(error)
         self._takes.fail_waiting(error)

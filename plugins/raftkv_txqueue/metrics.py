@@ -25,6 +25,7 @@ _DOC: Final = {
     "wakeups": "Waiting consumers of this node that were woken.",
     "accepted": "Messages that sessions of this node accepted outside of transactions.",
     "released": "Messages that sessions of this node gave back.",
+    "put_back": "Messages that sessions of this node put back: no program has had them.",
     "rejected": "Messages that sessions of this node rejected.",
     "sessions_opened": "Sessions that this node opened.",
     "sessions_ended": "Sessions of this node that were ended by others than their user.",

@@ -18,6 +18,7 @@ from raftkv.plugin import (
     Setting,
     TableSpec,
     View,
+    require_format,
 )
 
 from . import (
@@ -33,6 +34,7 @@ from . import (
 )
 from .api import TxQueueApi
 from .commands import (
+    FORMAT_PUT_BACK,
     TABLES,
     Acquire,
     CloseSession,
@@ -48,6 +50,7 @@ from .commands import (
     PrepareBranch,
     Publish,
     Purge,
+    PutBack,
     Rollback,
     RollbackBranch,
     Select,
@@ -80,6 +83,7 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     Select: sessions.select,
     Acquire: delivering.acquire,
     Settle: settling.settle,
+    PutBack: settling.settle,
     Observe: closing.observe,
     Stage: transactions.stage,
     Commit: transactions.commit,
@@ -96,12 +100,15 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     Sweep: sweeping.sweep,
 }
 
+#: The format that introduced a command, for those that 0.1.0 does not know.
+_SINCE: Final[dict[type[msgspec.Struct], int]] = {PutBack: FORMAT_PUT_BACK}
+
 
 class TxQueue(Plugin[TxQueueApi]):
     """Queues, with local and distributed transactions that are one log entry on every node."""
 
     name: ClassVar[str] = "txqueue"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = tuple(_APPLY)
     tables: ClassVar[tuple[TableSpec, ...]] = TABLES
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
@@ -110,6 +117,7 @@ class TxQueue(Plugin[TxQueueApi]):
     quota: ClassVar[Quota | None] = QUOTA
 
     def apply(self, command: Any, ctx: Context) -> Any:
+        require_format(self.name, command, ctx, _SINCE)
         return _APPLY[type(command)](command, ctx)
 
     def on_members(self, change: MemberChange, ctx: Context) -> None:

@@ -63,6 +63,7 @@ __all__ = [
     "SessionId",
     "SessionRow",
     "Settling",
+    "SettlingVerb",
     "Span",
     "StagedAccept",
     "StagedMessage",
@@ -99,6 +100,8 @@ Rows = Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)]
 Overflow = Literal["refuse", "drop_oldest"]
 Kind = Literal["plain", "tx", "dtx"]
 Settling = Literal["accept", "release", "reject"]
+#: What a program may do with what it holds: `Settling`, and put back what it has not looked at.
+SettlingVerb = Literal["accept", "release", "reject", "put_back"]
 Verdict = Literal["committed", "rolled back"]
 
 

@@ -24,11 +24,19 @@ left are given back.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
-from raftkv.errors import NotApplied, OutcomeUnknown, Overloaded, Stopped, again
+from raftkv.errors import (
+    NotApplied,
+    OutcomeUnknown,
+    Overloaded,
+    RaftkvError,
+    Stopped,
+    again,
+)
 
 from .attaching import Attaching
 from .commands import (
@@ -40,7 +48,6 @@ from .commands import (
     Published,
     Select,
     Settled,
-    Settling,
 )
 from .committing import SESSION_ENDED, Committing
 from .consuming import PREFETCH, Delivery, Subscription
@@ -50,6 +57,7 @@ from .line import TIMEOUT_S, Line, Share
 from .queues import check_messages, checked
 from .reading import require_possible, txid_parts
 from .refusals import InTransaction, SessionEnded, WrongKind
+from .rows import SettlingVerb
 from .scope import Scope
 from .transaction import Committed, Outgoing, Transaction, messages_of
 from .xa import XaStatus, Xid
@@ -228,16 +236,26 @@ class Session:
         """Refuse these: they go to the dead letters, or away. Not part of a transaction."""
         return await self.settle("reject", by_queue(deliveries), timeout_s=timeout_s)
 
+    async def put_back(
+        self, *deliveries: Delivery, timeout_s: float | None = TIMEOUT_S
+    ) -> dict[str, Settled]:
+        """As `release`, of messages that the program has not looked at: not counted as delivered.
+
+        What a subscription has taken ahead is put back by itself. Below format 2 as `release`.
+        """
+        return await self.settle("put_back", by_queue(deliveries), timeout_s=timeout_s)
+
     async def settle(
         self,
-        settling: Settling,
+        settling: SettlingVerb,
         seqs: Mapping[str, Sequence[int]],
         *,
         timeout_s: float | None = TIMEOUT_S,
     ) -> dict[str, Settled]:
         """The same by numbers, for each queue."""
-        if settling not in get_args(Settling):
-            raise ValueError(f"to settle is one of {', '.join(get_args(Settling))}: {settling!r}")
+        verbs = get_args(SettlingVerb)
+        if settling not in verbs:
+            raise ValueError(f"to settle is one of {', '.join(verbs)}: {settling!r}")
         for queue, numbers in seqs.items():
             require_possible(queue)
             if numbers and not 1 <= min(numbers) <= max(numbers) <= INT_MAX:
@@ -261,6 +279,14 @@ class Session:
         if transaction is not None:
             await self._stage_when_full(transaction, timeout_s)
         return {}
+
+    def take_ahead(self, deliveries: Sequence[Delivery]) -> None:
+        """A subscription keeps these; they are put back if the session ends in order."""
+        self._holding.take_ahead(deliveries)
+
+    def hand_out(self, delivery: Delivery) -> None:
+        """The program gets this one from a subscription: from now on it is delivered."""
+        self._holding.hand_out(delivery)
 
     async def settled_some(self) -> None:
         """Wait until it holds other messages than now."""
@@ -434,7 +460,8 @@ class Session:
     async def close(self, *, timeout_s: float | None = TIMEOUT_S) -> None:
         """End it: what it holds goes back, and its open transaction is rolled back.
 
-        It is decided with the call. Earlier calls are finished before.
+        What a subscription took ahead and did not hand out goes back uncounted. It is decided with
+        the call. Earlier calls are finished before.
         """
         if self.ended:
             return
@@ -442,10 +469,14 @@ class Session:
         if self._tx is not None:
             self._last, self._tx = self._tx, None
             self._last.abort("session", SESSION_ENDED)
+        ahead = self._holding.ahead()
         self._holding.end(SessionEnded(self.id))
-        await self._line.do(self._close, timeout_s, must=True)
+        await self._line.do(partial(self._close, ahead), timeout_s, must=True)
 
-    async def _close(self) -> None:
+    async def _close(self, ahead: Mapping[str, Sequence[int]]) -> None:
+        if ahead:
+            with suppress(RaftkvError):  # then it goes back with the session
+                await self._holding.settle("put_back", ahead, must=True)
         await self._life.close()
         self._life.end()
 

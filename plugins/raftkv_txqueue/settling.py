@@ -1,8 +1,10 @@
-"""Settling, outside any transaction: accept, release, reject.
+"""Settling, outside any transaction: accept, release, reject, put back.
 
 Accepted messages are gone. Released ones go back to their places. Rejected ones go to the dead
-letter queue. What the session does not hold is told to it, and left alone: it was settled before,
-or went back when the session was thought dead, and may be somebody else's by now.
+letter queue. Those that are put back go to their places uncounted: no program has had them, so a
+message that kills its consumers must not take them with it (`deliveries_max`). What the session
+does not hold is returned as missing, and left alone: it was settled before, or went back when the
+session was thought dead, and may belong to another session by now.
 
 Two corners. A lock may be on a queue that was deleted since: the message is missing then, and
 `Sweep` takes the lock away. And a session whose large transaction was rolled back has what that
@@ -12,20 +14,22 @@ meanwhile is moved here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from .commands import ROWS_MAX, Queue, Settle, Settled, size_of
+from .commands import ROWS_MAX, PutBack, Queue, Settle, Settled, size_of
 from .deciding import reclaim, returning
-from .delivering import bury, give_back
+from .delivering import bury, give_back, put_back
 from .refusals import BatchTooLarge, EmptyBatch
 from .sessions import owned
 
 __all__ = ["settle"]
 
 
-def settle(command: Settle, ctx: Context) -> Settled:
+def settle(command: Settle | PutBack, ctx: Context) -> Settled:
     """Settle what the session holds, and tell what it does not (any longer) hold."""
     session, name, seqs = command.session, command.queue, command.seqs
     if len(seqs) > ROWS_MAX:
@@ -39,20 +43,27 @@ def settle(command: Settle, ctx: Context) -> Settled:
     if old is not None:
         if len(ctx.table("unfolding")) and _reclaim(ctx, session, old.id, seqs):
             row = owned(ctx, session)
-        if command.settling == "accept":
+        if isinstance(command, Settle) and command.settling == "accept":
             new, done, missing = _accept(ctx, session, old, seqs)
         else:
             settled, missing = _unlocked(ctx, session, old, seqs)
             done = len(settled)
-            settling = give_back if command.settling == "release" else bury
-            new = old
+            new, back = old, _way_back(command)
             for seq, deliveries in settled:
-                new = settling(ctx, name, new, seq, deliveries)
+                new = back(ctx, name, new, seq, deliveries)
         if done:
             queues.replace(name, old, new)
     if done:
         ctx.table("sessions").replace(session, row, replace(row, held=row.held - done))
     return Settled(done, missing)
+
+
+def _way_back(
+    command: Settle | PutBack,
+) -> Callable[[Context, str, Queue, int, int], Queue]:
+    if isinstance(command, PutBack):
+        return put_back
+    return give_back if command.settling == "release" else bury
 
 
 def _accept(

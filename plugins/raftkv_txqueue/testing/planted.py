@@ -217,6 +217,13 @@ def _deliveries_forgotten(give_back: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ctx, name, queue, seq, deliveries: give_back(ctx, name, queue, seq, 0)
 
 
+@everywhere("put_back", settling)(
+    "put-back-counts", "a message that no program has had is counted as delivered"
+)
+def _put_back_counts(put_back: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ctx, name, queue, seq, deliveries: put_back(ctx, name, queue, seq, deliveries + 1)
+
+
 @wrapping(
     "newest-first",
     "fresh messages are acquired before those that came back",

@@ -33,6 +33,7 @@ from raftkv_txqueue.commands import (
     OpenSession,
     Publish,
     Purge,
+    PutBack,
     Select,
     Settle,
     Stage,
@@ -90,7 +91,7 @@ def _direct(step: Step, ledger: Ledger) -> Iterator[Found]:
             yield from _select(step, ledger)
         case Acquire():
             yield from _acquire(step, ledger)
-        case Settle():
+        case Settle() | PutBack():
             yield from _settle(step, ledger)
         case Observe():
             yield from _observe(step, ledger)
@@ -296,7 +297,9 @@ def _settle(step: Step, ledger: Ledger) -> Iterator[Found]:
             missing.append(seq)
             continue
         held.discard(seq)
-        if command.settling == "accept":
+        if isinstance(command, PutBack):
+            ledger.put_back(book, seq)
+        elif command.settling == "accept":
             ledger.accepted[(book.id, seq)] = command.session
             ledger.remove(book, seq, "accepted")
         elif command.settling == "reject":

@@ -318,6 +318,14 @@ class Ledger:
         else:
             item.state, item.holder, item.work, item.loose = "available", 0, None, False
 
+    def put_back(self, book: Book, seq: int) -> None:
+        """It comes back, and this delivery was none."""
+        item = book.items[seq]
+        self.touched[book.id] = None
+        self.returned += 1
+        item.deliveries -= 1
+        item.state, item.holder, item.work, item.loose = "available", 0, None, False
+
     # --- transactions ---
 
     def begin(self, work: Work) -> Work:

@@ -12,6 +12,7 @@ from raftkv_txqueue.commands import (
     PrepareBranch,
     Publish,
     Purge,
+    PutBack,
     Settle,
     Sweep,
     Vote,
@@ -39,6 +40,8 @@ def marks_of(step: Step, ledger: Ledger) -> list[str]:
             marks.append(
                 {"accept": "accepted", "release": "released"}.get(command.settling, "rejected")
             )
+        case PutBack() if result.done:
+            marks.append("put back")
         case Purge() if result.messages:
             marks.append("purged")
         case DeleteQueue():

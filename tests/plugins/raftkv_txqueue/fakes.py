@@ -82,6 +82,12 @@ def bodies(deliveries: tuple[Delivery, ...]) -> list[str]:
     return [delivery.body.decode() for delivery in deliveries]
 
 
+class FormerTxQueue(TxQueue):
+    """The plugin in a cluster whose members announce format 1 of it."""
+
+    version = 1
+
+
 Story = Callable[[Cluster], Awaitable[None]]
 
 
@@ -90,13 +96,14 @@ def story(
     replicants: int = 0,
     *,
     options: TxQueueOptions | None = None,
+    plugin: type[TxQueue] = TxQueue,
     **settings: Any,
 ) -> Callable[[Story], Callable[[], None]]:
     """A test on a cluster that has started, with these settings; its end is checked."""
 
     def wrap(body: Story) -> Callable[[], None]:
         async def whole() -> None:
-            cluster = Cluster(TxQueue, cores, replicants, options=options)
+            cluster = Cluster(plugin, cores, replicants, options=options)
             await cluster.start()
             cluster.configure(**settings)
             await cluster.txq("core1").declare("a")

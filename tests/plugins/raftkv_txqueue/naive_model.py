@@ -386,6 +386,9 @@ class Model:
                 queue.items.remove(item)
             elif how == "release":
                 self._give_back(queue, item)
+            elif how == "put_back":
+                item.deliveries -= 1
+                item.session, item.place = 0, "available"
             else:
                 self._bury(queue, item)
         return len(mine), missing

@@ -38,6 +38,7 @@ from raftkv_txqueue.commands import (
     Publish,
     Published,
     PublishTo,
+    PutBack,
     Queue,
     SessionClosed,
     SessionRow,
@@ -142,7 +143,7 @@ class TxLog:
     # --- members ---
 
     def node_up(self, name: str, role: Literal["core", "replicant"] = "core") -> None:
-        plugins = (("txqueue", TxQueue.version),)
+        plugins = (("txqueue", self.plugin.version),)
         command = NodeUp(next(self.seqs), name, role, name, "", None, plugins)
         self.sessions[name] = self.run(0, "core", command, command.nonce).session
         known = self.machine.voters[1]
@@ -215,6 +216,9 @@ class TxLog:
 
     def release(self, session: int, queue: str, *seqs: int) -> Settled:
         return self.settle(session, "release", queue, *seqs)
+
+    def put_back(self, session: int, queue: str, *seqs: int) -> Settled:
+        return must(Settled, self.of(session, PutBack(session, queue, seqs)))
 
     def reject(self, session: int, queue: str, *seqs: int) -> Settled:
         return self.settle(session, "reject", queue, *seqs)

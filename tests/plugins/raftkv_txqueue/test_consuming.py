@@ -17,7 +17,15 @@ from raftkv_txqueue import (
 from raftkv_txqueue.commands import ROWS_MAX, Acquired
 from raftkv_txqueue.consuming import deliveries_of
 
-from .fakes import NETWORK_S, REST_S, Cluster, bodies, messages, story
+from .fakes import (
+    NETWORK_S,
+    REST_S,
+    Cluster,
+    FormerTxQueue,
+    bodies,
+    messages,
+    story,
+)
 
 
 async def soon() -> None:
@@ -231,3 +239,89 @@ async def test_consuming_in_transactions(cluster: Cluster) -> None:
                 await tx.publish("b", messages(f"{number}!"))
     assert cluster.everywhere("a", everything=True) == []
     assert cluster.everywhere("b") == [f"{number}!" for number in range(1, 7)]
+
+
+# --- what no program has had --------------------------------------------------------------------
+
+
+@story()
+async def test_innocent_messages_do_not_die_with_a_poison_one(cluster: Cluster) -> None:
+    """RabbitMQ 2207: a consumer that dies of one message has a hundred more, taken ahead."""
+    txq = cluster.txq("core1")
+    await txq.declare("dead")
+    await txq.declare("jobs", deliveries_max=2, dead_letter="dead")
+    await cluster.fill("jobs", "poison", *(f"job{number}" for number in range(1, 50)))
+
+    async def consume() -> None:
+        async with txq.session() as session, session.subscribe("jobs") as jobs:
+            async for _delivery in jobs:
+                raise RuntimeError
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            await consume()
+    await soon()
+    assert cluster.bodies("core1", "dead") == ["poison"]
+    async with txq.session() as session:
+        got = await session.get("jobs", 100)
+        assert [one.body.decode() for one in got] == [f"job{number}" for number in range(1, 50)]
+        assert {(one.deliveries, one.redelivered) for one in got} == {(1, False)}
+    assert txq.counters["put_back"] == 98
+
+
+@story()
+async def test_a_session_that_closes_puts_back_what_a_loop_has_ahead(cluster: Cluster) -> None:
+    """The loop is left without closing its subscription, and its object is gone."""
+    txq = cluster.txq("core1")
+    await txq.declare("once", deliveries_max=1)
+    await cluster.fill("once", "1", "2", "3")
+    session = await txq.session()
+    async for delivery in session.subscribe("once"):
+        assert delivery.body == b"1"
+        break
+    assert len(session.held) == 3
+    await session.close()
+    assert cluster.bodies("core1", "once") == ["2", "3"]
+    assert (await txq.depth("once")).dead == 1
+
+
+@story()
+async def test_a_cancelled_get_is_no_delivery(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    await txq.declare("once", deliveries_max=1)
+    await cluster.fill("once", "1")
+    for turns in range(6):
+        async with txq.session() as session:
+            getting = asyncio.ensure_future(session.get("once"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            getting.cancel()
+            await asyncio.wait([getting])
+            await soon()
+            assert session.held == ()
+    assert cluster.bodies("core1", "once") == ["1"]
+
+
+@story()
+async def test_a_program_puts_back_what_it_has_not_looked_at(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    await txq.declare("once", deliveries_max=1)
+    await cluster.fill("once", "1", "2")
+    async with txq.session() as session:
+        first, second = await session.get("once", 2)
+        done = await session.put_back(second)
+        assert (done["once"].done, done["once"].missing) == (1, ())
+        assert (await session.put_back(second))["once"].missing == (2,)
+        await session.release(first)
+    assert cluster.bodies("core1", "once") == ["2"]
+
+
+@story(plugin=FormerTxQueue)
+async def test_at_format_1_what_is_put_back_counts(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    await cluster.fill("a", "1", "2")
+    async with txq.session() as session, session.subscribe("a") as deliveries:
+        assert (await anext(deliveries)).body == b"1"
+    assert cluster.proposals("put_back") == 0
+    async with txq.session() as session:
+        assert [one.deliveries for one in await session.get("a", 2)] == [2, 2]

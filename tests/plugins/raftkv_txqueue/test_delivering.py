@@ -306,3 +306,38 @@ def test_many_dead_letters_do_not_drop_a_whole_queue_in_one_entry() -> None:
     assert log.table("overfull") == {"dead": None}
     log.sweep_all()
     assert log.bodies("dead") == ["x"] * 10
+
+
+# --- put back -----------------------------------------------------------------------------------
+
+
+def test_what_is_put_back_is_not_counted_and_keeps_its_place() -> None:
+    log = TxLog()
+    log.declare("q", deliveries_max=2)
+    log.publish("q", "a", "b", "c")
+    one, two = log.open("n1"), log.open("n2")
+    log.get(one, count=3)
+    assert log.put_back(one, "q", 2, 3, 9) == Settled(2, (9,))
+    assert log.get(two, count=3) == Acquired((2, 3), (1, 1), 0)
+    log.release(two, "q", 2)
+    assert log.get(two) == Acquired((2,), (2,), 0)
+    assert log.put_back(two, "q", 2).done == 1
+    assert log.get(two) == Acquired((2,), (2,), 0)
+    log.release(two, "q", 2)
+    assert log.bodies() == []
+    assert log.session(one).held == 1
+    with pytest.raises(EmptyBatch):
+        log.put_back(one, "q")
+
+
+def test_what_is_put_back_does_not_die_of_a_limit_that_was_lowered() -> None:
+    log = TxLog()
+    log.publish("q", "a")
+    one = log.open("n1")
+    for _ in range(3):
+        log.get(one)
+        log.release(one, "q", 1)
+    log.get(one)
+    log.declare("q", deliveries_max=1)
+    log.put_back(one, "q", 1)
+    assert log.bodies() == ["a"]

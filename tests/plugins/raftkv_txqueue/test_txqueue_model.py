@@ -40,6 +40,7 @@ from raftkv_txqueue.commands import (
     Publish,
     PublishTo,
     Purge,
+    PutBack,
     Rollback,
     RollbackBranch,
     SetTimeout,
@@ -50,6 +51,7 @@ from raftkv_txqueue.commands import (
     Voting,
 )
 from raftkv_txqueue.plugin import TxQueue
+from raftkv_txqueue.rows import SettlingVerb
 from raftkv_txqueue.views import browse, decision_of, outcome_of, recover
 from raftkv_txqueue.xa import Xid
 from tests.plugins.raftkv_txqueue.naive_model import Model, No, Tx
@@ -309,9 +311,13 @@ class Beside:
     def settle(self) -> None:
         session, name = self.session("plain", "tx", "dtx"), self.name()
         seqs = self.seqs(session, name, self.chance.choice((1, 3))) or (1,)
-        node, how = self.node(session), self.chance.choice(("accept", "release", "reject"))
+        hows: tuple[SettlingVerb, ...] = ("accept", "release", "reject", "put_back")
+        node, how = self.node(session), self.chance.choice(hows)
+        command: PutBack | Settle = PutBack(session, name, seqs)
+        if how != "put_back":
+            command = Settle(session, name, how, seqs)
         real, ours = self.both(
-            lambda: self.log.send(node, Settle(session, name, how, seqs)),
+            lambda: self.log.send(node, command),
             lambda: self.model.settle(node, session, name, how, seqs),
         )
         if real is not None:
