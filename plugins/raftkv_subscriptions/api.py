@@ -27,6 +27,7 @@ from raftkv.plugin import Consistency, Host, Proposer, Under
 
 from . import reading
 from .commands import (
+    FORMAT_ENSURE,
     Ack,
     AckDelivered,
     Acked,
@@ -37,6 +38,7 @@ from .commands import (
     DeclareTopic,
     Deleted,
     DeleteTopic,
+    EnsureTopic,
     Published,
     PutRegion,
     RemoveRegion,
@@ -70,6 +72,7 @@ from .status import (
     topic_rows,
     topic_status,
 )
+from .topics import completed
 from .views import subs_of, topic_of
 from .waiting import Waiting
 
@@ -100,35 +103,54 @@ class SubscriptionsApi:
         self,
         topic: str,
         *,
-        replicated: bool = True,
-        compacted: bool = False,
-        retention_s: float = 0.0,
-        retention_bytes: int = 0,
-        backlog_bytes_max: int = 0,
+        replicated: bool | None = None,
+        compacted: bool | None = None,
+        retention_s: float | None = None,
+        retention_bytes: int | None = None,
+        backlog_bytes_max: int | None = None,
         if_missing: bool = False,
+        change: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Declared:
-        """Make a topic, or give an existing one these limits; no message is touched.
+        """Make a topic. One that exists keeps what is not named (None); what is named and differs
+        is refused, unless `change`, which gives it these limits and touches no message.
 
         `replicated`: links carry it to other regions. `compacted`: of each key the last message
         stays. Messages older than `retention_s` or beyond `retention_bytes` (0: no limit) are
         removed once every subscription has acknowledged them and every active region has them.
-        Beyond `backlog_bytes_max` (0: no limit) publications are refused. `if_missing`: leave an
-        existing one as it is. Raises `BadName`, `TooManyTopics`, `CompactedFixed`, ValueError for
-        what is no limit.
+        Beyond `backlog_bytes_max` (0: no limit) publications are refused. A new one is replicated
+        and has no limits that are not named. `if_missing`: leave an existing one as it is, whatever
+        is named. Raises `TopicDiffers`, `BadName`, `TooManyTopics`, `CompactedFixed`, ValueError
+        for what is no limit.
         """
         check_name("topic", topic)
-        command = DeclareTopic(
+        wanted = EnsureTopic(
             topic,
             replicated,
             compacted,
-            _milliseconds(retention_s),
+            None if retention_s is None else _milliseconds(retention_s),
             retention_bytes,
             backlog_bytes_max,
-            if_missing,
+            change,
         )
-        done: Declared = await self._change(possible(command), timeout_s)
+        deadline = self._deadline(timeout_s)
+        command = await self._declaration(possible(wanted), if_missing, timeout_s)
+        done: Declared = await self.proposer.until_verdict(command, deadline)
         return done
+
+    async def _declaration(
+        self, wanted: EnsureTopic, if_missing: bool, timeout_s: float
+    ) -> EnsureTopic | DeclareTopic:
+        """What is proposed. Below format 2 the node compares, and not the log."""
+        if if_missing:
+            fields = msgspec.structs.asdict(wanted)
+            del fields["change"]
+            named = {what: value for what, value in fields.items() if value is not None}
+            return DeclareTopic(**named, if_missing=True)
+        if self.host.view().version >= FORMAT_ENSURE:
+            return wanted
+        await self.host.barrier("linearizable", timeout_s=timeout_s)
+        return completed(self.host.view(), wanted)
 
     async def delete(self, topic: str, *, timeout_s: float = TIMEOUT_S) -> Deleted:
         """Delete a topic, with its messages and subscriptions: their consumers end.

@@ -85,11 +85,14 @@ class WantedMessage(Wanted, frozen=True):
 
 
 class WantedDeclare(Wanted, frozen=True):
-    replicated: bool = True
-    compacted: bool = False
-    retention_s: Age = 0.0
-    retention_bytes: Count = 0
-    backlog_bytes_max: Count = 0
+    """null: as it is, or the default for a new one. `change`: an existing one may differ."""
+
+    replicated: bool | None = None
+    compacted: bool | None = None
+    retention_s: Age | None = None
+    retention_bytes: Count | None = None
+    backlog_bytes_max: Count | None = None
+    change: bool = False
 
 
 class WantedPublish(Wanted, frozen=True):

@@ -77,31 +77,39 @@ def declare(
     at: At,
     topic: TopicName,
     replicated: Annotated[
-        bool, typer.Option("--replicated/--not-replicated", help="Whether links carry it.")
-    ] = True,
+        bool | None, typer.Option("--replicated/--not-replicated", help="Whether links carry it.")
+    ] = None,
     compacted: Annotated[
-        bool, typer.Option("--compacted", help="Keep the last message of each key.")
-    ] = False,
+        bool | None,
+        typer.Option("--compacted/--not-compacted", help="Keep the last message of each key."),
+    ] = None,
     retention_s: Annotated[
-        float, typer.Option("--retention-s", metavar="S", min=0, help="Seconds; 0: no limit.")
-    ] = 0.0,
+        float | None,
+        typer.Option("--retention-s", metavar="S", min=0, help="Seconds; 0: no limit."),
+    ] = None,
     retention_bytes: Annotated[
-        int, typer.Option("--retention-bytes", metavar="N", min=0, help="Bytes; 0: no limit.")
-    ] = 0,
+        int | None,
+        typer.Option("--retention-bytes", metavar="N", min=0, help="Bytes; 0: no limit."),
+    ] = None,
     backlog_bytes_max: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--backlog-bytes-max", metavar="N", min=0, help="Then refuse to publish; 0: never."
         ),
-    ] = 0,
+    ] = None,
+    change: Annotated[
+        bool, typer.Option("--change", help="Give an existing topic these limits.")
+    ] = False,
 ) -> None:
-    """Make a topic, or give one these limits. What is left out is back at its default."""
+    """Make a topic, replicated and with no limit that is left out. One that exists keeps what is
+    left out; other limits than it has are refused without --change."""
     body = {
         "replicated": replicated,
         "compacted": compacted,
-        "retention_s": seconds_of("--retention-s", retention_s),
+        "retention_s": None if retention_s is None else seconds_of("--retention-s", retention_s),
         "retention_bytes": retention_bytes,
         "backlog_bytes_max": backlog_bytes_max,
+        "change": change,
     }
     done = Ask(at)("PUT", path("topics", topic), body)
     tell(at, done, declared_words(done))

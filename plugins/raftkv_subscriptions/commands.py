@@ -34,6 +34,7 @@ from .rows import (
 )
 
 __all__ = [
+    "FORMAT_ENSURE",
     "FORMAT_EPOCHS",
     "Ack",
     "AckDelivered",
@@ -50,6 +51,7 @@ __all__ = [
     "Deliver",
     "Delivered",
     "Detach",
+    "EnsureTopic",
     "Merge",
     "Merged",
     "Publish",
@@ -81,6 +83,8 @@ __all__ = [
 
 #: The format of the commands that has acknowledgements with an epoch.
 FORMAT_EPOCHS: Final = 2
+#: The one that has `EnsureTopic`.
+FORMAT_ENSURE: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -219,6 +223,20 @@ class DeclareTopic(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
     retention_bytes: Count = 0
     backlog_bytes_max: Count = 0
     if_missing: bool = False
+
+
+class EnsureTopic(msgspec.Struct, frozen=True, array_like=True, tag="ensure"):
+    """Make a topic with these limits, None: the default. Of one that exists, what is None stays as
+    it is, and what differs is refused (`TopicDiffers`) unless `change`. Format 2."""
+
+    Result: ClassVar[Any] = Declared
+    topic: str
+    replicated: bool | None = None
+    compacted: bool | None = None
+    retention_ms: Count | None = None
+    retention_bytes: Count | None = None
+    backlog_bytes_max: Count | None = None
+    change: bool = False
 
 
 class DeleteTopic(msgspec.Struct, frozen=True, array_like=True, tag="delete"):

@@ -201,6 +201,7 @@ class _Topics:
                 retention_s=asked.retention_s,
                 retention_bytes=asked.retention_bytes,
                 backlog_bytes_max=asked.backlog_bytes_max,
+                change=asked.change,
             )
         return Response({"topic": name, "created": done.created, "changed": done.changed})
 

@@ -36,6 +36,7 @@ from . import (
 )
 from .api import SubscriptionsApi
 from .commands import (
+    FORMAT_ENSURE,
     FORMAT_EPOCHS,
     Ack,
     AckDelivered,
@@ -46,6 +47,7 @@ from .commands import (
     DeleteTopic,
     Deliver,
     Detach,
+    EnsureTopic,
     Merge,
     Publish,
     PutRegion,
@@ -82,6 +84,7 @@ __all__ = ["Subscriptions"]
 
 _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     DeclareTopic: topics.declare,
+    EnsureTopic: topics.ensure,
     DeleteTopic: topics.delete,
     Publish: topics.publish,
     Deliver: arriving.deliver,
@@ -114,6 +117,7 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
 _SINCE: Final[dict[type[msgspec.Struct], int]] = {
     AckDelivered: FORMAT_EPOCHS,
     AckToDelivered: FORMAT_EPOCHS,
+    EnsureTopic: FORMAT_ENSURE,
 }
 
 

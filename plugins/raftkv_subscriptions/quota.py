@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from raftkv.plugin import Quota
 
-from .commands import DeclareTopic, Deliver, Publish, Subscribe
+from .commands import DeclareTopic, Deliver, EnsureTopic, Publish, Subscribe
 from .rows import Stored, Sub, Topic, size_of
 
 __all__ = ["QUOTA", "ROW_BYTES"]
@@ -20,7 +20,7 @@ __all__ = ["QUOTA", "ROW_BYTES"]
 ROW_BYTES: Final = 512
 
 _ADDING: Final = frozenset({Publish, Deliver})
-_DECLARING: Final = frozenset({DeclareTopic, Subscribe})
+_DECLARING: Final = frozenset({DeclareTopic, EnsureTopic, Subscribe})
 
 
 def _topic(key: str, row: Topic) -> int:

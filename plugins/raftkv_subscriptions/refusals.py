@@ -125,6 +125,25 @@ class CompactedFixed(Refused):
         )
 
 
+class TopicDiffers(Refused):
+    """A topic exists with another limit than the one that is declared. `what`: which limit."""
+
+    code = "subscriptions_topic_differs"
+
+    def __init__(self, topic: str, what: str, declared: str, asked: str) -> None:
+        super().__init__(topic, what, declared, asked)
+        self.topic = topic
+        self.what = what
+        self.declared = declared
+        self.asked = asked
+
+    def __str__(self) -> str:
+        return (
+            f"the topic {self.topic!r} has {self.what} {self.declared}, not {self.asked}: declare "
+            f"it without {self.what} to keep that, or with change=True (--change)"
+        )
+
+
 class BacklogFull(Refused):
     """The topic's `backlog_bytes_max`, in bytes."""
 
@@ -575,6 +594,7 @@ REFUSALS: tuple[type[Refused], ...] = (
     TooManyTopics,
     TopicReplicated,
     CompactedFixed,
+    TopicDiffers,
     BacklogFull,
     TooManyKeys,
     EmptyBatch,

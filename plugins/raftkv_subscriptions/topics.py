@@ -15,12 +15,21 @@ it. A deleted topic's other rows are swept later, under its id, which is never u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from .commands import Declared, DeclareTopic, Deleted, DeleteTopic, Publish, Published
+from .commands import (
+    Declared,
+    DeclareTopic,
+    Deleted,
+    DeleteTopic,
+    EnsureTopic,
+    Publish,
+    Published,
+)
 from .compaction import note
 from .mapping import as_vector, block_of, vector_of_rows, without_trailing_hole
 from .refusals import (
@@ -31,6 +40,7 @@ from .refusals import (
     EmptyBatch,
     MessageTooLarge,
     TooManyTopics,
+    TopicDiffers,
     TopicReplicated,
     UnknownTopic,
 )
@@ -58,7 +68,25 @@ from .scope import (
 )
 from .views import kept_of
 
-__all__ = ["append", "check_message", "check_messages", "declare", "delete", "publish"]
+__all__ = [
+    "append",
+    "check_message",
+    "check_messages",
+    "completed",
+    "declare",
+    "delete",
+    "ensure",
+    "publish",
+]
+
+_DECLARED: Final = (
+    "replicated",
+    "compacted",
+    "retention_ms",
+    "retention_bytes",
+    "backlog_bytes_max",
+)
+_FRESH: Final = DeclareTopic("")
 
 
 # --- for all who publish --------------------------------------------------------------------------
@@ -190,6 +218,30 @@ def declare(command: DeclareTopic, ctx: Context) -> Declared:
     if topic != old:
         ctx.table("topics").put(name, topic)
     return Declared(topic.id, old is None, old is not None and topic != old)
+
+
+def ensure(command: EnsureTopic, ctx: Context) -> Declared:
+    """Make a topic, or compare one with what is asked for, or change it."""
+    return declare(completed(ctx, command), ctx)
+
+
+def completed(view: Tables, command: EnsureTopic) -> DeclareTopic:
+    """All that is declared of the topic after the command: what it leaves out stays as it is.
+
+    Raises `TopicDiffers`, `CompactedFixed`.
+    """
+    name = command.topic
+    old: Topic | None = view.table("topics").get(name)
+    declared: dict[str, Any] = {}
+    for what in _DECLARED:
+        asked, present = getattr(command, what), getattr(_FRESH if old is None else old, what)
+        if old is not None and asked not in (None, present):
+            if what == "compacted":
+                raise CompactedFixed(name)
+            if not command.change:
+                raise TopicDiffers(name, what, str(present), str(asked))
+        declared[what] = present if asked is None else asked
+    return DeclareTopic(name, **declared)
 
 
 def _made(ctx: Context, name: str) -> Topic:

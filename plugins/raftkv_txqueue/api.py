@@ -25,10 +25,12 @@ import msgspec
 from raftkv.plugin import Consistency, Host, Proposer, Under
 
 from .commands import (
+    FORMAT_ENSURE,
     Declared,
     DeclareQueue,
     Deleted,
     DeleteQueue,
+    EnsureQueue,
     Kind,
     Overflow,
     Publish,
@@ -43,7 +45,7 @@ from .observers import ObserverFactory
 from .observing import Observing
 from .opening import Opening, Sessions
 from .options import options_of
-from .queues import check_messages
+from .queues import check_messages, completed
 from .reading import Reading, require_possible
 from .refusals import BadQueueName
 from .status import QueueStatus, TxQueueStatus, status_of
@@ -79,31 +81,48 @@ class TxQueueApi:
         self,
         queue: str,
         *,
-        depth_max: int = 0,
-        bytes_max: int = 0,
-        overflow: Overflow = "refuse",
-        deliveries_max: int = 0,
-        dead_letter: str = "",
+        depth_max: int | None = None,
+        bytes_max: int | None = None,
+        overflow: Overflow | None = None,
+        deliveries_max: int | None = None,
+        dead_letter: str | None = None,
+        change: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Declared:
-        """Make a queue, or give an existing one these limits; nothing in it is touched.
+        """Make a queue. One that exists keeps what is not named (None); what is named and differs
+        is refused, unless `change`, which gives it these limits and touches nothing in it.
 
         `depth_max` messages and `bytes_max` bytes (0: no limit); beyond them a publication is
         refused, or (`overflow` "drop_oldest") the oldest available messages make room. A message
         that comes back after `deliveries_max` deliveries (0: no limit), or is rejected, goes to the
-        queue `dead_letter` ("": away). Raises `BadQueueName`, `BadDeadLetter`, `TooManyQueues`,
-        ValueError for what is no limit.
+        queue `dead_letter` ("": away), which must exist. Without names: no limit, "refuse", away.
+        Raises `QueueDiffers`, `UnknownDeadLetter`, `BadQueueName`, `BadDeadLetter`,
+        `TooManyQueues`, ValueError for what is no limit.
         """
-        for name in (queue, dead_letter):
+        for name in (queue, dead_letter or ""):
             if not name.isascii():
                 raise BadQueueName(name)
-        command = DeclareQueue(queue, depth_max, bytes_max, overflow, deliveries_max, dead_letter)
+        command = EnsureQueue(
+            queue, depth_max, bytes_max, overflow, deliveries_max, dead_letter, change
+        )
         try:
-            msgspec.convert(msgspec.to_builtins(command), DeclareQueue)
+            msgspec.convert(msgspec.to_builtins(command), EnsureQueue)
         except (msgspec.ValidationError, OverflowError) as error:
             raise ValueError(f"no such queue can be declared: {error}") from None
-        done: Declared = await self.proposer.until_verdict(command, self._deadline(timeout_s))
+        deadline = self._deadline(timeout_s)
+        done: Declared = await self.proposer.until_verdict(
+            await self._declaration(command, timeout_s), deadline
+        )
         return done
+
+    async def _declaration(
+        self, command: EnsureQueue, timeout_s: float
+    ) -> EnsureQueue | DeclareQueue:
+        """What is proposed. Below format 2 the node compares, and not the log."""
+        if self.host.view().version >= FORMAT_ENSURE:
+            return command
+        await self.host.barrier("linearizable", timeout_s=timeout_s)
+        return completed(self.host.view(), command)
 
     async def delete(
         self,

@@ -99,11 +99,14 @@ class WantedOperation(Wanted, frozen=True):
 
 
 class WantedDeclare(Wanted, frozen=True):
-    depth_max: Count = 0
-    bytes_max: Count = 0
-    overflow: Overflow = "refuse"
-    deliveries_max: Count = 0
-    dead_letter: str = ""
+    """null: as it is, or the default for a new one. `change`: an existing one may differ."""
+
+    depth_max: Count | None = None
+    bytes_max: Count | None = None
+    overflow: Overflow | None = None
+    deliveries_max: Count | None = None
+    dead_letter: str | None = None
+    change: bool = False
 
 
 class WantedPublish(Wanted, frozen=True):

@@ -117,7 +117,9 @@ def status(at: At, local: Local = False) -> None:
     epilog=examples(
         "raftkv queue declare orders --dir demo",
         "raftkv queue declare recent --depth-max 1000 --overflow drop_oldest --dir demo",
+        "raftkv queue declare dead --dir demo",
         "raftkv queue declare orders --deliveries-max 5 --dead-letter dead --dir demo",
+        "raftkv queue declare orders --depth-max 5000 --change --dir demo",
     )
 )
 @connected("simple", "json")
@@ -125,30 +127,36 @@ def declare(
     at: At,
     queue: QueueName,
     depth_max: Annotated[
-        int, typer.Option("--depth-max", metavar="N", min=0, help="Messages; 0: no limit.")
-    ] = 0,
+        int | None, typer.Option("--depth-max", metavar="N", min=0, help="Messages; 0: no limit.")
+    ] = None,
     bytes_max: Annotated[
-        int, typer.Option("--bytes-max", metavar="N", min=0, help="Bytes; 0: no limit.")
-    ] = 0,
+        int | None, typer.Option("--bytes-max", metavar="N", min=0, help="Bytes; 0: no limit.")
+    ] = None,
     overflow: Annotated[
-        str,
+        str | None,
         typer.Option("--overflow", metavar="refuse|drop_oldest", help="What happens beyond them."),
-    ] = "refuse",
+    ] = None,
     deliveries_max: Annotated[
-        int,
+        int | None,
         typer.Option("--deliveries-max", metavar="N", min=0, help="Then it is dead; 0: never."),
-    ] = 0,
+    ] = None,
     dead_letter: Annotated[
-        str, typer.Option("--dead-letter", metavar="QUEUE", help="Where dead ones go.")
-    ] = "",
+        str | None,
+        typer.Option("--dead-letter", metavar="QUEUE", help='Where dead ones go; "": away.'),
+    ] = None,
+    change: Annotated[
+        bool, typer.Option("--change", help="Give an existing queue these limits.")
+    ] = False,
 ) -> None:
-    """Make a queue, or give one these limits. What is left out is back at its default."""
+    """Make a queue, with no limit that is left out. One that exists keeps what is left out; other
+    limits than it has are refused without --change."""
     body = {
         "depth_max": depth_max,
         "bytes_max": bytes_max,
         "overflow": overflow,
         "deliveries_max": deliveries_max,
         "dead_letter": dead_letter,
+        "change": change,
     }
     done = Ask(at)("PUT", _queue(queue), body)
     _tell(at, done, declared_words(done))

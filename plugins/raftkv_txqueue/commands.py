@@ -59,6 +59,7 @@ from .xa import Xid
 
 __all__ = [
     "COMMAND_BYTES",
+    "FORMAT_ENSURE",
     "FORMAT_PUT_BACK",
     "FRESH",
     "HEADERS_MAX",
@@ -87,6 +88,7 @@ __all__ = [
     "DeleteQueue",
     "Deleted",
     "End",
+    "EnsureQueue",
     "ForgetBranch",
     "Heuristic",
     "Kind",
@@ -137,8 +139,9 @@ __all__ = [
     "size_of",
 ]
 
-#: The format of the commands that has `PutBack`.
+#: The formats of the commands that introduced `PutBack` and `EnsureQueue`.
 FORMAT_PUT_BACK: Final = 2
+FORMAT_ENSURE: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -258,6 +261,21 @@ class DeclareQueue(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
     overflow: Overflow = "refuse"
     deliveries_max: Count = 0
     dead_letter: str = ""
+
+
+class EnsureQueue(msgspec.Struct, frozen=True, array_like=True, tag="ensure"):
+    """Make a queue with these limits, None: the default. Of one that exists, what is None stays as
+    it is, and what differs is refused (`QueueDiffers`) unless `change`. `dead_letter` must exist.
+    Format 2."""
+
+    Result: ClassVar[Any] = Declared
+    queue: str
+    depth_max: Count | None = None
+    bytes_max: Count | None = None
+    overflow: Overflow | None = None
+    deliveries_max: Count | None = None
+    dead_letter: str | None = None
+    change: bool = False
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag="delete"):

@@ -238,6 +238,7 @@ class _Door:
             overflow=asked.overflow,
             deliveries_max=asked.deliveries_max,
             dead_letter=asked.dead_letter,
+            change=asked.change,
         )
         return Response({"queue": name, "created": done.created, "changed": done.changed})
 

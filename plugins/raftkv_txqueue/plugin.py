@@ -34,6 +34,7 @@ from . import (
 )
 from .api import TxQueueApi
 from .commands import (
+    FORMAT_ENSURE,
     FORMAT_PUT_BACK,
     TABLES,
     Acquire,
@@ -43,6 +44,7 @@ from .commands import (
     DeclareQueue,
     DeleteQueue,
     End,
+    EnsureQueue,
     ForgetBranch,
     Heuristic,
     Observe,
@@ -75,6 +77,7 @@ __all__ = ["TxQueue"]
 
 _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     DeclareQueue: queues.declare,
+    EnsureQueue: queues.ensure,
     DeleteQueue: queues.delete,
     Purge: queues.purge,
     Publish: queues.publish,
@@ -101,7 +104,10 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
 }
 
 #: The format that introduced a command, for those that 0.1.0 does not know.
-_SINCE: Final[dict[type[msgspec.Struct], int]] = {PutBack: FORMAT_PUT_BACK}
+_SINCE: Final[dict[type[msgspec.Struct], int]] = {
+    PutBack: FORMAT_PUT_BACK,
+    EnsureQueue: FORMAT_ENSURE,
+}
 
 
 class TxQueue(Plugin[TxQueueApi]):

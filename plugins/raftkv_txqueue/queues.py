@@ -36,6 +36,7 @@ from .commands import (
     DeclareQueue,
     Deleted,
     DeleteQueue,
+    EnsureQueue,
     Message,
     Publish,
     Published,
@@ -54,10 +55,12 @@ from .refusals import (
     EmptyBatch,
     MessageTooLarge,
     QueueAcquired,
+    QueueDiffers,
     QueueFull,
     QueueInUse,
     QueueNotEmpty,
     TooManyQueues,
+    UnknownDeadLetter,
     UnknownQueue,
 )
 from .views import Tables, meta_of, queue_of
@@ -66,8 +69,10 @@ __all__ = [
     "append",
     "check_messages",
     "checked",
+    "completed",
     "declare",
     "delete",
+    "ensure",
     "make_room",
     "must_drop",
     "named",
@@ -76,6 +81,9 @@ __all__ = [
     "room_for",
 ]
 
+#: What is declared of a queue.
+_LIMITS: Final = ("depth_max", "bytes_max", "overflow", "deliveries_max", "dead_letter")
+_FRESH: Final = DeclareQueue("")
 # ASCII alone: what counts as a letter elsewhere depends on the Unicode tables of a node's Python.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]*")
 
@@ -283,6 +291,31 @@ def declare(command: DeclareQueue, ctx: Context) -> Declared:
     if new != old:
         queues.put(name, new)
     return Declared(new.id, old is None, old is not None and new != old)
+
+
+def ensure(command: EnsureQueue, ctx: Context) -> Declared:
+    """Make a queue, or compare one with what is asked for, or change it."""
+    return declare(completed(ctx, command), ctx)
+
+
+def completed(view: Tables, command: EnsureQueue) -> DeclareQueue:
+    """All limits that the queue has after the command: what it leaves out stays as it is.
+
+    Raises `QueueDiffers`, `BadDeadLetter`, `UnknownDeadLetter`.
+    """
+    name, letters, queues = command.queue, command.dead_letter, view.table("queues")
+    if name == letters:
+        raise BadDeadLetter(name)
+    old: Queue | None = queues.get(name)
+    limits = {}
+    for what in _LIMITS:
+        asked, present = getattr(command, what), getattr(_FRESH if old is None else old, what)
+        if old is not None and not command.change and asked not in (None, present):
+            raise QueueDiffers(name, what, str(present), str(asked))
+        limits[what] = present if asked is None else asked
+    if letters and queues.get(letters) is None:
+        raise UnknownDeadLetter(name, letters)
+    return DeclareQueue(name, **limits)
 
 
 def delete(command: DeleteQueue, ctx: Context) -> Deleted:

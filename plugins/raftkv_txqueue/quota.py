@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from raftkv.plugin import Quota
 
-from .commands import Commit, DeclareQueue, End, Publish, Stage
+from .commands import Commit, DeclareQueue, End, EnsureQueue, Publish, Stage
 from .rows import Message, PublishTo, Queue, StagedMessage, Stored, size_of
 
 __all__ = ["QUEUE_BYTES", "QUOTA", "reserved_bytes"]
@@ -45,7 +45,7 @@ def _adds(command: Any) -> bool:
 
 
 def _declares(command: Any) -> bool:
-    return type(command) is DeclareQueue
+    return type(command) in (DeclareQueue, EnsureQueue)
 
 
 QUOTA: Final = Quota(

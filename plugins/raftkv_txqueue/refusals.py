@@ -102,6 +102,42 @@ class BadDeadLetter(Refused):
         return f"{self.queue!r} cannot take its own dead letters: name another queue"
 
 
+class UnknownDeadLetter(Refused):
+    """The queue that dead letters are to go to does not exist: they would be lost."""
+
+    code = "txqueue_unknown_dead_letter"
+
+    def __init__(self, queue: str, dead_letter: str) -> None:
+        super().__init__(queue, dead_letter)
+        self.queue = queue
+        self.dead_letter = dead_letter
+
+    def __str__(self) -> str:
+        return (
+            f"the dead letters of {self.queue!r} cannot go to {self.dead_letter!r}, which does not "
+            "exist: declare that queue first"
+        )
+
+
+class QueueDiffers(Refused):
+    """A queue exists with another limit than the one that is declared. `what`: which limit."""
+
+    code = "txqueue_queue_differs"
+
+    def __init__(self, queue: str, what: str, declared: str, asked: str) -> None:
+        super().__init__(queue, what, declared, asked)
+        self.queue = queue
+        self.what = what
+        self.declared = declared
+        self.asked = asked
+
+    def __str__(self) -> str:
+        return (
+            f"the queue {self.queue!r} has {self.what} {self.declared!r}, not {self.asked!r}: "
+            f"declare it without {self.what} to keep that, or with change=True (--change)"
+        )
+
+
 class TooManyQueues(Refused):
     """The setting queues_max."""
 
@@ -577,6 +613,8 @@ REFUSALS: tuple[type[Refused], ...] = (
     UnknownQueue,
     BadQueueName,
     BadDeadLetter,
+    UnknownDeadLetter,
+    QueueDiffers,
     TooManyQueues,
     QueueInUse,
     QueueNotEmpty,

@@ -88,6 +88,18 @@ def _named_again(made: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
+@wrapping(
+    "redeclare-resets",
+    "a topic that is declared again gets the limits of a new one",
+    topics,
+    "declare",
+)
+def _redeclare_resets(declare: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda command, ctx: declare(
+        replace(command, replicated=True, backlog_bytes_max=0, retention_bytes=0), ctx
+    )
+
+
 @wrapping("retention-forgets-marks", "retention does not look at marks", retention, "free_to")
 def _retention_forgets_marks(free_to: Callable[..., Any]) -> Callable[..., Any]:
     def broken(view: Any, topic: Any) -> int:

@@ -17,7 +17,9 @@ after it. The rules, and the name under which each is found broken:
 - *snapshots are consistent*: whatever is in the other region up to its position is here up to ours;
   an update names the position of a completed snapshot, and all up to it is acknowledged there;
 - *one pair of hands*: what a shared subscription hands out is in no live consumer's hands, and is
-  wanted; an exclusive one has one live consumer.
+  wanted; an exclusive one has one live consumer;
+- *limits change when asked*: what is declared of a topic stays, but for what a command names that
+  is to change it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from raftkv_subscriptions.commands import (
 
 from .storm_hands import consumed
 from .storm_ledger import Ledger, Step
-from .storm_messages import appended, topic_book, trimmed
+from .storm_messages import appended, limited, topic_book, trimmed
 from .storm_rules import Found
 from .storm_sets import completed, subscriptions
 
@@ -57,6 +59,7 @@ def check_step(step: Step, ledger: Ledger) -> list[Found]:
         row = step.tables.table("topics").get(name)
         if row is not None:
             book = topic_book(step, ledger, name, row)
+            found += limited(step, book, row)
             found += appended(step, ledger, book, row)
             found += subscriptions(step, ledger, book)
             found += trimmed(step, ledger, book, row)

@@ -52,6 +52,8 @@ class TopicBook:
     #: Of each origin the last seq, holes included.
     last: dict[str, int] = field(default_factory=dict)
     holes: set[Number] = field(default_factory=set)
+    #: What is declared of it; empty: not seen yet.
+    limits: dict[str, object] = field(default_factory=dict)
 
     def vector(self, position: int) -> dict[str, int]:
         """The highest seq of each origin at positions up to this one."""

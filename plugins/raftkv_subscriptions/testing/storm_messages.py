@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from raftkv_subscriptions.commands import Deliver, Publish
+from raftkv_subscriptions.commands import DeclareTopic, Deliver, EnsureTopic, Publish
 
 from .storm_ledger import Ledger, Number, Step, TopicBook
-from .storm_rules import HOLES, ONCE, RETENTION, Found, own_of
+from .storm_rules import HOLES, LIMITED, ONCE, RETENTION, Found, own_of
 
-__all__ = ["appended", "topic_book", "trimmed"]
+__all__ = ["appended", "limited", "topic_book", "trimmed"]
+
+#: What is declared of a topic.
+DECLARED = (
+    "replicated",
+    "compacted",
+    "retention_ms",
+    "retention_bytes",
+    "backlog_bytes_max",
+)
 
 
 def topic_book(step: Step, ledger: Ledger, name: str, row: Any) -> TopicBook:
@@ -31,6 +40,19 @@ def topic_book(step: Step, ledger: Ledger, name: str, row: Any) -> TopicBook:
                 del ledger.living[each]
         ledger.topics[key] = ledger.named[step.region, name] = book
     return book
+
+
+def limited(step: Step, book: TopicBook, row: Any) -> Iterator[Found]:
+    """What is declared of the topic: has a command changed more of it than it names?"""
+    command, before = step.command, book.limits
+    book.limits = {what: getattr(row, what) for what in DECLARED}
+    if not before or isinstance(command, DeclareTopic):
+        return
+    changing = isinstance(command, EnsureTopic) and command.change
+    for what, value in book.limits.items():
+        named = getattr(command, what) if changing else None
+        if value != before[what] and named != value:
+            yield LIMITED, f"{book.name} had {what} {before[what]}, and has {value}"
 
 
 def appended(step: Step, ledger: Ledger, book: TopicBook, row: Any) -> Iterator[Found]:

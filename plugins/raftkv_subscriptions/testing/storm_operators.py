@@ -173,7 +173,21 @@ class Operators(Programs):
         await self.declare(seat, "local")
 
     async def _declare(self, seat: Seat, rng: random.Random) -> None:
-        await self.declare(seat, rng.choice(self.plan.topics).name)
+        """As programs do at their start: with all limits, with none, or with other ones."""
+        plan = rng.choice(self.plan.topics)
+        how = rng.choice(("all", "none", "other", "changed"))
+        if how == "all":
+            await self.declare(seat, plan.name)
+            return
+        limits: dict[str, Any] = {}
+        if how != "none":
+            limits = {"backlog_bytes_max": plan.backlog_bytes_max + rng.choice((0, 1_000))}
+        change = how == "changed"
+        await self.at(
+            seat,
+            f"declare {plan.name}",
+            lambda: seat.api.declare(plan.name, **limits, change=change, timeout_s=CALL_S),
+        )
 
     async def declare(self, seat: Seat, name: str) -> None:
         """As the plan says."""
@@ -188,6 +202,7 @@ class Operators(Programs):
                 retention_s=plan.retention_s,
                 retention_bytes=plan.retention_bytes,
                 backlog_bytes_max=plan.backlog_bytes_max,
+                change=True,
                 timeout_s=CALL_S,
             ),
         )

@@ -14,6 +14,7 @@ __all__ = [
     "HANDS",
     "HOLES",
     "KEPT",
+    "LIMITED",
     "MARKS",
     "ONCE",
     "ONLY",
@@ -33,8 +34,9 @@ BEGIN = "beginnings are right"
 MARKS = "marks are true"
 SNAPSHOTS = "snapshots are consistent"
 HANDS = "one pair of hands"
+LIMITED = "limits change when asked"
 
-CHECKS = (ONCE, HOLES, RETENTION, ONLY, KEPT, BEGIN, MARKS, SNAPSHOTS, HANDS)
+CHECKS = (ONCE, HOLES, RETENTION, ONLY, KEPT, BEGIN, MARKS, SNAPSHOTS, HANDS, LIMITED)
 
 #: (check, what is wrong)
 Found = tuple[str, str]

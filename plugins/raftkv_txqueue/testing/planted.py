@@ -217,6 +217,19 @@ def _deliveries_forgotten(give_back: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ctx, name, queue, seq, deliveries: give_back(ctx, name, queue, seq, 0)
 
 
+@wrapping(
+    "redeclare-resets",
+    "a queue that is declared again gets the limits of a new one",
+    queues,
+    "declare",
+)
+def _redeclare_resets(declare: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(command: Any, ctx: Any) -> Any:
+        return declare(replace(command, depth_max=0, deliveries_max=0), ctx)
+
+    return broken
+
+
 @everywhere("put_back", settling)(
     "put-back-counts", "a message that no program has had is counted as delivered"
 )

@@ -29,6 +29,7 @@ from raftkv_txqueue.commands import (
     CloseSession,
     DeclareQueue,
     DeleteQueue,
+    EnsureQueue,
     Observe,
     OpenSession,
     Publish,
@@ -73,9 +74,13 @@ def check_step(step: Step, ledger: Ledger) -> list[tuple[str, str]]:
     return [(check, f"{where}: {each}") for check, each in found]
 
 
+#: What is declared of a queue.
+LIMITS = ("depth_max", "bytes_max", "overflow", "deliveries_max", "dead_letter")
+
+
 def _direct(step: Step, ledger: Ledger) -> Iterator[Found]:
     match step.command:
-        case DeclareQueue():
+        case DeclareQueue() | EnsureQueue():
             yield from _declare(step, ledger)
         case DeleteQueue():
             yield from _delete(step, ledger)
@@ -109,6 +114,8 @@ def _direct(step: Step, ledger: Ledger) -> Iterator[Found]:
 def _declare(step: Step, ledger: Ledger) -> Iterator[Found]:
     command, book = step.command, ledger.book(step.command.queue)
     must = []
+    if isinstance(command, EnsureQueue):
+        must = list(_ensure_errors(command, ledger, book))
     if command.dead_letter == command.queue:
         must.append("BadDeadLetter")
     if book is None and len(ledger.queues) >= step.settings["queues_max"]:
@@ -125,10 +132,20 @@ def _declare(step: Step, ledger: Ledger) -> Iterator[Found]:
         ledger.queues[command.queue] = ledger.by_id[book.id] = book
     elif step.result.created or step.result.id != book.id:
         yield "the log decides rightly", f"{command.queue} is there, and {step.result}"
-    book.depth_max, book.bytes_max = command.depth_max, command.bytes_max
-    book.overflow, book.deliveries_max = command.overflow, command.deliveries_max
-    book.dead_letter = command.dead_letter
+    for what in LIMITS:
+        if getattr(command, what) is not None:
+            setattr(book, what, getattr(command, what))
     ledger.touched[book.id] = None
+
+
+def _ensure_errors(command: EnsureQueue, ledger: Ledger, book: Book | None) -> Iterator[str]:
+    if book is not None and not command.change:
+        asked = [(what, getattr(command, what)) for what in LIMITS]
+        if any(value not in (None, getattr(book, what)) for what, value in asked):
+            yield "QueueDiffers"
+    letters = command.dead_letter
+    if letters and letters != command.queue and letters not in ledger.queues:
+        yield "UnknownDeadLetter"
 
 
 def _delete(step: Step, ledger: Ledger) -> Iterator[Found]:

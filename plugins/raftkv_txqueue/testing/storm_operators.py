@@ -65,6 +65,8 @@ class Operators(Programs):
         while True:
             ledger = self.storm.log.ledger
             missing = [name for name in QUEUES if name not in ledger.queues]
+            # One that takes dead letters comes before those whose letters it takes.
+            missing = sorted(missing, key=lambda name: QUEUES[name].get("dead_letter", "") != "")
             seat = self.storm.any_seat(rng)
             if missing and seat is not None:
                 await self.declare(seat, missing[0], dict(QUEUES[missing[0]]))
@@ -72,12 +74,14 @@ class Operators(Programs):
                 return
             await asyncio.sleep(0.02 if missing else 0.2)
 
-    async def declare(self, seat: Seat, name: str, limits: dict[str, Any]) -> None:
+    async def declare(
+        self, seat: Seat, name: str, limits: dict[str, Any], change: bool = False
+    ) -> None:
         try:
             await self.at(
                 seat,
                 f"declare {name}",
-                lambda: seat.api.declare(name, **limits, timeout_s=CALL_S),
+                lambda: seat.api.declare(name, **limits, change=change, timeout_s=CALL_S),
             )
         except EXCUSED:
             return
@@ -114,7 +118,11 @@ class Operators(Programs):
                     limits["depth_max"] = rng.choice((0, 2, 5, 20))
                 if rng.random() < 0.3:
                     limits["overflow"] = rng.choice(("refuse", "drop_oldest"))
-                await self.declare(seat, name, limits)
+                for left_out in rng.sample(
+                    list(limits), min(len(limits), rng.choice((0, 0, 1, 2)))
+                ):
+                    del limits[left_out]
+                await self.declare(seat, name, limits, rng.random() < 0.7)
             case "delete":
                 name = rng.choice((SIDE, SIDE, "retry"))
                 how = {"if_empty": rng.random() < 0.2, "if_unused": rng.random() < 0.2}

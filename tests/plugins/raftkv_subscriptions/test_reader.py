@@ -111,7 +111,7 @@ async def test_what_retention_removed_is_said(cluster: Cluster) -> None:
     reader = await subs.reader("t", start="earliest")
     await cluster.fill("t", "1", "2", "3")
     assert bodies(await reader.read(1)) == ["1"]
-    await subs.declare("t", retention_bytes=1)
+    await subs.declare("t", retention_bytes=1, change=True)
     await asyncio.sleep(5)
     first = (await subs.topic("t")).first
     assert first > 2

@@ -18,6 +18,7 @@ from raftkv_subscriptions import (
     RegionFixed,
     ReplicationDisabled,
     SubscriptionInUse,
+    TopicDiffers,
     TopicReplicated,
     UnknownPosition,
     UnknownRegion,
@@ -40,7 +41,13 @@ async def test_topics(cluster: Cluster) -> None:
     status = await cluster.subs("core2").topic("u")
     assert (status.retention_ms, status.retention_bytes, status.backlog_bytes_max) == (1_500, 7, 9)
     assert not (await subs.declare("u", if_missing=True)).changed
-    assert (await subs.declare("u")).changed
+    assert not (await subs.declare("u")).changed
+    with pytest.raises(TopicDiffers):
+        await subs.declare("u", retention_bytes=0)
+    assert (await subs.declare("u", retention_bytes=0, change=True)).changed
+    status = await cluster.subs("core2").topic("u")
+    assert (status.retention_ms, status.retention_bytes, status.backlog_bytes_max) == (1_500, 0, 9)
+    await subs.declare("u", retention_s=0, backlog_bytes_max=0, change=True)
     assert [one.name for one in subs.topics()] == ["t", "u"]
     with pytest.raises(CompactedFixed):
         await subs.declare("u", compacted=True)
@@ -230,7 +237,7 @@ async def test_a_replicant_does_all_of_it(cluster: Cluster) -> None:
 async def test_without_an_answer_nothing_is_known(cluster: Cluster) -> None:
     subs = cluster.subs("core2")
     calls = {
-        "declare": lambda: subs.declare("u", timeout_s=2),
+        "ensure": lambda: subs.declare("u", timeout_s=2),
         "subscribe": lambda: subs.subscribe("t", "s", timeout_s=2),
     }
     for tag, call in calls.items():

@@ -144,9 +144,13 @@ def reason(answer: tuple[int, Any]) -> tuple[int, str]:
 async def test_topics_are_declared_changed_listed_and_deleted(stand: Stand) -> None:
     first = await stand.good("PUT", "topics/new", {"retention_s": 1.5, "backlog_bytes_max": 70})
     assert first == {"topic": "new", "created": True, "changed": False}
-    again = await stand.good(
-        "PUT", "topics/new", {"retention_s": 60, "backlog_bytes_max": 70}, at="core2"
-    )
+    other = {"retention_s": 60, "backlog_bytes_max": 70}
+    differs = await stand.ask("PUT", "topics/new", other, at="core2")
+    assert reason(differs) == (409, "subscriptions_topic_differs")
+    assert (differs[1]["topic"], differs[1]["what"]) == ("new", "retention_ms")
+    plain = await stand.good("PUT", "topics/new", {})
+    assert (plain["created"], plain["changed"]) == (False, False)
+    again = await stand.good("PUT", "topics/new", {**other, "change": True}, at="core2")
     assert (again["created"], again["changed"]) == (False, True)
     found = await stand.good("GET", "topics", at="core3")
     assert [each["name"] for each in found["topics"]] == ["new", "t"]

@@ -91,7 +91,11 @@ def rows(table: str) -> dict[str, list[str]]:
 
 
 def test_topics_are_declared_shown_and_deleted(shell: Typed, topic: str) -> None:
-    assert shell("topic", "declare", topic, "--retention-s", "60") == f"{topic}: changed\n"
+    shell("topic", "declare", topic, "--retention-s", "60", code=1)
+    assert "has retention_ms 0, not 60000" in shell.err
+    changed = shell("topic", "declare", topic, "--retention-s", "60", "--change")
+    assert changed == f"{topic}: changed\n"
+    assert shell("topic", "declare", topic) == f"{topic}: was so already\n"
     assert shell("topic", "declare", topic, "--retention-s", "60") == f"{topic}: was so already\n"
     shell("topic", "declare", topic, "--compacted", code=1)
     assert "cannot change whether it is compacted" in shell.err

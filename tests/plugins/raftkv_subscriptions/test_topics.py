@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from raftkv.errors import InvalidSetting
-from raftkv_subscriptions.commands import Declared
+from raftkv_subscriptions.commands import Declared, EnsureTopic
 from raftkv_subscriptions.refusals import (
     BacklogFull,
     BadMessage,
@@ -18,6 +19,7 @@ from raftkv_subscriptions.refusals import (
     MessageTooLarge,
     TooManyKeys,
     TooManyTopics,
+    TopicDiffers,
     TopicReplicated,
     UnknownTopic,
 )
@@ -331,3 +333,49 @@ def test_replicas_agree() -> None:
     log.declare("t")
     log.publish("t", message("x3", "x"))
     assert log.replay().digest() == log.digest()
+
+
+# --- declared again ------------------------------------------------------------------------------
+
+
+def ensure(log: RegionLog, name: str, **limits: Any) -> Declared:
+    done = log.anywhere(EnsureTopic(name, **limits))
+    assert isinstance(done, Declared)
+    return done
+
+
+def test_a_plain_redeclare_leaves_the_limits_as_they_are() -> None:
+    """And sends no private data abroad."""
+    log = RegionLog(topics=())
+    limits = {"replicated": False, "retention_ms": 5, "retention_bytes": 6, "backlog_bytes_max": 7}
+    made = ensure(log, "private", **limits)
+    assert made.created
+    before = log.topic("private")
+    for again in ({}, limits, {"retention_ms": 5}):
+        assert ensure(log, "private", **again) == Declared(made.id, False, False)
+    assert log.topic("private") == before
+
+
+@pytest.mark.parametrize(
+    ("what", "asked"),
+    [("replicated", True), ("retention_ms", 0), ("retention_bytes", 1), ("backlog_bytes_max", 0)],
+)
+def test_a_difference_is_refused_unless_asked_for(what: str, asked: Any) -> None:
+    log = RegionLog(topics=())
+    ensure(log, "t", replicated=False, retention_ms=5, retention_bytes=6, backlog_bytes_max=7)
+    before = log.topic("t")
+    with pytest.raises(TopicDiffers) as refused:
+        ensure(log, "t", **{what: asked})
+    assert (refused.value.topic, refused.value.what) == ("t", what)
+    assert log.topic("t") == before
+    assert ensure(log, "t", **{what: asked}, change=True).changed
+    assert log.topic("t") == msgspec.structs.replace(before, **{what: asked})
+
+
+def test_a_compacted_topic_is_declared_again_without_a_word_about_it() -> None:
+    log = RegionLog(topics=())
+    ensure(log, "t", compacted=True)
+    assert not ensure(log, "t").changed
+    for change in (False, True):
+        with pytest.raises(CompactedFixed):
+            ensure(log, "t", compacted=False, change=change)

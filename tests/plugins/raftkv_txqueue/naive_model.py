@@ -205,6 +205,19 @@ class Model:
         for what, value in limits.items():
             setattr(queue, what, value)
 
+    def ensure(self, name: str, change: bool, **limits: object) -> None:
+        queue = self.queues.get(name)
+        named = {what: value for what, value in limits.items() if value is not None}
+        letters = named.get("dead_letter")
+        if letters == name:
+            raise No("bad_dead_letter")
+        differs = any(getattr(queue, what, value) != value for what, value in named.items())
+        if differs and not change:
+            raise No("queue_differs")
+        if letters and letters not in self.queues:
+            raise No("unknown_dead_letter")
+        self.declare(name, **named)
+
     def uses(self, queue: Queue) -> int:
         return sum(queue in tx.queues() for tx in self.open.values())
 

@@ -19,16 +19,18 @@ from raftkv_txqueue import (
     MessageTooLarge,
     Published,
     QueueAcquired,
+    QueueDiffers,
     QueueFull,
     QueueInUse,
     QueueNotEmpty,
+    UnknownDeadLetter,
     UnknownQueue,
     UnknownTransaction,
 )
 from raftkv_txqueue.commands import COMMAND_BYTES, ROWS_MAX, Purge
 from raftkv_txqueue.transaction import messages_of
 
-from .fakes import NETWORK_S, Cluster, messages, story
+from .fakes import NETWORK_S, Cluster, FormerTxQueue, messages, story
 
 
 def test_what_may_be_published() -> None:
@@ -51,7 +53,14 @@ async def test_queues(cluster: Cluster) -> None:
     assert await txq.declare("c", depth_max=3, overflow="drop_oldest", dead_letter="a") == Declared(
         made.id, created=False, changed=False
     )
-    assert (await txq.declare("c", depth_max=2)).changed
+    assert await txq.declare("c") == Declared(made.id, created=False, changed=False)
+    with pytest.raises(QueueDiffers):
+        await txq.declare("c", depth_max=2)
+    with pytest.raises(UnknownDeadLetter):
+        await txq.declare("d", dead_letter="nowhere")
+    assert (await txq.declare("c", depth_max=2, change=True)).changed
+    assert (await txq.depth("c")).overflow == "drop_oldest"
+    await txq.declare("c", overflow="refuse", change=True)
     assert [status.name for status in txq.queues()] == ["a", "b", "c"]
     with pytest.raises(BadQueueName):
         await txq.declare("no/path")
@@ -228,3 +237,19 @@ async def test_the_status_tells_of_all_of_it(cluster: Cluster) -> None:
     assert (status.totals.messages, status.totals.ready) == (2, 1)
     assert status.mine["published"] == 2
     waiting.cancel()
+
+
+@story(plugin=FormerTxQueue)
+async def test_at_format_1_the_node_compares_what_is_declared(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    await txq.declare("c", depth_max=3, dead_letter="a")
+    assert not (await txq.declare("c")).changed
+    with pytest.raises(QueueDiffers):
+        await cluster.txq("core2").declare("c", depth_max=2)
+    with pytest.raises(UnknownDeadLetter):
+        await txq.declare("c", dead_letter="nowhere", change=True)
+    assert (await txq.declare("c", depth_max=2, change=True)).changed
+    assert [(one.depth_max, one.dead_letter) for one in txq.queues() if one.name == "c"] == [
+        (2, "a")
+    ]
+    assert cluster.proposals("ensure") == 0

@@ -80,7 +80,13 @@ def test_queues_are_declared_shown_and_deleted(shell: Typed) -> None:
     assert shell("queue", "declare", "new", "--depth-max", "2", "--dead-letter", "dead") == (
         "new: created\n"
     )
-    assert shell("queue", "declare", "new", "--depth-max", "1") == "new: changed\n"
+    assert shell("queue", "declare", "new") == "new: was so already\n"
+    shell("queue", "declare", "new", "--depth-max", "1", code=1)
+    assert "'new' has depth_max '2', not '1'" in shell.err
+    assert "--change" in shell.err
+    shell("queue", "declare", "other", "--dead-letter", "typo", code=1)
+    assert "declare that queue first" in shell.err
+    assert shell("queue", "declare", "new", "--depth-max", "1", "--change") == "new: changed\n"
     assert shell("queue", "declare", "new", "--depth-max", "1") == "new: was so already\n"
     shell("queue", "declare", "new", "--overflow", "explode", code=1)
     assert "the body is not what is asked for" in shell.err
@@ -92,7 +98,7 @@ def test_queues_are_declared_shown_and_deleted(shell: Typed) -> None:
         "QUEUE", "DEPTH", "READY", "ACQUIRED", "BYTES", "RESERVED", "LIMIT", "OVERFLOW", "DEAD",
         "TO",
     ]  # fmt: skip
-    assert rows(table)["new"] == ["new", "1", "1", "0", "67", "0", "1", "refuse", "-"]
+    assert rows(table)["new"] == ["new", "1", "1", "0", "67", "0", "1", "refuse", "dead"]
     assert shell("queue", "depth", "new") == "1\n"
     assert "1 message (67 bytes): 1 available, 0 acquired" in shell.err
     assert "at most 1 message, then refused" in shell.err
@@ -156,7 +162,9 @@ def test_a_get_waits(shell: Typed, started: Nodes) -> None:
 
 
 def test_what_is_dead_goes_to_its_queue(shell: Typed) -> None:
-    shell("queue", "declare", "orders", "--deliveries-max", "1", "--dead-letter", "dead")
+    shell(
+        "queue", "declare", "orders", "--deliveries-max", "1", "--dead-letter", "dead", "--change"
+    )
     shell("queue", "publish", "orders", "bad")
     shell("queue", "get", "orders", "--then", "release")
     (found,) = shell.json("queue", "browse", "dead")["messages"]
@@ -164,7 +172,7 @@ def test_what_is_dead_goes_to_its_queue(shell: Typed) -> None:
     assert "dead after 1 deliveries; dead ones go to dead" in (
         shell("queue", "depth", "orders") and shell.err
     )
-    shell("queue", "declare", "orders")
+    shell("queue", "declare", "orders", "--deliveries-max", "0", "--dead-letter", "", "--change")
 
 
 def test_the_fate_of_a_transaction(shell: Typed, started: Nodes) -> None:

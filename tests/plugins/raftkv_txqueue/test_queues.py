@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from raftkv.errors import Refused
@@ -15,6 +16,7 @@ from raftkv_txqueue.commands import (
     Declared,
     Deleted,
     End,
+    EnsureQueue,
     Message,
     PrepareBranch,
     Publish,
@@ -34,10 +36,12 @@ from raftkv_txqueue.refusals import (
     EmptyBatch,
     MessageTooLarge,
     QueueAcquired,
+    QueueDiffers,
     QueueFull,
     QueueInUse,
     QueueNotEmpty,
     TooManyQueues,
+    UnknownDeadLetter,
     UnknownQueue,
 )
 from raftkv_txqueue.xa import Xid
@@ -413,3 +417,57 @@ def test_headers_count_as_many_bytes_as_they_have() -> None:
     with pytest.raises(QueueFull):
         log.publish("q", umlauts)
     log.publish("q", plain)
+
+
+# --- declared again ------------------------------------------------------------------------------
+
+
+def ensure(log: TxLog, name: str, **limits: Any) -> Declared:
+    done = log.anywhere(EnsureQueue(name, **limits))
+    assert isinstance(done, Declared)
+    return done
+
+
+def test_a_plain_redeclare_leaves_the_limits_as_they_are() -> None:
+    log = TxLog()
+    ensure(log, "jobs", depth_max=5, overflow="drop_oldest", deliveries_max=2, dead_letter="q")
+    before = log.queue("jobs")
+    assert ensure(log, "jobs") == Declared(before.id, False, False)
+    assert ensure(log, "jobs", depth_max=5, dead_letter="q").changed is False
+    assert log.queue("jobs") == before
+
+
+@pytest.mark.parametrize(
+    ("what", "asked"),
+    [
+        ("depth_max", 0),
+        ("bytes_max", 9),
+        ("overflow", "refuse"),
+        ("deliveries_max", 3),
+        ("dead_letter", ""),
+    ],
+)
+def test_a_difference_is_refused_unless_asked_for(what: str, asked: Any) -> None:
+    log = TxLog()
+    limits = {"depth_max": 5, "overflow": "drop_oldest", "deliveries_max": 2, "dead_letter": "q"}
+    ensure(log, "jobs", **limits)
+    before = log.queue("jobs")
+    with pytest.raises(QueueDiffers) as refused:
+        ensure(log, "jobs", **{what: asked})
+    assert (refused.value.queue, refused.value.what) == ("jobs", what)
+    assert (refused.value.declared, refused.value.asked) == (str(getattr(before, what)), str(asked))
+    assert log.queue("jobs") == before
+    assert ensure(log, "jobs", **{what: asked}, change=True).changed
+    assert log.queue("jobs") == msgspec.structs.replace(before, **{what: asked})
+
+
+def test_a_dead_letter_queue_that_does_not_exist_is_refused() -> None:
+    log = TxLog()
+    for change in (False, True):
+        with pytest.raises(UnknownDeadLetter, match="declare that queue first"):
+            ensure(log, "jobs", dead_letter="typo", change=change)
+    with pytest.raises(BadDeadLetter):
+        ensure(log, "jobs", dead_letter="jobs")
+    ensure(log, "typo")
+    assert ensure(log, "jobs", dead_letter="typo").created
+    assert log.queue("jobs").dead_letter == "typo"

@@ -750,4 +750,4 @@ async def test_what_no_command_can_say_is_refused_here(cluster: Cluster) -> None
             await call()
     with pytest.raises(ValueError, match="sideways"):
         txq.session(wrong)
-    assert cluster.proposals("declare") == 2
+    assert cluster.proposals("ensure") == 2

@@ -219,7 +219,7 @@ def test_one_cluster_cannot_prepare(tmp_path: Path) -> None:
     """The queue of the other one is full: what the first has prepared is rolled back."""
 
     async def body(pair: Pair) -> None:
-        await pair.two.txq("core1").declare("b", depth_max=1)
+        await pair.two.txq("core1").declare("b", depth_max=1, change=True)
         await pair.two.put("b", "full")
         coordinator = pair.coordinator()
         await coordinator.recover()

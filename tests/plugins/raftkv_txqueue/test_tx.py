@@ -207,7 +207,7 @@ async def test_a_rollback_of_what_was_staged(cluster: Cluster) -> None:
 @story()
 async def test_a_commit_that_cannot_be_is_a_rollback(cluster: Cluster) -> None:
     txq = cluster.txq("core1")
-    await txq.declare("b", depth_max=1)
+    await txq.declare("b", depth_max=1, change=True)
     await cluster.fill("a", "x")
     session = await txq.session("tx")
     got = await session.get("a")

@@ -154,7 +154,14 @@ def reason(answer: tuple[int, Any]) -> tuple[int, str]:
 async def test_queues_are_declared_changed_listed_and_deleted(stand: Stand) -> None:
     first = await stand.good("PUT", "queues/new", {"depth_max": 2, "dead_letter": "b"})
     assert first == {"queue": "new", "created": True, "changed": False}
-    again = await stand.good("PUT", "queues/new", {"depth_max": 1}, at="core2")
+    differs = await stand.ask("PUT", "queues/new", {"depth_max": 1}, at="core2")
+    assert reason(differs) == (409, "txqueue_queue_differs")
+    assert (differs[1]["queue"], differs[1]["what"]) == ("new", "depth_max")
+    lost = await stand.ask("PUT", "queues/other", {"dead_letter": "typo"})
+    assert reason(lost) == (409, "txqueue_unknown_dead_letter")
+    plain = await stand.good("PUT", "queues/new", {}, at="core2")
+    assert (plain["created"], plain["changed"]) == (False, False)
+    again = await stand.good("PUT", "queues/new", {"depth_max": 1, "change": True}, at="core2")
     assert (again["created"], again["changed"]) == (False, True)
     found = await stand.good("GET", "queues", at="core3")
     assert [each["name"] for each in found["queues"]] == ["a", "b", "new"]

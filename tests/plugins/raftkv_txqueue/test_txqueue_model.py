@@ -31,6 +31,7 @@ from raftkv_txqueue.commands import (
     DeclareQueue,
     DeleteQueue,
     End,
+    EnsureQueue,
     ForgetBranch,
     Heuristic,
     Message,
@@ -239,8 +240,14 @@ class Beside:
         }
         if limits["dead_letter"] == name and chance.random() < 0.6:
             limits["dead_letter"] = ""
-        command = DeclareQueue(name, **limits)
-        self.both(lambda: self.anywhere(command), lambda: self.model.declare(name, **limits))
+        if chance.random() < 0.5:
+            command = DeclareQueue(name, **limits)
+            self.both(lambda: self.anywhere(command), lambda: self.model.declare(name, **limits))
+            return
+        some = {what: value for what, value in limits.items() if chance.random() < 0.5}
+        change = chance.random() < 0.5
+        ensure = EnsureQueue(name, **some, change=change)
+        self.both(lambda: self.anywhere(ensure), lambda: self.model.ensure(name, change, **some))
 
     def anywhere(self, command: Any) -> Any:
         return self.log.send(self.node(), command)
@@ -614,11 +621,12 @@ def test_random_histories_agree_with_the_model(part: int) -> None:
 def test_the_histories_meet_everything() -> None:
     """Or agreeing would mean little."""
     met: Counter[str] = Counter()
-    for seed in range(SEEDS, SEEDS + 24):
+    for seed in range(SEEDS, SEEDS + 36):
         met += _run(seed).met
     expected = (
         "bad_dead_letter command_invalid illegal_state invalid_argument not_allowed not_held "
-        "not_in_branch not_your_session queue_acquired queue_full queue_in_use queue_not_empty "
+        "not_in_branch not_your_session queue_acquired queue_differs queue_full queue_in_use "
+        "queue_not_empty unknown_dead_letter "
         "rollback_only session_ended transaction_closed transaction_over transaction_too_large "
         "unknown_queue unknown_transaction unknown_xid wrong_kind"
     )
