@@ -16,11 +16,10 @@ from typing import Any
 import msgspec
 
 from .effects import Source
+from .handlers import HIDDEN
 
 __all__ = ["HIDDEN", "DiffReport", "DiffRow", "Listing", "NodeValue", "Told", "compare", "digest"]
 
-#: What is shown of a secret.
-HIDDEN = "***"
 # Letters of a digest that a report shows: enough to tell some hundred nodes' values apart.
 DIGEST_CHARS = 12
 

@@ -24,13 +24,18 @@ from raftkv_cluster_call import cause_of
 
 from .errors import InvalidValue, UnknownPath
 
-__all__ = ["FREE", "Handler", "Handlers", "encoded"]
+__all__ = ["FREE", "HIDDEN", "Handler", "Handlers", "encoded"]
+
+#: What is shown of a secret.
+HIDDEN: Final = "***"
 
 #: Below it any path may be set, to any JSON value.
 FREE: Final = "user."
 PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)+")
 PATH_CHARS_MAX: Final = 255
 NEAR_MAX: Final = 3
+#: What is shown of a secret: the mask, or (`raftkv conf diff`) the mask with a digest behind it.
+_MASK: Final = re.compile(re.escape(HIDDEN) + r"( \([0-9a-f]*\))?")
 # Of msgspec's messages those that quote, and what is said instead.
 _QUOTING: Final = {
     "Invalid enum value": "not one of the values that are allowed",
@@ -61,6 +66,11 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, value: bytes) -> Any:
         """Build it, and ask the handler's own check. Raises InvalidValue."""
         built = self.build(value)
+        if self.secret and _is_mask(value):
+            raise InvalidValue(
+                f"{self.path}: this is the mask that is shown in place of the secret, not a value: "
+                "leave the path out to keep the secret, or set the secret itself"
+            )
         try:
             reason = None if self.validate is None else self.validate(built)
         except Exception as error:
@@ -122,6 +132,23 @@ def encoded(value: Any) -> bytes:
     if bent:
         raise InvalidValue("this has no JSON form: a number is infinite, or none")
     return found
+
+
+def _is_mask(value: bytes) -> bool:
+    """Whether it holds what `list`, `get` and `diff` show of a secret, anywhere inside."""
+    return any(_MASK.fullmatch(text) for text in _texts(msgspec.json.decode(value)))
+
+
+def _texts(plain: Any) -> Iterator[str]:
+    match plain:
+        case str():
+            yield plain
+        case dict():
+            for each in plain.values():
+                yield from _texts(each)
+        case list():
+            for each in plain:
+                yield from _texts(each)
 
 
 def _finite(plain: Any) -> bool:

@@ -426,6 +426,32 @@ def test_a_local_value_of_the_wrong_type_keeps_the_node_from_starting() -> None:
 # --- secrets --------------------------------------------------------------------------------------
 
 
+def test_the_mask_of_a_secret_is_not_stored_as_the_secret() -> None:
+    """EMQX 18474: a program reads all values, changes one, and writes all of them back."""
+    with ConfWorld() as world:
+        world.set("core1", "mail.password", "hunter2")
+        for entry in world.conf("core2").all():
+            if entry.path == "mail.password":
+                with pytest.raises(InvalidValue, match="the mask that is shown"):
+                    world.set("core2", entry.path, entry.value)
+        for mask in (HIDDEN, f"{HIDDEN} (0123456789ab)"):
+            with pytest.raises(InvalidValue, match="leave the path out"):
+                world.set("core1", "mail.password", mask)
+        assert world.conf("core1").get("mail.password") == "hunter2"
+        world.set("core1", "mail.password", "***hunter***")
+        # Where nothing is masked it is a value as any other.
+        world.set("core1", "user.stars", HIDDEN)
+        assert world.conf("core3").get("user.stars") == HIDDEN
+
+
+def test_a_local_value_that_is_the_mask_is_refused() -> None:
+    with (
+        pytest.raises(WorldFailed, match="the mask that is shown"),
+        ConfWorld(cores=1, local={"core1": {"mail.password": HIDDEN}}),
+    ):
+        pass
+
+
 def test_a_secret_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with ConfWorld() as world:
