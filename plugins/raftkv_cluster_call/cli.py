@@ -354,6 +354,11 @@ def _print_fixed(found: dict[str, Any]) -> None:
         note(f"{found['verdict']}: all others that were compared stand at {found['id']}")
     else:
         note(f"{found['verdict']}: all that was compared stands at {found['id']}")
+    for each in found["skipped"]:
+        ids = ", ".join(map(str, each["ids"]))
+        note(f"{each['node']} never executed and passed over: {ids}")
+    if found["skipped"]:
+        note(found["reason"])
     if found["passed_over"]:
         ids = ", ".join(map(str, found["passed_over"]))
         note(f"committed, executed by no node that is left, and passed over: {ids}")

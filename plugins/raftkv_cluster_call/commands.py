@@ -42,6 +42,7 @@ __all__ = [
     "ANSWERS_MAX",
     "CAUSE_CHARS_MAX",
     "FORCE",
+    "FORMAT_COMPLETED",
     "FUNCTION_CHARS_MAX",
     "GRANT_DROPS_MAX",
     "LEAVE_ROWS_MAX",
@@ -468,6 +469,9 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
     Result: ClassVar[Any] = Trimmed
     rows_max: Rows
 
+
+#: The format from which on `history_max` counts completed calls, and `Force` notes what it skips.
+FORMAT_COMPLETED: Final = 2
 
 # --- tables ---------------------------------------------------------------------------------------
 

@@ -18,7 +18,9 @@ Rules of this file:
 What is ugly: two whole copies are in memory at a time, the lead's and that of the node which is
 compared with it; `STATE_BYTES_MAX` bounds each. And the lead may itself not have executed
 everything, when the one that had is gone for good (force-leave). The ids between are then passed
-over by all; the report lists them.
+over by all; the report lists them. A node whose states equal the lead's although it never executed
+a call that the lead did is forwarded past it: no state covers what the call does, or it was undone.
+The report names these calls and warns, and the log notes them with the node as skipped.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from raftkv.errors import NotApplied, OutcomeUnknown, RemoteFailed
 from raftkv.plugin import Host, Member, TableView, View
 
 from .commands import Cursor, Force, Moved, Record
-from .reports import KEYS_SHOWN_MAX, Differing, FixReport, Reachability
+from .reports import KEYS_SHOWN_MAX, Differing, FixReport, Reachability, Skipped
 from .transfer import Copied
-from .views import cursor_of, last_id
+from .views import calls_between, cursor_of, last_id
 
 __all__ = ["Copies", "fix"]
 
@@ -101,7 +103,10 @@ async def fix(host: Host, copies: Copies, timeout_s: float) -> FixReport:
     )
     if not plan.forward and not plan.sync:
         return report
-    passed_over = _passed_over(host.view(), at, last)
+    view = host.view()
+    passed_over = calls_between(view, at, last)
+    skipped = _skipped(view, plan.forward, at)
+    warning = _warning(view, skipped)
     if at < last:
         # They stand at the lead's cursor, which is behind the log too.
         level = [(name, row.id) for name, row in rows.items() if row.id == at]
@@ -120,6 +125,8 @@ async def fix(host: Host, copies: Copies, timeout_s: float) -> FixReport:
         forwarded=tuple(name for name, _ in forced.forward),
         synced=synced,
         passed_over=passed_over,
+        skipped=skipped,
+        reason=warning,
         copying=await _copied(host, synced, last + 1, until),
     )
 
@@ -248,13 +255,23 @@ def _differing(
                 yield f"{state}:{key}"
 
 
-def _passed_over(view: View, at: int, last: int) -> tuple[int, ...]:
-    """What was committed behind the lead's cursor, so that it is executed nowhere."""
+def _skipped(view: View, forward: list[tuple[str, int]], at: int) -> tuple[Skipped, ...]:
+    """Of those that are forwarded: what the lead has executed, and they have not."""
+    found = ((node, calls_between(view, cursor, at)) for node, cursor in sorted(forward))
+    return tuple(Skipped(node, ids) for node, ids in found if ids)
+
+
+def _warning(view: View, skipped: tuple[Skipped, ...]) -> str:
+    """What an operator has to know about them."""
+    if not skipped:
+        return ""
     records: TableView[int, Record] = view.table("records")
-    return tuple(
-        id
-        for id, record in records.scan(at + 1, last + 1)
-        if record.state == "committed" and record.kind == "call"
+    names = {records[id].function for each in skipped for id in each.ids}
+    nodes = ", ".join(each.node for each in skipped)
+    return (
+        f"{nodes} never executed some calls, and no state shows a difference: what "
+        f"{', '.join(sorted(names))} does outside of the states is missing there; call it again, "
+        "or mend these nodes by hand"
     )
 
 

@@ -78,7 +78,7 @@ class Calls(Plugin[CallsApi]):
     """Cluster calls: every node executes every call, in one order."""
 
     name: ClassVar[str] = "calls"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = tuple(_APPLY)
     tables: ClassVar[tuple[TableSpec, ...]] = TABLES
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS

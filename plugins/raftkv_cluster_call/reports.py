@@ -219,6 +219,13 @@ class Reachability(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Skipped(msgspec.Struct, frozen=True):
+    """Calls that `fix` has taken a node past although it never executed them."""
+
+    node: str
+    ids: tuple[int, ...]
+
+
 class FixReport(msgspec.Struct, frozen=True):
     """What `fix` found and did.
 
@@ -234,7 +241,9 @@ class FixReport(msgspec.Struct, frozen=True):
 
     `lead` is the most advanced node. `absent` were not compared (down, or still copying, and why).
     `passed_over` are ids that were committed and that not even the lead had executed: a fix that
-    forwards goes past them. `copying`: of `synced`, who had not finished when the time was up.
+    forwards goes past them. `skipped`: what forwarded nodes never executed and the lead did; its
+    effect outside of the states is missing there, and `reason` warns. `copying`: of `synced`, who
+    had not finished when the time was up.
     """
 
     verdict: Literal["consistent", "fixed", "differs", "moved", "unreachable"]
@@ -247,6 +256,7 @@ class FixReport(msgspec.Struct, frozen=True):
     passed_over: tuple[int, ...] = ()
     copying: tuple[str, ...] = ()
     reason: str = ""
+    skipped: tuple[Skipped, ...] = ()
 
 
 # --- between nodes --------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """How long records are kept, and the two orders that move all cursors at once.
 
 Rules of this file: pure, and bounded: a command deletes so many records and says whether there are
-more. A record may be deleted once every node that takes part is past it. Of those `history_max` are
-kept, to be looked at.
+more. A record may be deleted once every node that takes part is past it. Of those the latest
+`history_max` completed ones are kept, to be looked at, with the aborted ones between them
+(`history_hard_max` records at most): a caller that fails all the time must not wipe the history.
+At format 1 aborted ones count too.
 
 **A stuck node** keeps every record since its cursor, so that it can go on where it stands. That
 must end somewhere: beyond `history_hard_max` records the node gets the state `gap`, needs a full
@@ -14,7 +16,9 @@ raised in the same way.
 operator's node puts those that hold the leading data on one new id and sends the others for a copy.
 It decides about data that was compared before, so it is refused as soon as anything moved
 meanwhile: the last id, a cursor that it names, or a call that waits. A node that it does not name
-executes its calls and passes the forced id like one that has nothing to do.
+executes its calls and passes the forced id like one that has nothing to do. Calls that are passed
+over by this are noted with the node as skipped: it holds the same data, but it never executed them,
+and what they did outside of any state is missing there (format 2).
 
 **Reset** forgets the records and lets everybody follow from here on. Ids go on, for "id@node" must
 never mean two effects.
@@ -28,7 +32,9 @@ from raftkv.plugin import Context, Table
 
 from .commands import (
     FORCE,
+    FORMAT_COMPLETED,
     ROWS_LIMIT,
+    SKIPPED_MAX,
     Cursor,
     Force,
     Forced,
@@ -42,7 +48,15 @@ from .commands import (
 )
 from .cursors import place, position, to_gap
 from .log import grant_next, origin_of
-from .views import clean_below, granted_ticket, hard_bound, last_id, oldest_id, participants
+from .views import (
+    calls_between,
+    clean_below,
+    granted_ticket,
+    hard_bound,
+    last_id,
+    oldest_id,
+    participants,
+)
 
 __all__ = ["force", "reset", "trim"]
 
@@ -91,10 +105,18 @@ def force(command: Force, ctx: Context) -> Forced:
     ctx.table("records").put(id, record)
     ctx.table("meta").put("last", id)
     for node in follow:
-        place(node, cursors[node], id, ctx)
+        place(node, _skipping(cursors[node], last, ctx), id, ctx)
     for node in copies:
         to_gap(node, cursors[node], id, ctx)
     return Forced(id, tuple(sorted(follow)), ctx.index)
+
+
+def _skipping(cursor: Cursor, last: int, ctx: Context) -> Cursor:
+    """The cursor, with the calls up to `last` that it never executed noted as skipped."""
+    if ctx.version < FORMAT_COMPLETED:
+        return cursor
+    missed = calls_between(ctx, max(cursor.id, last - ROWS_LIMIT), last)
+    return replace(cursor, skipped=(*cursor.skipped, *missed)[-SKIPPED_MAX:])
 
 
 def reset(command: Reset, ctx: Context) -> ResetDone:

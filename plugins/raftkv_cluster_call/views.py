@@ -16,6 +16,7 @@ from raftkv.plugin import Context, Table, TableView, View
 
 from .commands import (
     FORCE,
+    FORMAT_COMPLETED,
     STALE_TRIES,
     Cursor,
     CursorState,
@@ -244,6 +245,16 @@ def lost_effects(view: State, node: str | None = None) -> tuple[tuple[str, int, 
     return tuple((name, id, lost) for (name, id), lost in rows)
 
 
+def calls_between(view: State, after: int, upto: int) -> tuple[int, ...]:
+    """The ids behind `after` and up to `upto` that were committed and have something to execute."""
+    records: TableView[int, Record] = view.table("records")
+    return tuple(
+        id
+        for id, record in records.scan(after + 1, upto + 1)
+        if record.state == "committed" and record.kind == "call"
+    )
+
+
 # --- work that is due -----------------------------------------------------------------------------
 
 
@@ -271,7 +282,25 @@ def clean_below(view: State) -> int:
         default=0,
     )
     reset = view.table("meta").get("reset", 0)
-    return int(max(min(floor, reset), floor - view.settings["history_max"]))
+    history_max = int(view.settings["history_max"])
+    surplus = floor - history_max
+    if view.version >= FORMAT_COMPLETED and surplus >= oldest_id(view):
+        # Not more of them than a node that is away may keep, however many have failed.
+        bound = min(surplus, decided_id(view) - int(view.settings["history_hard_max"]))
+        surplus = max(bound, _before_completed(view, floor, history_max))
+    return int(max(min(floor, reset), surplus))
+
+
+def _before_completed(view: State, floor: int, count: int) -> int:
+    """The id in front of the latest `count` completed calls up to `floor`, or of all records."""
+    aborted: TableView[int, int] = view.table("aborted")
+    for first, end in aborted.scan(None, floor + 1, reverse=True):
+        behind = floor - min(end, floor)
+        if behind >= count:
+            break
+        count -= behind
+        floor = first - 1
+    return max(floor - count, oldest_id(view) - 1)
 
 
 def hard_bound(view: State) -> int:

@@ -223,7 +223,14 @@ def _trimmed(step: Step) -> Iterable[str]:
         if needs_from(cursor) < upto:
             yield f"deleted the record {upto}, which {node} at {cursor} still needs"
     floor = min(map(needs_from, after.cursors.values()), default=0)
-    if upto > max(floor - step.settings["history_max"], min(floor, after.reset)):
+    surplus = min(
+        floor - step.settings["history_max"],
+        max(after.records, default=0) - step.settings["history_hard_max"],
+    )
+    completed = [id_ for id_, each in after.records.items() if each.state == "committed"]
+    if sum(id_ <= floor for id_ in completed) >= step.settings["history_max"]:
+        surplus = upto
+    if upto > max(surplus, min(floor, after.reset)):
         yield f"deleted {gone} of those that were completed up to {floor}"
 
 

@@ -309,7 +309,13 @@ class Model:
 
     def bound(self) -> int:
         floor = min((self.needed(place) for place in self.places.values()), default=0)
-        return max(min(floor, self.forget), floor - HISTORY)
+        surplus = floor - HISTORY
+        completed = [id for id in range(self.kept, floor + 1) if self.ids[id - 1][0] == "committed"]
+        if surplus >= self.kept:
+            kept = completed[-HISTORY] if len(completed) >= HISTORY else self.kept
+            # In front of an aborted one there is no reason to keep the record.
+            surplus = max(min(surplus, self.decided - HARD), kept - 1)
+        return max(min(floor, self.forget), surplus)
 
     def hard_bound(self) -> int:
         top = max((self.places[node].id for node in self.following()), default=0)

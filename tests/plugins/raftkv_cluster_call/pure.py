@@ -114,7 +114,7 @@ class CallLog:
     # --- members ---
 
     def node_up(self, name: str, role: Literal["core", "replicant"] = "core") -> None:
-        plugins = (("calls", Calls.version), ("kv", KV.version))
+        plugins = (("calls", self.plugin.version), ("kv", KV.version))
         command = NodeUp(next(self.seqs), name, role, name, "", None, plugins)
         self.sessions[name] = self.run(0, "core", command, command.nonce).session
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from raftkv_cluster_call.functions import Call
-from raftkv_cluster_call.reports import KEYS_SHOWN_MAX, Differing, FixReport, Reachability
+from raftkv_cluster_call.reports import KEYS_SHOWN_MAX, Differing, FixReport, Reachability, Skipped
 from tests.plugins.raftkv_cluster_call.fakes import Cluster, FakeNode, Note, tell, until
 
 # What no report may show.
@@ -174,6 +174,10 @@ async def test_where_only_the_ids_differ_they_are_forwarded(shop: Shop) -> None:
     report = await shop.fix()
     assert (report.verdict, report.id) == ("fixed", 3)
     assert (report.forwarded, report.synced, report.differing) == (("core3",), (), ())
+    # The log does not know what was done by hand, only what was never executed.
+    assert report.skipped == (Skipped("core3", (2,)),)
+    assert "core3 never executed" in report.reason
+    assert shop.cluster.row("core3").skipped == (2,)
     assert set(shop.cluster.cursors().values()) == {3}
     assert (await shop.fix()).verdict == "consistent"
 

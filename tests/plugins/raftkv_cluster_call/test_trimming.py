@@ -24,6 +24,7 @@ from raftkv_cluster_call.commands import (
     Trim,
     Trimmed,
 )
+from raftkv_cluster_call.plugin import Calls
 from raftkv_cluster_call.views import next_for, oldest_id, record_of, trim_due
 from tests.plugins.raftkv_cluster_call.pure import CallLog
 
@@ -48,6 +49,69 @@ def test_history_keeps_the_last_completed_ones() -> None:
     assert log.record(51).created_ms == 1_000
     assert not trim_due(log.view())
     assert log.send("n1", Trim(1_000)) == Trimmed(0, (), False)
+
+
+def test_failed_calls_do_not_wipe_the_completed_ones() -> None:
+    """`history_max` counts completed calls, as the seed has it: 95 failures delete nothing."""
+    log = CallLog(("n1",))
+    for _ in range(100):
+        log.call("n1")
+    for _ in range(95):
+        log.fail("n1")
+    assert not trim_due(log.view())
+    assert log.send("n1", Trim(1_000)) == Trimmed(0, (), False)
+    assert kept(log) == (1, 195)
+    log.call("n1")
+    assert trim_due(log.view())
+    assert log.send("n1", Trim(1_000)) == Trimmed(1, (), False)
+    assert kept(log) == (2, 196)
+    assert sum(log.record(id).state == "committed" for id in range(2, 197)) == 100
+
+
+def test_failed_calls_alone_are_bounded() -> None:
+    log = CallLog(("n1",))
+    log.set("history_max", 10)
+    log.set("history_hard_max", 1_000)
+    for _ in range(5):
+        log.call("n1")
+    for _ in range(1_020):
+        log.fail("n1")
+    log.send("n1", Trim(1_000))
+    assert kept(log) == (26, 1_025)
+    assert not trim_due(log.view())
+
+
+class FormerCalls(Calls):
+    """The plugin in a cluster whose members announce format 1 of it."""
+
+    version = 1
+
+
+def test_at_format_1_failed_calls_count() -> None:
+    log = CallLog(("n1",), plugin=FormerCalls)
+    for _ in range(100):
+        log.call("n1")
+    for _ in range(95):
+        log.fail("n1")
+    assert log.send("n1", Trim(1_000)) == Trimmed(95, (), False)
+    assert kept(log) == (96, 195)
+
+
+def test_a_force_notes_what_nodes_are_taken_past() -> None:
+    """They hold the same data, and never executed these calls."""
+    log = CallLog(("n1", "n2", "n3"))
+    log.call("n1")
+    log.fail("n1")
+    log.call("n1")
+    log.catch_up("n3")
+    assert (log.cursor("n1").id, log.cursor("n2").id) == (3, 0)
+    log.send("n1", Force(3, (("n2", 0),), ()))
+    assert log.cursor("n2").skipped == (1, 3)
+    assert (log.cursor("n1").skipped, log.cursor("n3").skipped) == ((), ())
+    former = CallLog(("n1", "n2"), plugin=FormerCalls)
+    former.call("n1")
+    former.send("n1", Force(1, (("n2", 0),), ()))
+    assert former.cursor("n2").skipped == ()
 
 
 def test_history_in_batches() -> None:
@@ -91,7 +155,7 @@ def test_nothing_is_deleted_while_nobody_takes_part() -> None:
 
 def test_stretches_of_aborted_ids_go_with_their_records() -> None:
     log = CallLog(("n1",))
-    log.set("history_max", 2)
+    log.set("history_max", 1)
     for _ in range(4):
         log.fail("n1")
     log.call("n1")
