@@ -99,6 +99,7 @@ class Freeze:
         self.number = number
         self.row = row
         self.task = task
+        # Since when the channel owes an answer: an unanswered call keeps its time over candidates.
         self.started = now
         self.until = now
         # In order of their coming. Values mean nothing.
@@ -149,6 +150,8 @@ class Handover:
         self._left: dict[tuple[Key, Contender], float] = {}
         # The latest begin, end or resume of a channel; the next one waits for it.
         self._turns: dict[Key, asyncio.Future[Any]] = {}
+        # When the call began that the channel has not answered yet.
+        self._turn_began: dict[Key, float] = {}
         self._parcels: dict[int, bytes] = {}
         self._bytes = 0
         self._number = 0
@@ -207,6 +210,9 @@ class Handover:
         freeze.until = self._now() + self._options.begin_ttl_s
         limit = freeze.started + self._options.begin_timeout_s
         reply = await self._result(freeze.task, until, limit)
+        if not freeze.task.done() and self._now() < freeze.started + self._options.begin_timeout_s:
+            # The former call has been answered meanwhile, and this one has its whole time.
+            return Reply("busy")
         if reply is None and self._frozen.get(key) is not freeze:
             return Reply("busy")  # that freeze is over by now: begin anew
         return reply or self._page(freeze.number, 0)
@@ -370,11 +376,15 @@ class Handover:
         self._number += 1
         number = self._number
         task = self._in_turn(key, lambda: self._copy(key, row, number), "lcr-begin")
-        freeze = self._frozen[key] = Freeze(number, row, task, self._now())
+        started = self._turn_began.get(key, self._now())
+        freeze = self._frozen[key] = Freeze(number, row, task, started)
         self._wake()
         return freeze
 
     async def _copy(self, key: Key, row: Channel, number: int) -> bytes:
+        own = self._frozen.get(key)
+        if own is not None and own.number == number:
+            own.started = self._now()
         try:
             content = await self._owner.begin(row)
             self._check_size(len(content), row)
@@ -622,7 +632,11 @@ class Handover:
             if former is not None:
                 with contextlib.suppress(Exception, asyncio.CancelledError):
                     await asyncio.shield(former)
-            return await call()
+            self._turn_began[key] = self._now()
+            try:
+                return await call()
+            finally:
+                del self._turn_began[key]
 
         task = self._spawn(turn, name)
         self._turns[key] = task

@@ -634,3 +634,52 @@ async def test_begins_wait_for_memory(cluster: Cluster) -> None:
     first = await begun[0]
     b.manager.takeovers.abort(first.channel, first.contender)
     assert len((await begun[2]).content) > 2500
+
+
+# --- channels that hang -------------------------------------------------------------------------
+
+
+def test_a_channel_that_hangs_locks_out_no_impatient_client() -> None:
+    """VerneMQ 893: its candidates give up before `begin_timeout_s`, and come again."""
+
+    async def body(cluster: Cluster) -> None:
+        old = cluster.nodes["core3"].broker
+        await old.connect("c", "old")
+        for call in ("begin", "end", "discard", "kick", "resume"):
+            old.hanging[(call, "old")] = asyncio.Event()
+        began = now()
+        for number in range(1, 10):
+            node = cluster.nodes["core1" if number % 2 else "core2"]
+            try:
+                opened = await asyncio.wait_for(node.broker.connect("c", f"try{number}"), 3.0)
+            except TimeoutError:
+                await asyncio.sleep(0.2)
+                continue
+            assert (opened.outcome, opened.present, opened.failure) == ("ok", False, "timeout")
+            break
+        else:
+            pytest.fail("the client never gets in")
+        # One that comes when the channel has hung for longer than that is answered at once.
+        assert now() - began < LcrOptions().begin_timeout_s + 3.5
+        for each in old.hanging.values():
+            each.set()
+
+    tell(body)
+
+
+def test_a_slow_answer_gives_the_next_call_its_whole_time() -> None:
+    async def body(cluster: Cluster) -> None:
+        old = cluster.nodes["core3"].broker
+        await old.connect("c", "old")
+        slow = old.hanging[("begin", "old")] = asyncio.Event()
+        first = asyncio.ensure_future(cluster.nodes["core1"].broker.connect("c", "one"))
+        await asyncio.sleep(4.5)
+        first.cancel()
+        await asyncio.sleep(MOMENT_S)
+        second = asyncio.ensure_future(cluster.nodes["core2"].broker.connect("c", "two"))
+        await asyncio.sleep(0.2)
+        slow.set()
+        opened = await second
+        assert (opened.outcome, opened.present) == ("ok", True)
+
+    tell(body)
