@@ -12,7 +12,7 @@ import math
 import os
 import re
 import tomllib
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -42,6 +42,42 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
+def _check_fields(struct: msgspec.Struct, group: str = "") -> None:
+    """Check every field by its type; a list stands for a tuple, a path for its string.
+
+    Raises ConfigError naming the key. Numbers of a group are also checked against their least.
+    """
+    for field in msgspec.structs.fields(struct):
+        label = f"{group}{field.name}"
+        given = getattr(struct, field.name)
+        value = os.fspath(given) if isinstance(given, os.PathLike) else given
+        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+        if choices and value not in choices:
+            words = " or ".join(f'"{choice}"' for choice in choices)
+            raise ConfigError(f"{label} = {given!r}: it must be {words}")
+        try:
+            value = msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{label} = {given!r:.80}: {_plain(str(error))}") from None
+        if value is not given:
+            msgspec.structs.force_setattr(struct, field.name, value)
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{label} = {given!r:.80}: it must not contain a NUL character")
+        if group and type(value) in (int, float):
+            _check_least(label, value, 0 if field.name in _MAY_BE_ZERO else 1)
+
+
+def _check_least(label: str, value: float, least: int) -> None:
+    if not least <= value < math.inf:  # nan is neither
+        raise ConfigError(f"{label} must be at least {least}, and finite")
+
+
+def _plain(error: str) -> str:
+    """A message of msgspec in the words of this module."""
+    plain = error.replace("`object", "`table").replace("`array", "`list")
+    return plain.replace("Expected", "it must be a").replace(" - at `$[...]`", "").replace("`", "")
+
+
 class RaftTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time-outs of the consensus engine, in milliseconds. The defaults suit a LAN."""
 
@@ -63,6 +99,9 @@ class RaftTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # A member that nobody has heard for this long is declared dead by the leader; what it owned is
     # fenced. Far above an election time-out: a restart of a node is not a death.
     node_down_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "raft.")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +162,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # delay the next fsync of the log: 8 MiB by some tens of milliseconds.
     snapshot_sync_bytes: int = 8 * MIB
 
+    def __post_init__(self) -> None:
+        _check_fields(self, "limits.")
+
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a node's certificates are: PEM files, read again when they change.
@@ -133,6 +175,9 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ca: str
     certificate: str
     key: str
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "tls.")
 
 
 class HttpTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,6 +190,9 @@ class HttpTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     certificate: str
     key: str
     ca: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "http_tls.")
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,12 +226,17 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # An idle connection is kept so long: clients pool connections and expect them to last.
     idle_timeout_s: float = 120.0
 
+    def __post_init__(self) -> None:
+        _check_fields(self, "http.")
+
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One node. `cores` names the cores that found the cluster, with their peer addresses.
+    """One node. `cores` names the cores that bootstrap the cluster, with their peer addresses.
 
-    A core must stand in `cores` when it founds the cluster; a replicant must not. `dir` is the
-    data directory: it is created, locked, and belongs to this name in this cluster for good.
+    A core must be listed in `cores` when it bootstraps the cluster; a replicant must not. `dir` is
+    the data directory: it is created, locked, and belongs to this name in this cluster for good.
+
+    The constructor checks every field, as `load_config` does for a file, and raises ConfigError.
     """
 
     name: str
@@ -233,8 +286,17 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limits: Limits = Limits()
     http: HttpLimits = HttpLimits()
 
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        self._check()
+
     def validated(self) -> NodeConfig:
-        """Return self if it is consistent, else raise `ConfigError` saying what to change."""
+        """Return self, which the constructor has checked."""
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """Raise `ConfigError`, saying what to change, unless the whole is consistent."""
         for label, name in [("name", self.name), ("cluster", self.cluster), *self._core_names()]:
             if not is_name(name):
                 raise ConfigError(
@@ -267,7 +329,6 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 )
         self._check_web()
         self._check_numbers()
-        return self
 
     def _core_names(self) -> list[tuple[str, str]]:
         return [("cores", name) for name in sorted(self.cores)]
@@ -283,10 +344,10 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _check_role(self) -> None:
         if self.role == "replicant" and self.name in self.cores:
-            raise ConfigError(f"{self.name!r} is a replicant and must not stand in cores")
+            raise ConfigError(f"{self.name!r} is a replicant and must not be listed in cores")
         if self.role == "core" and self.name not in self.cores:
             raise ConfigError(
-                f"{self.name!r} is a core but does not stand in cores: add "
+                f"{self.name!r} is a core but is not listed in cores: add "
                 f'{self.name} = "{self.peer_address}" under [cores]'
             )
 
@@ -306,11 +367,6 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _check_numbers(self) -> None:
         times, limits = self.raft, self.limits
-        for group, struct in (("raft", times), ("limits", limits), ("http", self.http)):
-            for field in msgspec.structs.fields(type(struct)):
-                least = 0 if field.name in _MAY_BE_ZERO else 1
-                if getattr(struct, field.name) < least:
-                    raise ConfigError(f"{group}.{field.name} must be at least {least}")
         for label in ("timeout_s", "format_raise_after_s"):
             if not 0 < getattr(self, label) < math.inf:
                 raise ConfigError(f"{label} must be greater than 0, and finite")
@@ -385,7 +441,7 @@ def load_config(path: str | os.PathLike[str]) -> NodeConfig:
         raise ConfigError(f"{os.fspath(path)} is not valid TOML: {error}") from None
     try:
         config = msgspec.convert(raw, NodeConfig)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{os.fspath(path)}: {error}") from None
     base = os.path.dirname(os.path.abspath(path))
     config = msgspec.structs.replace(config, dir=os.path.join(base, config.dir))
@@ -394,7 +450,7 @@ def load_config(path: str | os.PathLike[str]) -> NodeConfig:
         config = msgspec.structs.replace(config, tls=_below(base, config.tls))
     if config.http_tls is not None:
         config = msgspec.structs.replace(config, http_tls=_below(base, config.http_tls))
-    return config.validated()
+    return config
 
 
 _Files = TypeVar("_Files", TlsFiles, HttpTls)

@@ -110,7 +110,9 @@ class Node:
         runtime: Runtime | None = None,
         core_format_max: int = Core.version,
     ) -> None:
-        self.config = config.validated()
+        if not isinstance(config, NodeConfig):
+            raise ConfigError("config must be a NodeConfig: use NodeConfig(...) or load_config(file)")
+        self.config = config
         chosen: Sequence[type[Plugin[Any]] | Plugin[Any]]
         chosen = find_plugins(config.plugins) if plugins is None else plugins
         made = [plugin() if isinstance(plugin, type) else plugin for plugin in chosen]

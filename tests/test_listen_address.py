@@ -43,9 +43,8 @@ def test_it_obeys_the_rules_of_addresses() -> None:
         ("0.0.0.0:7401", "listen_address = '0.0.0.0:7401' is not a loop"),
         ("7401", "listen_address = '7401' is not an address"),
     ):
-        config = NodeConfig(
-            name="a", dir="d", peer_address=here, listen_address=listens, cores={"a": here}
-        )
         with pytest.raises(ConfigError) as raised:
-            config.validated()
+            NodeConfig(
+                name="a", dir="d", peer_address=here, listen_address=listens, cores={"a": here}
+            )
         assert words in str(raised.value)

@@ -116,7 +116,8 @@ class Met:
 def test_a_copy_goes_on_dialling_a_name_that_its_log_removed(votes: bool) -> None:
     """The name may have come back and lead, behind the end of the copy's log."""
     runtime: Any = FakeRuntime()
-    config = NodeConfig(name="core3", dir="/d", peer_address="core3:1", cores=CORES, insecure=True)
+    cores = {**CORES, "core3": "core3:1"}
+    config = NodeConfig(name="core3", dir="/d", peer_address="core3:1", cores=cores, insecure=True)
     directory = DataDirectory(config, runtime)
     me = directory.identity.raft_id
     peering = Peering(config, directory, runtime, lambda fault: None)

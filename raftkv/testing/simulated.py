@@ -261,12 +261,14 @@ class SimulatedCluster:
     # -- nodes
 
     def _config(self, name: str, cores: Sequence[str]) -> NodeConfig:
+        is_core, address = name.startswith("core"), f"{name}:{PORT}"
         config = msgspec.structs.replace(
             self._base,
             name=name,
-            role="core" if name.startswith("core") else "replicant",
+            role="core" if is_core else "replicant",
             dir=f"/{name}",
-            peer_address=f"{name}:{PORT}",
+            peer_address=address,
+            cores={name: address} if is_core else self._base.cores,
         )
         return with_cores(config, cores, PORT)
 
@@ -652,10 +654,10 @@ def _base(
 ) -> NodeConfig:
     """What the configurations of all nodes have in common."""
     return NodeConfig(
-        name="",
-        dir="",
-        peer_address="",
-        cores={},
+        name="core1",
+        dir="/core1",
+        peer_address=f"core1:{PORT}",
+        cores={"core1": f"core1:{PORT}"},
         insecure=True,
         fsync=fsync,
         plugins=(),

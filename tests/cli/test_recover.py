@@ -19,7 +19,7 @@ from tests.raft.harness import batch, configuration_entry, sync
 
 ADDRESS = "127.0.0.1:7101"
 CONFIG = NodeConfig(
-    name="a", dir="", peer_address=ADDRESS, cores={"a": ADDRESS}, cluster="main", plugins=()
+    name="a", dir="data", peer_address=ADDRESS, cores={"a": ADDRESS}, cluster="main", plugins=()
 )
 
 

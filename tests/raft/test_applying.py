@@ -163,7 +163,14 @@ def replicant() -> tuple[Follower, Slow, Any]:
     bench = Bench(B)
     slow = Slow()
     slow.runtime = bench.runtime
-    config = NodeConfig(name="r", dir="/r", peer_address="r:1", cores={"core1": "c:1"})
+    config = NodeConfig(
+        name="r",
+        role="replicant",
+        dir="/r",
+        peer_address="r:1",
+        cores={"core1": "c:1"},
+        insecure=True,
+    )
     follower = Follower(config, None, bench.runtime, slow, list)  # type: ignore[arg-type]
     follower.link = _Link()  # type: ignore[assignment]
     return follower, slow, bench.runtime

@@ -27,6 +27,10 @@ def configured(**changes: Any) -> NodeConfig:
         cores={"core1": ADDRESS},
         plugins=(),
     )
+    if changes.get("role") == "replicant":
+        changes.setdefault("cores", {"core9": ADDRESS})
+    elif "name" in changes:
+        changes.setdefault("cores", {changes["name"]: ADDRESS})
     return msgspec.structs.replace(config, **changes)
 
 

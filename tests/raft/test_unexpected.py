@@ -204,7 +204,12 @@ def test_an_address_that_is_none_does_not_end_the_following(bad: str) -> None:
         runtime = OsRuntime()
         hub = Hub(runtime, cast(Any, None), 1 << 20)
         config = NodeConfig(
-            name="r", dir="r", peer_address="r:9", cores={"core1": "a:1"}, role="replicant"
+            name="r",
+            dir="r",
+            peer_address="r:9",
+            cores={"core1": "a:1"},
+            role="replicant",
+            insecure=True,
         )
         follower = Follower(config, hub, runtime, cast(Any, None), cores)
         follower.start()

@@ -355,9 +355,8 @@ def test_a_file_that_is_no_certificate_names_nothing(tmp_path: Path) -> None:
 def test_a_setting_that_means_nothing_is_an_error(setting: str, value: str) -> None:
     settings: dict[str, Any] = {setting: (value,)}
     address = "127.0.0.1:1"
-    config = NodeConfig(name="a", dir="d", peer_address=address, cores={"a": address}, **settings)
     with pytest.raises(ConfigError, match=setting):
-        config.validated()
+        NodeConfig(name="a", dir="d", peer_address=address, cores={"a": address}, **settings)
 
 
 def test_a_client_that_is_turned_away_learns_the_setting(served: Served) -> None:
