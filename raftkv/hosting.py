@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from .deadlines import ALARM_GRAIN_S
 from .errors import ConfigError, NotPermitted, again
 from .plugin import Change, Consistency, Member, Outcome, Plugin, Service, View
 from .repeats import Repeats
@@ -113,20 +114,20 @@ class NodeHost:
         self, command: msgspec.Struct, *, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, Any]:
         # The node's own coroutine: one around it costs each call and each answer a step more.
-        return self._node.propose(self._plugin.name, command, timeout_s=timeout_s)
+        return self._node.propose(self._plugin.name, command, timeout_s=_left(timeout_s))
 
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
-        return await self._node.outcome(session, seq, timeout_s=timeout_s)
+        return await self._node.outcome(session, seq, timeout_s=_left(timeout_s))
 
     async def set_setting(self, key: str, value: Any, *, timeout_s: float | None = None) -> None:
         packed = None if value is None else msgspec.msgpack.encode(value)
         command = SetSetting(self._plugin.name, key, packed)
-        await self._node.propose("core", command, timeout_s=timeout_s)
+        await self._node.propose("core", command, timeout_s=_left(timeout_s))
 
     async def barrier(
         self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
     ) -> None:
-        await self._node.barrier(consistency, timeout_s=timeout_s)
+        await self._node.barrier(consistency, timeout_s=_left(timeout_s))
 
     async def stored(self, index: int) -> None:
         assert self._node._part is not None
@@ -367,6 +368,11 @@ class Hosting:
         report = await node.propose("core", SettleOutcome(session, seq), timeout_s=timeout_s)
         result = node.machine.read_report(report, kind)
         return Outcome(report.verdict, result)
+
+
+def _left(timeout_s: float | None) -> float | None:
+    """The rest of a time that a plugin's API has checked; if it is over, the shortest there is."""
+    return ALARM_GRAIN_S if timeout_s is not None and timeout_s < ALARM_GRAIN_S else timeout_s
 
 
 def _same_life(member: Member, other: Member | None) -> bool:

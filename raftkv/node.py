@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -70,6 +71,7 @@ from .start_errors import error_of_start
 from .state.core import Core, NodeUp, NodeUpResult
 from .state.machine import StateMachine
 from .status import Status, status_of
+from .validation import checked, require, require_timeout
 from .verdicts import Verdicts
 from .voters import VoterNews
 from .waste import Sweeper
@@ -111,7 +113,7 @@ class Node:
         core_format_max: int = Core.version,
     ) -> None:
         if not isinstance(config, NodeConfig):
-            raise ConfigError("config must be a NodeConfig: use NodeConfig(...) or load_config(file)")
+            raise ConfigError("config must be a NodeConfig, made by its constructor or load_config")
         self.config = config
         chosen: Sequence[type[Plugin[Any]] | Plugin[Any]]
         chosen = find_plugins(config.plugins) if plugins is None else plugins
@@ -675,6 +677,7 @@ class Node:
             ("starting", 0, 0) if part is None else (part.role_name, part.term, self.machine.index)
         )
 
+    @checked
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return once this node has a session, so that calls succeed. Raises NoLeader."""
         self._check_running()
@@ -698,6 +701,10 @@ class Node:
         """
         if not self._running:
             self._check_running()
+        if timeout_s is not None:
+            require_timeout(timeout_s)
+        if plugin != KV.name:  # whose API has looked at every value
+            self.machine.require_decodable(plugin, command)
         timeout = self.config.timeout_s if timeout_s is None else timeout_s
         if type(command) in self.machine.costly_kinds and (
             rows := self.costly.rows_of(plugin, command)
@@ -711,6 +718,7 @@ class Node:
         host: Any = TicketHost(self.hosting.hosts[KV.name], self.foreign, ticket, KV.name)
         return KVApi(host)
 
+    @checked
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:
         """What became of a command that ended in `Timeout`. After "not_applied" it never will.
 
@@ -724,6 +732,8 @@ class Node:
         """Return when a read of this node's state is as fresh as asked. Raises ReadTimeout."""
         if not self._running:
             self._check_running()
+        if timeout_s is not None:
+            require_timeout(timeout_s)
         timeout = self.config.timeout_s if timeout_s is None else timeout_s
         if consistency == "lease" and self._part is not None and self._part.holds_lease:
             await self.reader.reach(self._part.commit, timeout)
@@ -734,14 +744,15 @@ class Node:
                 # Between the confirmation and this line.
                 raise discarded()
         elif consistency != "local":
-            raise ValueError(f"consistency is linearizable, lease or local, not {consistency!r}")
+            require(Consistency, "consistency", consistency)
 
+    @checked
     def inject_lag(self, seconds: float) -> None:
         """Make this replicant apply what it receives so much later: for benchmarks and tests.
 
         Raises ValueError on a core, whose applying is part of the protocol's speed.
         """
-        if not isinstance(self._part, ReplicantPart) or seconds < 0:
+        if not isinstance(self._part, ReplicantPart) or not 0 <= seconds < math.inf:
             raise ValueError("only a started replicant can lag, by 0 or more seconds")
         self._part.follower.lag_s = seconds
 

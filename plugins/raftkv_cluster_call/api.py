@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from raftkv.plugin import Host
+from raftkv.validation import checked
 
 from .alarms import Alarm, AlarmBook
 from .calling import Calling, CallResult
@@ -43,6 +44,7 @@ CALL_TIMEOUT_S = 120.0
 OPERATE_TIMEOUT_S = 120.0
 
 
+@checked
 class CallsApi:
     """The calls on one node. All methods belong to the node's event loop."""
 

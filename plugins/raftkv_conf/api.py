@@ -29,6 +29,7 @@ import msgspec
 
 from raftkv.errors import ConfigError, NotApplied, OutcomeUnknown, RaftkvError, RemoteFailed
 from raftkv.plugin import Host, Metric
+from raftkv.validation import checked
 from raftkv_cluster_call import (
     Alarm,
     Call,
@@ -72,6 +73,7 @@ class UnsetValue(msgspec.Struct, frozen=True):
     path: str
 
 
+@checked
 class ConfApi:
     """The configuration as one node has it. All methods belong to the node's event loop."""
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, SequenceTooFar
 from raftkv.plugin import Host
+from raftkv.validation import checked
 
 from .alarms import Alarm, LongRuns
 from .commands import (
@@ -80,6 +81,7 @@ SETTLE_FIRST_S = 0.1
 SETTLE_MAX_S = 5.0
 
 
+@checked
 class LcrApi:
     """The registry on one node. All methods belong to the node's event loop."""
 

@@ -75,6 +75,8 @@ __all__ = ["RETRIES_MAX", "Course", "LinearFlow", "Seen"]
 RETRIES_MAX = 3
 # The shortest time for which the log is asked; less could only end in doubt.
 OPEN_MIN_S = 0.05
+# A deadline that has passed, as a time-out.
+LEFT_S_MIN = 0.001
 # Between two attempts to enter a channel after a change of incarnation.
 RETRY_S = 0.1
 # A begin that takes longer costs an entry of the log, for the ticket. Usual ones take milliseconds.
@@ -285,11 +287,14 @@ class LinearFlow:
     async def _draw(self, attempt: Attempt) -> None:
         """Give the connection its place now. Without an answer it gets one with its `Open`."""
         try:
-            drawn = await self._api.ticket(timeout_s=max(self._manager.remaining_s(attempt), 0.0))
+            drawn = await self._api.ticket(timeout_s=self._left_s(attempt))
         except RaftkvError as error:
             self._host.log.debug("lcr: no ticket was drawn: %s", error)
             return
         attempt.ticket = attempt.ticket or drawn.ticket
+
+    def _left_s(self, attempt: Attempt) -> float:
+        return max(self._manager.remaining_s(attempt), LEFT_S_MIN)
 
     async def _register(
         self, attempt: Attempt, course: Course
@@ -310,7 +315,7 @@ class LinearFlow:
             attempt.clean_start and not keeps_older(self._host.settings),
         )
         try:
-            verdict = await self._api.open(command, timeout_s=self._manager.remaining_s(attempt))
+            verdict = await self._api.open(command, timeout_s=self._left_s(attempt))
         except (SessionExpired, StaleIncarnation):
             return None
         if isinstance(verdict, Registered):

@@ -32,6 +32,7 @@ import msgspec
 
 from raftkv.errors import RaftkvError, Timeout, TooLarge
 from raftkv.plugin import Host, Metric
+from raftkv.validation import checked
 
 from .commands import (
     CHANNEL_CHARS_MAX,
@@ -149,6 +150,7 @@ class Flows(Protocol):
         """What acts under this (effective) mode."""
 
 
+@checked
 class ChannelManager:
     """The session flow on one node. All methods belong to the node's event loop."""
 

@@ -24,6 +24,7 @@ from typing import Literal, overload
 
 from raftkv.errors import ReadTimeout
 from raftkv.plugin import Host, Proposer
+from raftkv.validation import checked
 
 from .acking import Acking
 from .checking import Order
@@ -66,6 +67,7 @@ __all__ = ["LimboApi"]
 TIMEOUT_S = 5.0
 
 
+@checked
 class LimboApi:
     """The limbo on one node. All methods belong to the node's event loop. Times are seconds."""
 

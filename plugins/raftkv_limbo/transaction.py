@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raftkv.validation import checked
+
 from .checking import Order
 from .commands import Condition, Write
 from .submission import Receipt, Submission, Wait
@@ -27,6 +29,7 @@ class _Unset:
 _UNSET = _Unset()
 
 
+@checked
 class TransactionBuilder:
     """Writes and conditions. Nothing happens before `submit`, which may be called again."""
 

@@ -24,6 +24,7 @@ from typing import Any, get_args
 import msgspec
 
 from raftkv.plugin import Consistency, Host, Proposer, Under
+from raftkv.validation import checked
 
 from . import reading
 from .commands import (
@@ -79,6 +80,7 @@ from .waiting import Waiting
 __all__ = ["SubscriptionsApi"]
 
 
+@checked
 class SubscriptionsApi:
     """Topics and subscriptions on one node. All methods belong to the node's event loop.
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError
 from raftkv.plugin import View
+from raftkv.validation import checked
 
 from .commands import Sought
 from .consumer_local import LocalSource
@@ -62,6 +63,7 @@ class _Source(Protocol):
     def stop(self) -> None: ...
 
 
+@checked
 class Consumer:
     """Get one from `subs.consumer(...)`. It belongs to the node's event loop.
 

@@ -16,6 +16,7 @@ from typing import Self
 
 from raftkv.errors import Stopped
 from raftkv.plugin import Consistency, Host, View
+from raftkv.validation import checked
 
 from .counting import Counters
 from .errors import PositionTrimmed
@@ -46,6 +47,7 @@ def _reads(topic: str, placed: Iterable[Placed]) -> tuple[Read, ...]:
     return tuple(read_of(topic, one.position, one.stored) for one in placed)
 
 
+@checked
 class Reader:
     """Get one from `subs.reader(...)`. It belongs to the node's event loop, and to one task.
 

@@ -23,6 +23,7 @@ from typing import get_args
 import msgspec
 
 from raftkv.plugin import Consistency, Host, Proposer, Under
+from raftkv.validation import checked
 
 from .commands import (
     FORMAT_ENSURE,
@@ -56,6 +57,7 @@ from .waiting import Waiting
 __all__ = ["TxQueueApi"]
 
 
+@checked
 class TxQueueApi:
     """The queues on one node. All methods belong to the node's event loop. Times are seconds.
 

@@ -27,6 +27,7 @@ import msgspec
 
 from raftkv.errors import OutcomeUnknown, Stopped
 from raftkv.plugin import Host, Proposer, View
+from raftkv.validation import checked
 
 from . import views
 from .commands import (
@@ -93,6 +94,7 @@ class BranchOutcome(msgspec.Struct, frozen=True):
     index: int = 0
 
 
+@checked
 class Dtx:
     """Branches, as one node asks for them. Times are seconds; `timeout_s` None: a few.
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from raftkv.errors import RaftkvError, again
+from raftkv.validation import checked
 
 from .refusals import TransactionOver
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Scope"]
 
 
+@checked
 class Scope:
     """One TX of a session. Its end commits it; an exception rolls it back and goes on.
 

@@ -37,6 +37,7 @@ from raftkv.errors import (
     Stopped,
     again,
 )
+from raftkv.validation import checked as checked_arguments
 
 from .attaching import Attaching
 from .commands import (
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
+@checked_arguments
 class Session:
     """A session. It belongs to the node's event loop. Get one from `txq.session(kind)`.
 

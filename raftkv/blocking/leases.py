@@ -10,6 +10,7 @@ from raftkv.client.leases import ClientLeases
 from raftkv.kv.commands import GrantResult, RevokeResult
 from raftkv.kv.keeping import Keeping as AsyncKeeping
 from raftkv.kv.leases import LeaseApi, LeaseStatus
+from raftkv.validation import require_timeout
 
 from .portal import Portal
 
@@ -43,6 +44,8 @@ class Keeping:
 
     def wait_lost(self, timeout_s: float | None = None) -> bool:
         """Wait until the lease is gone; False if it still lives after `timeout_s`."""
+
+        require_timeout(timeout_s)
 
         async def wait() -> bool:
             try:

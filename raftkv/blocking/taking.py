@@ -11,6 +11,8 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
+from raftkv.validation import require_timeout
+
 from .portal import Portal
 
 __all__ = ["Taker"]
@@ -31,6 +33,7 @@ class Taker(Generic[T]):
 
     def next(self, timeout_s: float | None) -> T | None:
         """The next item, None at the end. Raises TimeoutError after `timeout_s`."""
+        require_timeout(timeout_s)
         if not self._consumer.acquire(blocking=False):
             raise RuntimeError(f"{self._what} has one consumer: another thread waits for the next")
         try:

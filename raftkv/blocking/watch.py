@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from raftkv.errors import Stopped, WatchCancelled
 from raftkv.kv.watch import WatchBatch
+from raftkv.validation import require_timeout
 
 from .portal import Portal
 from .taking import Taker
@@ -42,6 +43,8 @@ class Watch:
 
     def created(self, timeout_s: float | None = None) -> int:
         """The keyspace's revision when the watch began. Raises TimeoutError after `timeout_s`."""
+
+        require_timeout(timeout_s)
 
         async def created() -> int:
             async with asyncio.timeout(timeout_s):

@@ -20,6 +20,7 @@ import msgspec
 from raftkv.config import TlsFiles
 from raftkv.errors import ConfigError, RaftkvError
 from raftkv.plugin import Outcome
+from raftkv.validation import checked, require, require_int64, require_timeout
 
 from . import words
 from .calls import CONNECTIONS_MAX, Caller, DoorAnswer, door_answer
@@ -40,6 +41,7 @@ __all__ = ["Client", "DoorAnswer"]
 _outcome = msgspec.json.Decoder(words.OutcomeAnswer).decode
 
 
+@checked
 class Client:
     """Calls to a cluster through the doors at `endpoints` (`http://host:port`, or https).
 
@@ -62,8 +64,15 @@ class Client:
         connections_max: int = CONNECTIONS_MAX,
         answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
-        if timeout_s <= 0 or connections_max < 1 or answer_bytes_max < 1:
-            raise ConfigError("timeout_s, connections_max and answer_bytes_max must be positive")
+        try:
+            require(str | Sequence[str], "endpoints", endpoints)
+            require(bool, "exactly_once", exactly_once)
+            require(float, "timeout_s", timeout_s)
+            require_timeout(timeout_s)
+            require_int64("connections_max", connections_max, 1)
+            require_int64("answer_bytes_max", answer_bytes_max, 1)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from None
         self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
         self._caller = Caller(
             self.endpoints,

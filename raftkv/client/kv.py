@@ -7,12 +7,19 @@ from typing import Any
 
 import msgspec
 
+from raftkv.kv.arguments import (
+    check_key,
+    check_put,
+    check_range,
+    check_txn,
+    deleted_range,
+    watched_range,
+)
 from raftkv.kv.commands import (
     CompactResult,
     Compare,
     DeleteRangeOp,
     DeleteRangeResult,
-    EmptyKey,
     KeyValue,
     Operation,
     PutOp,
@@ -20,12 +27,12 @@ from raftkv.kv.commands import (
     RangeOp,
     RangeResult,
     SortBy,
-    TxnOp,
     TxnResult,
     bounds_of,
 )
 from raftkv.kv.transactions import reads_only
 from raftkv.plugin import Consistency
+from raftkv.validation import checked, require_int64
 
 from . import words
 from .calls import Caller
@@ -36,6 +43,7 @@ __all__ = ["ClientKV"]
 _encode = msgspec.json.Encoder().encode
 
 
+@checked
 class ClientKV:
     """Put, read, delete, compare and watch keys on a cluster, through any of its doors.
 
@@ -68,7 +76,8 @@ class ClientKV:
         `lease` attaches the key to a lease, 0 to none. `ignore_value` and `ignore_lease` keep what
         the key has; it must exist.
         """
-        _check(key, value)
+        check_key(key, value)
+        check_put(lease, prev_kv=prev_kv, ignore_value=ignore_value, ignore_lease=ignore_lease)
         operation = PutOp(key, value, prev_kv, lease, ignore_value, ignore_lease)
         body = _encode(words.put_json(operation))
         deadline = self._caller.deadline(timeout_s)
@@ -83,6 +92,7 @@ class ClientKV:
         timeout_s: float | None = None,
     ) -> KeyValue | None:
         """The key, or None; as of `revision`, if that is not 0."""
+        check_key(key)
         operation = RangeOp(key, revision=revision)
         found = await self.read(operation, consistency=consistency, timeout_s=timeout_s)
         return found.kvs[0] if found.kvs else None
@@ -136,14 +146,10 @@ class ClientKV:
         timeout_s: float | None = None,
     ) -> RangeResult:
         """`range` in etcd's words."""
-        _check(operation.key)
-        if operation.limit < 0:
-            raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
+        check_range(operation)
         request = words.range_json(operation)
         if consistency == "local":
             request["serializable"] = True
-        elif consistency not in ("linearizable", "lease"):
-            raise ValueError(f"consistency is linearizable, lease or local, not {consistency!r}")
         deadline = self._caller.deadline(timeout_s)
         body = _encode(request)
         return await self._caller.read(words.RANGE, body, words.found, deadline=deadline)
@@ -195,20 +201,15 @@ class ClientKV:
 
         Deleting what does not exist is no error and takes no revision; `deleted` counts.
         """
-        if prefix is None and last is None:
-            if key is None:
-                raise TypeError("delete needs a key or a prefix")
-            range_end = b""
-        else:
-            key, range_end = bounds_of(key, last, prefix)
-        operation = DeleteRangeOp(key, range_end, prev_kv)
+        low, range_end = deleted_range(key, last, prefix)
+        operation = DeleteRangeOp(low, range_end, prev_kv)
         return await self.delete_range(operation, timeout_s=timeout_s)
 
     async def delete_range(
         self, operation: DeleteRangeOp, *, timeout_s: float | None = None
     ) -> DeleteRangeResult:
         """`delete` in etcd's words."""
-        _check(operation.key)
+        check_key(operation.key)
         body = _encode(words.delete_json(operation))
         deadline = self._caller.deadline(timeout_s)
         return await self._caller.write(words.DELETE, body, words.deleted, deadline=deadline)
@@ -227,8 +228,7 @@ class ClientKV:
         `TxnOp`. Raises `DuplicateKey` when a branch would change one key twice. One that can change
         nothing is a read: it is sent again until it is answered, and raises `ReadTimeout`.
         """
-        whole = TxnOp(tuple(compare), tuple(success), tuple(failure))
-        _check_txn(whole)
+        whole = check_txn(compare, success, failure)
         body = _encode(words.txn_json(whole.compare, whole.success, whole.failure))
         deadline = self._caller.deadline(timeout_s)
         if reads_only(whole.success, whole.failure):
@@ -237,6 +237,7 @@ class ClientKV:
 
     async def compact(self, revision: int, *, timeout_s: float | None = None) -> CompactResult:
         """Forget the history before `revision`. Raises `Compacted` or `FutureRevision`."""
+        require_int64("revision", revision)
         body = _encode({"revision": str(revision)})
         deadline = self._caller.deadline(timeout_s)
         return await self._caller.write(words.COMPACT, body, words.compacted, deadline=deadline)
@@ -261,16 +262,9 @@ class ClientKV:
         the history that it needs was compacted. `first` stands for `key` where that is the bound
         of a range: alone, all keys from it on. Without any bound: all keys.
         """
-        if key is not None and first is not None:
-            raise TypeError("give a key, or the first one of a range, not both")
-        if prefix is None and last is None and key is not None:
-            range_end = b""
-        else:
-            key, range_end = bounds_of(key if first is None else first, last, prefix)
-        _check(key)
-        if start_revision < 0 or progress_s < 0:
-            raise ValueError("start_revision and progress_s must be 0 or more")
-        request: dict[str, Any] = {"key": key, "progress_notify": True}
+        require_int64("start_revision", start_revision, 0)
+        low, range_end = watched_range(key, first, last, prefix)
+        request: dict[str, Any] = {"key": low, "progress_notify": True}
         if range_end:
             request["range_end"] = range_end
         if prev_kv:
@@ -279,20 +273,3 @@ class ClientKV:
         if filters:
             request["filters"] = filters
         return ClientWatch(self._caller, request, start_revision, progress_s)
-
-
-def _check(key: object, value: object = b"") -> None:
-    if not isinstance(key, bytes) or not isinstance(value, bytes):
-        raise TypeError("keys and values are bytes")
-    if not key:
-        raise EmptyKey("the key is empty")
-
-
-def _check_txn(operation: TxnOp) -> None:
-    for each in (*operation.compare, *operation.success, *operation.failure):
-        if isinstance(each, TxnOp):
-            _check_txn(each)
-        elif isinstance(each, PutOp):
-            _check(each.key, each.value)
-        else:
-            _check(each.key)

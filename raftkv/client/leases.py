@@ -8,7 +8,8 @@ import msgspec
 
 from raftkv.kv.commands import GrantResult, LeaseNotFound, RevokeResult
 from raftkv.kv.keeping import Keeping
-from raftkv.kv.leases import LeaseStatus
+from raftkv.kv.leases import LeaseStatus, check_grant, check_id
+from raftkv.validation import checked
 
 from . import words
 from .calls import Caller, Decode
@@ -24,6 +25,7 @@ _ttl = msgspec.json.Decoder(words.TtlAnswer, strict=False).decode
 _listed = msgspec.json.Decoder(words.LeasesAnswer, strict=False).decode
 
 
+@checked
 class ClientLeases:
     """Grant, keep alive, revoke and look at leases, through any door of the cluster.
 
@@ -41,12 +43,14 @@ class ClientLeases:
 
         Raises `LeaseExists` or `LeaseTtlTooLarge`.
         """
+        check_grant(ttl_s, id)
         body = _encode({"TTL": str(ttl_s), "ID": str(id)})
         deadline = self._caller.deadline(timeout_s)
         return await self._caller.write(words.GRANT, body, words.granted, deadline=deadline)
 
     async def revoke(self, id: int, *, timeout_s: float | None = None) -> RevokeResult:
         """End a lease and delete its keys. Raises `LeaseNotFound`."""
+        check_id(id)
         body = _encode({"ID": str(id)})
         deadline = self._caller.deadline(timeout_s)
         return await self._caller.write(words.REVOKE, body, words.revoked, deadline=deadline)
@@ -56,6 +60,7 @@ class ClientLeases:
 
         Raises `LeaseNotFound` when it is gone.
         """
+        check_id(id)
         answer = await self._read(words.KEEP_ALIVE, {"ID": str(id)}, _kept_alive, timeout_s)
         if answer.result.TTL <= 0:
             # etcd's word for a lease that is gone.
@@ -66,6 +71,7 @@ class ClientLeases:
         self, id: int, *, keys: bool = False, timeout_s: float | None = None
     ) -> LeaseStatus:
         """What is left of a lease, `ttl_s` -1 if it is gone; with `keys`, what is attached."""
+        check_id(id)
         request: dict[str, Any] = {"ID": str(id)}
         if keys:
             request["keys"] = True

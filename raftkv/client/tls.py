@@ -7,7 +7,7 @@ import ssl
 import msgspec
 
 from raftkv.config import TlsFiles
-from raftkv.errors import CertificateError
+from raftkv.errors import CertificateError, ConfigError
 from raftkv.pem import load_pair, reason_of
 
 __all__ = ["ClientTls", "context_of"]
@@ -29,6 +29,8 @@ def context_of(tls: ClientTls | TlsFiles | ssl.SSLContext | None) -> ssl.SSLCont
     """The context for https endpoints. Raises CertificateError for files that cannot be used."""
     if tls is None or isinstance(tls, ssl.SSLContext):
         return tls
+    if not isinstance(tls, ClientTls | TlsFiles):
+        raise ConfigError(f"tls must be a ClientTls, a TlsFiles or an SSLContext, not {tls!r:.60}")
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 
 from raftkv.errors import ReadTimeout, Stopped, TooLarge
 from raftkv.plugin import Consistency, Host
+from raftkv.validation import checked, require_int64, require_timeout
 
+from .arguments import (
+    check_key,
+    check_put,
+    check_range,
+    check_txn,
+    deleted_range,
+    watched_range,
+)
 from .changing import LIMIT_MIN, check_ignored
 from .commands import (
     FROM_KEY,
@@ -24,7 +33,6 @@ from .commands import (
     DeleteRange,
     DeleteRangeOp,
     DeleteRangeResult,
-    EmptyKey,
     FlatTxn,
     KeyValue,
     NestedTxn,
@@ -101,6 +109,17 @@ class KVApi:
             type(key) is bytes and type(value) is bytes and 0 < len(key) <= LIMIT_MIN - len(value)
         ):
             self._check(key, value)
+        # Checked by hand here and in `get`: these two are called most.
+        if not (
+            type(lease) is int
+            and not lease
+            and prev_kv is False
+            and ignore_value is False
+            and ignore_lease is False
+        ):
+            check_put(lease, prev_kv=prev_kv, ignore_value=ignore_value, ignore_lease=ignore_lease)
+        if timeout_s is not None:
+            require_timeout(timeout_s)
         command: Put | PutWith
         if lease or ignore_value or ignore_lease:
             command = PutWith(key, value, prev_kv, lease, ignore_value, ignore_lease)
@@ -119,6 +138,10 @@ class KVApi:
         timeout_s: float | None = None,
     ) -> KeyValue | None:
         """The key, or None. "local" answers at once from this node's copy, which may be stale."""
+        if type(revision) is not int or revision:
+            require_int64("revision", revision)
+        if timeout_s is not None:
+            require_timeout(timeout_s)
         if revision > 0:
             operation = RangeOp(key, revision=revision)
             past = await self.read(operation, consistency=consistency, timeout_s=timeout_s)
@@ -128,6 +151,7 @@ class KVApi:
         found: KeyValue | None = self._host.view().table("keys").get(key)
         return found
 
+    @checked
     async def range(
         self,
         first: bytes | None = None,
@@ -171,6 +195,7 @@ class KVApi:
         )
         return await self.read(operation, consistency=consistency, timeout_s=timeout_s)
 
+    @checked
     async def read(
         self,
         operation: RangeOp,
@@ -179,9 +204,8 @@ class KVApi:
         timeout_s: float | None = None,
     ) -> RangeResult:
         """`range` in etcd's words. A revision below 0 reads the newest state, as in etcd."""
+        check_range(operation)
         self._check(operation.key)
-        if operation.limit < 0:
-            raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
         await self._host.barrier(consistency, timeout_s=timeout_s)
         keys = self._host.view().table("keys")
         if is_large(keys, operation):
@@ -197,6 +221,7 @@ class KVApi:
         # As in etcd the answer tells the newest revision, whichever one was read.
         return replace(found, revision=self.revision) if operation.revision > 0 else found
 
+    @checked
     async def pages(
         self,
         first: bytes | None = None,
@@ -223,13 +248,14 @@ class KVApi:
         while not walk.done():
             yield await walk.page(page_keys, consistency=consistency, timeout_s=timeout_s)
 
+    @checked
     def walk(self, operation: RangeOp) -> Walk:
         """`pages` in etcd's words, to be asked for each page."""
+        check_range(operation)
         self._check(operation.key)
-        if operation.limit < 0:
-            raise ValueError(f"limit = {operation.limit}: it must be 0 (no limit) or more")
         return Walk(self._host, operation)
 
+    @checked
     async def hash(
         self,
         revision: int = 0,
@@ -245,6 +271,7 @@ class KVApi:
         await self._host.barrier(consistency, timeout_s=timeout_s)
         return await hash_in_slices(Walk(self._host, RangeOp(b"\0", FROM_KEY, revision=revision)))
 
+    @checked
     async def delete(
         self,
         key: bytes | None = None,
@@ -258,15 +285,11 @@ class KVApi:
 
         Deleting what does not exist is no error and takes no revision; `deleted` counts.
         """
-        if prefix is None and last is None:
-            if key is None:
-                raise TypeError("delete needs a key or a prefix")
-            range_end = b""
-        else:
-            key, range_end = bounds_of(key, last, prefix)
-        operation = DeleteRangeOp(key, range_end, prev_kv)
+        low, range_end = deleted_range(key, last, prefix)
+        operation = DeleteRangeOp(low, range_end, prev_kv)
         return await self.delete_range(operation, timeout_s=timeout_s)
 
+    @checked
     async def delete_range(
         self, operation: DeleteRangeOp, *, timeout_s: float | None = None
     ) -> DeleteRangeResult:
@@ -276,6 +299,7 @@ class KVApi:
         result: DeleteRangeResult = await self._host.propose(command, timeout_s=timeout_s)
         return result
 
+    @checked
     async def txn(
         self,
         compare: Iterable[Compare] = (),
@@ -294,11 +318,12 @@ class KVApi:
         One that can change nothing is a read: it needs no entry in the log, sees one state, the
         newest, and raises `ReadTimeout` like other reads.
         """
-        success, failure = tuple(success), tuple(failure)
-        command = flatten(compare, success, failure)
+        whole = check_txn(compare, success, failure)
+        command = flatten(whole.compare, whole.success, whole.failure)
         self._check_txn(command)
+        reads = reads_only(whole.success, whole.failure)
         try:
-            return unflatten(await self._outcome(command, timeout_s, reads_only(success, failure)))
+            return unflatten(await self._outcome(command, timeout_s, reads))
         except TxnTooCostly:
             self.too_costly += 1
             raise
@@ -324,15 +349,18 @@ class KVApi:
             # As of now, not of when it came.
             return await ReadOnlyTxn(self._host, command).outcome()
 
+    @checked
     async def compact(self, revision: int, *, timeout_s: float | None = None) -> CompactResult:
         """Forget the history before `revision`; of each key its state as of then is kept.
 
         Refused as `Compacted` unless it is greater than the compacted revision, as `FutureRevision`
         if it is greater than the current one.
         """
+        require_int64("revision", revision)
         result: CompactResult = await self._host.propose(Compact(revision), timeout_s=timeout_s)
         return result
 
+    @checked
     def watch(
         self,
         key: bytes | None = None,
@@ -359,14 +387,8 @@ class KVApi:
         The iteration ends with `WatchCancelled`, also if `start_revision` was compacted. Close
         what you do not need any more (`async with`), for the node goes on filling its buffer.
         """
-        if start_revision < 0 or progress_s < 0:
-            raise ValueError("start_revision and progress_s must be 0 or more")
-        if key is not None and first is not None:
-            raise TypeError("give a key, or the first one of a range, not both")
-        if key is not None and last is None and prefix is None:
-            low, range_end = key, b""
-        else:
-            low, range_end = bounds_of(key if first is None else first, last, prefix)
+        require_int64("start_revision", start_revision, 0)
+        low, range_end = watched_range(key, first, last, prefix)
         self._check(low)
         if self.hub is None:
             raise Stopped("the node was not started")
@@ -391,10 +413,9 @@ class KVApi:
         return lowest_revision(self._host.view())
 
     def _check(self, key: object, value: object = b"") -> None:
-        if not isinstance(key, bytes) or not isinstance(value, bytes):
-            raise TypeError("keys and values are bytes")
-        if not key:
-            raise EmptyKey("the key is empty")
+        check_key(key, value)
+        assert isinstance(key, bytes)
+        assert isinstance(value, bytes)
         if len(key) + len(value) <= LIMIT_MIN:
             return
         settings = self._host.settings

@@ -18,13 +18,14 @@ import msgspec
 
 from raftkv.errors import NoLeader, PeerUnreachable, RaftkvError, RemoteFailed, Timeout
 from raftkv.plugin import Host
+from raftkv.validation import checked, require_int64
 
 from .commands import Grant, GrantResult, LeaseNotFound, LeaseRow, Revoke, RevokeResult
 from .keeping import Keeping
 from .leasing import keys_of
 from .lessor import CALL_IDS_MAX, LEFT, RENEW, Left, Renewed
 
-__all__ = ["LeaseApi", "LeaseStatus"]
+__all__ = ["LeaseApi", "LeaseStatus", "check_grant", "check_id"]
 
 T = TypeVar("T")
 
@@ -35,7 +36,6 @@ _Waiters = list[asyncio.Future[int]]
 TIMEOUT_S = 5.0
 # One attempt: a lessor that is cut off answers nothing, and another one may exist by then.
 ATTEMPT_S = 1.5
-ID_RANGE = range(-(2**63), 2**63)
 # Before the next attempt.
 RETRY_S = 0.05
 
@@ -53,6 +53,7 @@ class LeaseStatus(msgspec.Struct, frozen=True):
     keys: tuple[bytes, ...] = ()
 
 
+@checked
 class LeaseApi:
     """Grant leases, keep them alive, end them; keys attached to a lease end with it.
 
@@ -77,8 +78,7 @@ class LeaseApi:
         chooses one. Raises `LeaseExists`, or `LeaseTtlTooLarge` beyond `lease_ttl_max_s`. A grant
         that ended in `Timeout` may have left a lease, which ends by itself.
         """
-        _check("ttl_s", ttl_s)
-        _check_id(id)
+        check_grant(ttl_s, id)
         result: GrantResult = await self._host.propose(Grant(ttl_s, id), timeout_s=timeout_s)
         return result
 
@@ -87,7 +87,7 @@ class LeaseApi:
 
         Raises `LeaseNotFound`.
         """
-        _check_id(id)
+        check_id(id)
         result: RevokeResult = await self._host.propose(Revoke(id), timeout_s=timeout_s)
         return result
 
@@ -96,7 +96,7 @@ class LeaseApi:
 
         They count from the moment of this call, not from its answer. Raises `LeaseNotFound`.
         """
-        _check_id(id)
+        check_id(id)
         ttl_s = await self._insist(lambda: self._join(id), timeout_s)
         if ttl_s == 0:
             raise LeaseNotFound(f"there is no lease {id}: it was revoked, or has expired")
@@ -109,7 +109,7 @@ class LeaseApi:
 
         A lease that does not exist has `ttl_s` -1 and no keys, as in etcd.
         """
-        _check_id(id)
+        check_id(id)
         left = await self._insist(lambda: self._left(id), timeout_s)
         if left.granted_s and keys:
             await self._host.barrier(timeout_s=timeout_s)
@@ -203,13 +203,12 @@ class LeaseApi:
                     future.set_result(ttl_s)
 
 
-def _check(name: str, value: object) -> None:
-    if type(value) is not int:
-        raise TypeError(f"{name} is a whole number, not {value!r}")
+def check_grant(ttl_s: int, id: int) -> None:
+    """Raise TypeError or ValueError for a lease that cannot be asked for."""
+    require_int64("ttl_s", ttl_s)
+    check_id(id)
 
 
-def _check_id(id: object) -> None:
-    """Ids are etcd's 64-bit integers: what no door can name is no lease."""
-    _check("id", id)
-    if id not in ID_RANGE:
-        raise ValueError(f"a lease's id is from {ID_RANGE[0]} to {ID_RANGE[-1]}, not {id!r:.40}")
+def check_id(id: int) -> None:
+    """Ids are etcd's 64-bit integers: what cannot be named over HTTP is no lease."""
+    require_int64("id", id)

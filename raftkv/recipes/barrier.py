@@ -17,6 +17,7 @@ import bisect
 from types import TracebackType
 
 from raftkv.kv import Compare, DeleteRangeOp, PutOp, RangeOp
+from raftkv.validation import checked
 
 from .ports import Store
 from .session import Session
@@ -26,12 +27,14 @@ from .waiting import changed, insist, once, shrunk, txn
 __all__ = ["Barrier", "DoubleBarrier"]
 
 
+@checked
 class Barrier:
     """Who waits at it goes on once it is lifted, or at once if there is none.
 
     With a `lease` (a session's) it is lifted by the end of that as well.
     """
 
+    @checked
     def __init__(self, store: Store, name: bytes, *, lease: int = 0) -> None:
         self._store = store
         self._key = name
@@ -70,6 +73,7 @@ class Barrier:
             await changed(kv, found.revision, key=self._key, put=False)
 
 
+@checked
 class DoubleBarrier:
     """`count` processes enter together and leave together.
 
@@ -78,6 +82,7 @@ class DoubleBarrier:
     A process that dies outside a round is not counted; one that dies inside counts as having left.
     """
 
+    @checked
     def __init__(self, session: Session, name: bytes, count: int) -> None:
         if count < 1:
             raise ValueError(f"count = {count}: it must be 1 or more")

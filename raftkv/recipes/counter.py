@@ -6,6 +6,7 @@ import msgspec
 
 from raftkv.errors import RaftkvError
 from raftkv.kv import Compare, KeyValue, PutOp, RangeOp
+from raftkv.validation import checked
 
 from .ports import Store
 from .waiting import insist, once
@@ -26,9 +27,11 @@ class Count(msgspec.Struct, frozen=True):
     token: int
 
 
+@checked
 class Counter:
     """A whole number of any size, 0 until it is first changed."""
 
+    @checked
     def __init__(self, store: Store, name: bytes) -> None:
         self._store = store
         self._key = name

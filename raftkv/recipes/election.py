@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from raftkv.kv import Compare
+from raftkv.validation import checked
 
 from .lock import Lock
 from .ports import Store
@@ -33,11 +34,13 @@ class Leader(msgspec.Struct, frozen=True):
     revision: int
 
 
+@checked
 async def leader_of(store: Store, name: bytes) -> Leader | None:
     """The leader now, or None. Needs no session."""
     return (await _look(store, name))[0]
 
 
+@checked
 async def observe(store: Store, name: bytes) -> AsyncIterator[Leader | None]:
     """The leader now, then whenever it changes, also its value; None while there is none.
 
@@ -60,9 +63,11 @@ async def _look(store: Store, name: bytes) -> tuple[Leader | None, int]:
     return None, found.revision
 
 
+@checked
 class Election:
     """One candidate of the election `name`."""
 
+    @checked
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
         self._name = name

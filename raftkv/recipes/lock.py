@@ -16,6 +16,7 @@ Locks are not re-entrant: who acquires one twice, by two objects, waits for itse
 from __future__ import annotations
 
 from raftkv.kv import Compare, prefix_end
+from raftkv.validation import checked
 
 from .holding import Holder
 from .session import Session
@@ -25,6 +26,7 @@ from .waiting import insist, shrunk
 __all__ = ["Lock", "ReadLock", "WriteLock"]
 
 
+@checked
 class Lock(Holder):
     """Held by one at a time. `name` is the prefix of its keys, without a slash at the end.
 
@@ -35,6 +37,7 @@ class Lock(Holder):
     _own: bytes = b""
     _others: bytes = b""
 
+    @checked
     def __init__(self, session: Session, name: bytes, value: bytes = b"") -> None:
         super().__init__(session, name + b"/" + self._own, value)
         self._all = name + b"/"
@@ -80,6 +83,7 @@ class Lock(Holder):
             await shrunk(kv, before.revision, prefix, [before.kvs[0].key], 1)
 
 
+@checked
 class ReadLock(Lock):
     """Held by any number of readers at a time, while no `WriteLock` of the same name is.
 
@@ -90,6 +94,7 @@ class ReadLock(Lock):
     _others = b"write/"
 
 
+@checked
 class WriteLock(Lock):
     """Held by one writer at a time, while no `ReadLock` of the same name is."""
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from raftkv.errors import LockLost
 from raftkv.kv import Compare, DeleteRangeOp, KeyValue, PutOp, RangeOp
+from raftkv.validation import checked
 
 from .queue import Producer, rank_of
 from .session import Session
@@ -69,12 +70,14 @@ class Entry:
         )
 
 
+@checked
 class LockingQueue:
     """Entries by priority, then by age, held by one worker at a time.
 
     `name` is the prefix of its keys, without a slash at the end.
     """
 
+    @checked
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
         self._prefix = name + b"/"

@@ -7,6 +7,8 @@ from types import TracebackType
 
 import msgspec
 
+from raftkv.validation import checked
+
 from .ports import Store
 from .session import Session
 from .ticket import Ticket
@@ -22,11 +24,13 @@ class Member(msgspec.Struct, frozen=True):
     token: int
 
 
+@checked
 async def members_of(store: Store, name: bytes) -> tuple[Member, ...]:
     """Who is there, in the order of joining. Needs no session."""
     return (await _look(store, name))[0]
 
 
+@checked
 async def observe_members(store: Store, name: bytes) -> AsyncIterator[tuple[Member, ...]]:
     """Who is there now, then whenever that changes. Never ends.
 
@@ -46,9 +50,11 @@ async def _look(store: Store, name: bytes) -> tuple[tuple[Member, ...], int]:
     return tuple(Member(kv.value, kv.create_revision) for kv in found.kvs), found.revision
 
 
+@checked
 class Party:
     """One member of the party `name`. `async with party:` joins and leaves."""
 
+    @checked
     def __init__(self, session: Session, name: bytes, value: bytes = b"") -> None:
         self._session = session
         self._name = name

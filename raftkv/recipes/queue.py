@@ -19,6 +19,7 @@ import msgspec
 
 from raftkv.errors import RaftkvError
 from raftkv.kv import Compare, DeleteRangeOp, KeyValue, PutOp, RangeOp, prefix_end
+from raftkv.validation import checked
 
 from .ports import Store
 from .waiting import changed, insist, once
@@ -69,9 +70,11 @@ class Producer:
         return done.revision
 
 
+@checked
 class Entries:
     """What both queues have: entries in the order of their keys, taken from the front."""
 
+    @checked
     def __init__(self, store: Store, name: bytes) -> None:
         self._store = store
         self._prefix = name + b"/entries/"
@@ -143,6 +146,7 @@ class Entries:
                 await once(self._store, (unused,), (PutOp(item.key, item.value),))
 
 
+@checked
 class Queue(Entries):
     """First in, first out. `name` is the prefix of its keys, without a slash at the end."""
 
@@ -151,6 +155,7 @@ class Queue(Entries):
         return await self._producer.put(b"", value)
 
 
+@checked
 class PriorityQueue(Entries):
     """The entry with the lowest number of priority is taken first; of several, the oldest."""
 

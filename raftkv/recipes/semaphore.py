@@ -6,6 +6,8 @@ those that stood in front of it by itself, and reads again only when enough of t
 
 from __future__ import annotations
 
+from raftkv.validation import checked
+
 from .holding import Holder
 from .session import Session
 from .ticket import Ticket
@@ -14,6 +16,7 @@ from .waiting import insist, shrunk
 __all__ = ["Semaphore"]
 
 
+@checked
 class Semaphore(Holder):
     """Held by `limit` at a time, in the order in which they asked.
 
@@ -22,6 +25,7 @@ class Semaphore(Holder):
     `guard()` in a transaction tells whether this very holder still holds.
     """
 
+    @checked
     def __init__(self, session: Session, name: bytes, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"limit = {limit}: it must be 1 or more")

@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 from raftkv.errors import LockLost, RaftkvError
 from raftkv.kv import Keeping
 from raftkv.kv.commands import LeaseNotFound
+from raftkv.validation import checked
 
 from .ports import Store
 
@@ -36,6 +37,7 @@ T = TypeVar("T")
 CLEAN_UP_S = 2.0
 
 
+@checked
 class Session:
     """A lease that is kept alive, and what is held under it.
 
@@ -44,6 +46,7 @@ class Session:
     Leaving the context revokes the lease: everything held under the session is given back.
     """
 
+    @checked
     def __init__(self, store: Store, ttl_s: int = 10) -> None:
         self.store = store
         self._keeping = Keeping(store.leases, ttl_s)

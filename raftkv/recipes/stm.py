@@ -33,6 +33,7 @@ from raftkv.kv import (
     PutOp,
     prefix_end,
 )
+from raftkv.validation import checked
 
 from .ports import Store
 from .waiting import insist, once
@@ -49,6 +50,7 @@ class Committed(msgspec.Struct, Generic[T], frozen=True):
     token: int
 
 
+@checked
 class Transaction:
     """What the function of `atomically` works with."""
 
@@ -131,6 +133,7 @@ class Transaction:
         return done.revision if done.succeeded else None
 
 
+@checked
 async def atomically(store: Store, function: Callable[[Transaction], Awaitable[T]]) -> Committed[T]:
     """Run `function` until what it read is still so when what it wrote is written.
 

@@ -37,6 +37,7 @@ from raftkv.errors import (
     UnknownCommand,
     UnknownPlugin,
 )
+from raftkv.validation import require_decodable
 
 from . import activation
 from .batch import Envelope, decode_batch
@@ -303,6 +304,16 @@ class StateMachine:
         self._overrun.clear()
         self._unfinished = None
         self._capture.drop()
+
+    def require_decodable(self, plugin: str, command: msgspec.Struct) -> None:
+        """Raise TypeError for a command that every node would fail to decode, before it is sent.
+
+        Says which field has the wrong type. A plugin that is not routed here is not looked at.
+        """
+        routed = self._all.get(plugin)
+        if routed is None:
+            return
+        require_decodable(plugin, command, routed.decode)
 
     def skip(self, index: int) -> None:
         """Pass an entry that holds no commands (no-op, configuration)."""

@@ -428,7 +428,7 @@ def test_transactions_of_many_threads(store: Store) -> None:
     with pytest.raises(ZeroDivisionError):
         atomically(store, fail)
     with pytest.raises(TimeoutError):
-        atomically(store, add, timeout_s=0)
+        atomically(store, add, timeout_s=1e-9)
     found = store.kv.get(b"sum")
     assert found is not None
     assert found.value == b"12"

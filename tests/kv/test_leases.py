@@ -343,7 +343,7 @@ def test_an_id_beyond_64_bits_is_refused_and_takes_nobody_with_it(bad: int) -> N
         assert kept == 5
         assert isinstance(refused, ValueError)
         for call in (store.leases.grant(5, id=bad), store.leases.revoke(bad)):
-            with pytest.raises(ValueError, match="a lease's id is from"):
+            with pytest.raises(ValueError, match="id = "):
                 await call
         assert await store.leases.list() == (3,)
 

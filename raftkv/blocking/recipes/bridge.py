@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 from raftkv.blocking.portal import Portal
 from raftkv.errors import Stopped
 from raftkv.recipes import Store as AsyncStore
+from raftkv.validation import require_timeout
 
 __all__ = ["Store", "leave", "wait"]
 
@@ -34,6 +35,7 @@ def wait(
     what was taken) is done before this raises, and takes two seconds at most; so it is after
     Ctrl-C, unless that comes twice.
     """
+    require_timeout(timeout_s)
     ended = threading.Event()
 
     async def limited() -> T:

@@ -10,6 +10,7 @@ from typing import Generic, Self, TypeVar
 
 from raftkv.blocking.portal import Portal
 from raftkv.errors import Stopped
+from raftkv.validation import require_timeout
 
 __all__ = ["Changes"]
 
@@ -39,6 +40,7 @@ class Changes(Generic[T]):
         Raises TimeoutError after `timeout_s`, and loses nothing by it; `Stopped` when this is
         closed, or its client or node.
         """
+        require_timeout(timeout_s)
         try:
             return self._portal.call(self._step(timeout_s))
         except _Ended:

@@ -14,6 +14,7 @@ from raftkv.blocking.portal import Portal
 from raftkv.kv import Compacted
 from raftkv.recipes import Committed
 from raftkv.recipes import Transaction as AsyncTransaction
+from raftkv.validation import require_timeout
 
 from .bridge import Store, wait
 
@@ -59,11 +60,17 @@ def atomically(
     if it cannot be known whether it was committed. `timeout_s` is for all attempts together; after
     TimeoutError it may have been committed.
     """
+    require_timeout(timeout_s)
     portal, behind = store._behind()
     until = None if timeout_s is None else time.monotonic() + timeout_s
 
     def left_s() -> float | None:
-        return None if until is None else until - time.monotonic()
+        if until is None:
+            return None
+        rest_s = until - time.monotonic()
+        if rest_s <= 0:
+            raise TimeoutError
+        return rest_s
 
     while True:
         made = AsyncTransaction(behind)

@@ -1,0 +1,322 @@
+"""Checks of arguments at the call: one set of rules for Node, Client, recipes and plugins.
+
+    @checked
+    class LockApi:
+        async def lock(self, name: str, *, timeout_s: float | None = None) -> int: ...
+
+`checked` reads the rules from the annotations of public methods, so that a node and a client, whose
+signatures are equal, refuse the same values with the same words. A wrong type is a TypeError, a
+value out of its range a ValueError, both before anything is sent: a wrong type never travels
+through the log, and no value is taken for another one.
+
+Rules of this file
+1. Only what a caller passes is checked. A default costs nothing.
+2. A bool is not an int, an int is a float, a str is not a sequence of str. Structs are checked with
+   their fields. An annotation that says nothing that can be checked (Any, a Protocol, a name that
+   is imported for type checkers only) checks nothing.
+3. A float is not nan. `timeout_s` is greater than 0 and finite; other times (`..._s`) are 0
+   or more.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import math
+import re
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as hints_of
+
+import msgspec
+
+__all__ = ["checked", "require", "require_decodable", "require_int64", "require_timeout"]
+
+T = TypeVar("T")
+
+#: Whether a value fits; raises ValueError for one of the right type and out of its range.
+Fits = Callable[[Any], bool]
+Check = Callable[[Any], None]
+
+INT64: Final = range(-(2**63), 2**63)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+_CALLABLE: Final[Any] = collections.abc.Callable
+
+_PLAIN: Final[dict[Any, tuple[str, Fits]]] = {
+    bool: ("True or False", lambda value: type(value) is bool),
+    int: ("an int", lambda value: type(value) is int),
+    float: ("a number", lambda value: type(value) in (int, float)),
+    str: ("a str", lambda value: isinstance(value, str)),
+    bytes: ("bytes", lambda value: isinstance(value, bytes)),
+    type(None): ("None", lambda value: value is None),
+}
+
+
+def require_timeout(timeout_s: float | None) -> None:
+    """Raise TypeError or ValueError unless it is None, or a number of seconds that can pass."""
+    if timeout_s is None:
+        return
+    if type(timeout_s) not in (int, float):
+        raise TypeError(f"timeout_s must be a number of seconds, or None, not {timeout_s!r:.60}")
+    if not 0 < timeout_s < math.inf:
+        raise ValueError(
+            f"timeout_s = {timeout_s}: it must be a number of seconds greater than 0 and finite, "
+            f"or None for the default"
+        )
+
+
+def require_int64(name: str, value: int, least: int = INT64.start) -> None:
+    """Raise TypeError or ValueError unless `value` is an int of 64 bits, at least `least`."""
+    if type(value) is not int:
+        raise TypeError(f"{name} must be an int, not {value!r:.60}")
+    if value not in INT64 or value < least:
+        raise ValueError(f"{name} = {value!r:.40}: it must be from {least} to {INT64[-1]}")
+
+
+def require(hint: Any, name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless `value` is what the annotation `hint` says."""
+    words, fits = _kind(hint)
+    try:
+        fitting = fits(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if not fitting:
+        raise TypeError(f"{name} must be {words}, not {value!r:.60}")
+
+
+def require_decodable(
+    plugin: str, command: msgspec.Struct, decode: Callable[[bytes], object]
+) -> None:
+    """Raise TypeError unless `decode` reads the command as every node will. Names the field."""
+    kind = type(command)
+    try:
+        decode(_encode(command))
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
+        raise TypeError(f"{plugin}: {_named(kind, str(error))}") from None
+
+
+def _named(kind: type, error: str) -> str:
+    """An error of msgspec with the field's name in place of its number."""
+    place = re.search(r"\$\[(\d+)\]", error)
+    if place is None or not issubclass(kind, msgspec.Struct):
+        return f"{kind.__name__}: {error}"
+    # In front of the fields is the command's tag, if it has one.
+    number = int(place[1]) - (kind.__struct_config__.tag is not None)
+    names = kind.__struct_fields__
+    name = names[number] if 0 <= number < len(names) else "?"
+    return f"{kind.__name__}.{name}: {error.partition(' - at ')[0]}"
+
+
+def checked(target: T) -> T:
+    """Have a function, or every public method of a class, check its arguments.
+
+    Signatures, docstrings and what is awaited stay as they are.
+    """
+    if not inspect.isclass(target):
+        wrapped: T = _checking(target)
+        return wrapped
+    for name, member in list(vars(target).items()):
+        if not inspect.isfunction(member) or name.startswith("_"):
+            continue
+        if len(inspect.signature(member).parameters) > 1:
+            setattr(target, name, _checking(member))
+    return target
+
+
+def _checking(function: Any) -> Any:
+    rules: tuple[list[Check | None], dict[str, Check], Check | None] | None = None
+
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal rules
+        if rules is None:
+            # At the first call: annotations may name what its module imports late.
+            rules = _rules_of(function)
+        by_place, by_name, more = rules
+        for rule, value in zip(by_place, args, strict=False):
+            if rule is not None:
+                rule(value)
+        if more is not None:
+            for value in args[len(by_place) :]:
+                more(value)
+        for name, value in kwargs.items():
+            if name in by_name:
+                by_name[name](value)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return await function(*args, **kwargs)
+
+        return awaited
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _rules_of(function: Any) -> tuple[list[Check | None], dict[str, Check], Check | None]:
+    """The checks of arguments by their places, by their names, and of those behind a star."""
+    by_place: list[Check | None] = []
+    by_name: dict[str, Check] = {}
+    more: Check | None = None
+    for parameter in inspect.signature(function).parameters.values():
+        rule = _rule_of(function, parameter)
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            by_place.append(rule)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            more = rule
+        elif rule is not None:
+            by_name[parameter.name] = rule
+    return by_place, by_name, more
+
+
+def _rule_of(function: Any, parameter: inspect.Parameter) -> Check | None:
+    name, hint = parameter.name, _hint_of(function, parameter)
+    if hint is Any or parameter.kind is parameter.VAR_KEYWORD:
+        return None
+    if name == "timeout_s":
+        return require_timeout
+    quick = {each for each in _parts_of(hint) if each in _PLAIN and each is not float}
+    seconds = name.endswith("_s") and float in _parts_of(hint)
+
+    def rule(value: Any) -> None:
+        if type(value) in quick:
+            return
+        require(hint, name, value)
+        if seconds and value is not None and value < 0:
+            raise ValueError(f"{name} = {value}: it must be a number of seconds, 0 or more")
+
+    return rule
+
+
+def _hint_of(function: Any, parameter: inspect.Parameter) -> Any:
+    """The annotation; Any if there is none, or if it cannot be known when the program runs."""
+    if parameter.annotation is parameter.empty:
+        return Any
+
+    def alone() -> None:
+        """One annotation: what cannot be resolved must not hide the others."""
+
+    alone.__annotations__ = {"it": parameter.annotation}
+    try:
+        return hints_of(alone, function.__globals__)["it"]
+    except NameError:
+        return Any
+
+
+def _parts_of(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the one hint."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+@functools.cache
+def _kind(hint: Any) -> tuple[str, Fits]:
+    """An annotation in words, and whether a value fits it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is float:
+        return "a number", _is_number
+    if hint in _PLAIN or hint is None:
+        return _PLAIN[type(None) if hint is None else hint]
+    if origin is Annotated:
+        return _kind(args[0])
+    if origin is Literal:
+        return " or ".join(map(repr, args)), functools.partial(_fits_choice, args)
+    if origin in (Union, types.UnionType):
+        kinds = [_kind(arg) for arg in args]
+        return " or ".join(kind[0] for kind in kinds), lambda value: any(
+            fits(value) for _, fits in kinds
+        )
+    if inspect.isclass(hint) and issubclass(hint, msgspec.Struct):
+        return f"a {hint.__name__}", functools.partial(_fits_struct, hint)
+    kind: Any = origin or hint
+    if kind is type or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
+        return "as documented", lambda value: True
+    if issubclass(kind, collections.abc.Mapping):
+        return "a mapping", functools.partial(_fits_mapping, args)
+    if kind is _CALLABLE:
+        return "a function", callable
+    if issubclass(kind, collections.abc.Iterable) and kind not in (str, bytes):
+        words = f"a {_plain_name(kind)} of {_items(args)}"
+        return words, functools.partial(_fits_items, kind, args)
+    return f"a {kind.__name__}", lambda value: isinstance(value, kind)
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) not in (int, float):
+        return False
+    if math.isnan(value):
+        raise ValueError("nan is no number")
+    return True
+
+
+def _fits_choice(choices: tuple[Any, ...], value: Any) -> bool:
+    if type(value) not in {type(choice) for choice in choices}:
+        return False
+    if value not in choices:
+        raise ValueError(f"{value!r:.60} is none of {', '.join(map(repr, choices))}")
+    return True
+
+
+def _plain_name(kind: type) -> str:
+    return "list" if kind in (tuple, collections.abc.Sequence) else kind.__name__.lower()
+
+
+def _items(args: tuple[Any, ...]) -> str:
+    return _kind(args[0])[0] if args else "items"
+
+
+def _fits_items(kind: type, args: tuple[Any, ...], value: Any) -> bool:
+    if isinstance(value, str | bytes | bytearray):
+        return False
+    if kind in (tuple, list, collections.abc.Sequence):
+        kind = collections.abc.Sequence
+    if not isinstance(value, kind):
+        return False
+    # An iterator is not used up here.
+    if not args or not isinstance(value, collections.abc.Sequence | collections.abc.Set):
+        return True
+    if _is_fixed(args):
+        return len(args) == len(value) and all(
+            _kind(arg)[1](each) for arg, each in zip(args, value, strict=True)
+        )
+    fits = _kind(args[0])[1]
+    return all(fits(each) for each in value)
+
+
+def _is_fixed(args: tuple[Any, ...]) -> bool:
+    """Whether the arguments are those of a tuple of a fixed length."""
+    return len(args) > 1 and args[-1] is not Ellipsis
+
+
+def _fits_mapping(args: tuple[Any, ...], value: Any) -> bool:
+    if not isinstance(value, collections.abc.Mapping):
+        return False
+    if not args:
+        return True
+    key, item = _kind(args[0])[1], _kind(args[1])[1]
+    return all(key(each) and item(value[each]) for each in value)
+
+
+@functools.cache
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+    try:
+        return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
+    except NameError:
+        return ()  # its annotations are for type checkers only
+
+
+def _fits_struct(kind: type[msgspec.Struct], value: Any) -> bool:
+    if not isinstance(value, kind):
+        return False
+    for name, hint in _fields_of(kind):
+        require(hint, f"{kind.__name__}.{name}", getattr(value, name))
+    return True
