@@ -93,6 +93,13 @@ PROCESS_TOKEN_BYTES = 8
 # more in which the core that feeds it looks at the log, and ends its stream (namesakes.py).
 NAME_TAKEN_PAUSE_S = 2.5 * STATUS_S
 
+_NOT_STARTED = "the node has not been started: use `async with` or `await start()`"
+# Attributes that a node has once it was started.
+_PARTS = frozenset(
+    "about clock corruption costly foreign format hindrance hosting machine membership metrics "
+    "outbox promotion quotas reader rebuild rpc runtime voters".split()
+)
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -141,7 +148,14 @@ class Node:
         self._keeper: Keeper | None = None
         self.loop_late_s = Histogram()
 
-    # -- life
+    if not TYPE_CHECKING:  # a type checker would take any name for one of this class
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _PARTS:
+                raise Stopped(_NOT_STARTED)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # -- the node's states: new, starting, running, faulted, stopped (docs/embedding.md)
 
     async def __aenter__(self) -> Node:
         await self.start()
@@ -159,10 +173,15 @@ class Node:
         """Recover, listen and begin to take part. Raises ConfigError or NodeFault.
 
         It does not wait for a leader: `wait_ready` does. Raises Stopped if `stop` is called
-        meanwhile.
+        meanwhile, and RuntimeError if the node was started before: that changes nothing.
         """
-        assert not self._started, "a node is started once"
+        if self._started:
+            raise RuntimeError(
+                f"the node {self.name} was started already; a node is started once: make another "
+                f"Node to start again"
+            )
         self._started = True
+        self._home = asyncio.get_running_loop()
         runtime = self.runtime = self._given_runtime or OsRuntime()
         self._fault: asyncio.Future[Any] = runtime.future()
         self._ready: asyncio.Future[Any] = runtime.future()
@@ -191,6 +210,8 @@ class Node:
         Every look gives a future of its own: whoever awaits one may be cancelled, and that must
         not keep the fault from the others.
         """
+        if not self._started:
+            raise Stopped(_NOT_STARTED)
         return asyncio.shield(self._fault)
 
     def _assemble(self, runtime: Runtime) -> None:
@@ -440,21 +461,21 @@ class Node:
             self._opening.cancel()
         if self._keeper is not None:
             self._keeper.stop()
-        if hasattr(self, "voters"):
+        if "voters" in vars(self):
             self.voters.stop()
-        if hasattr(self, "format"):
+        if "format" in vars(self):
             self.format.stop()
             self.corruption.stop()
             self.hindrance.stop()
             self.rebuild.stop()
-        if hasattr(self, "hosting"):
+        if "hosting" in vars(self):
             await self.hosting.stop()
         if self._part is not None:
             self._part.stop()
             await self._part.closed()
-        if hasattr(self, "_sweeper"):
+        if "_sweeper" in vars(self):
             self._sweeper.stop()
-        if hasattr(self, "_peering"):
+        if "_peering" in vars(self):
             self._peering.close()
             self.rpc.stop()
             self.reader.stop()
@@ -477,7 +498,7 @@ class Node:
         log.error("%s: %s", self.name, fault)
         self._running = False
         self._fault.set_result(fault)
-        if hasattr(self, "hosting"):
+        if "hosting" in vars(self):
             self.hosting.faulted()
             self.corruption.stop()
             self.hindrance.stop()
@@ -621,11 +642,16 @@ class Node:
     def _check_started(self) -> None:
         """As `_check_running`, for what a core still does whose state is corrupt."""
         if not self._started:
-            raise Stopped("the node has not been started: use `async with` or `await start()`")
+            raise Stopped(_NOT_STARTED)
         if self._fault.done() and not self._fault.cancelled():
             raise again(self._fault.result())
         if self._stopping:
             raise Stopped("the node has stopped")
+        if asyncio.get_running_loop() is not self._home:
+            raise Stopped(
+                "a node belongs to the event loop on which it was started: use "
+                "raftkv.blocking.Node, which serves any thread"
+            )
 
     # -- what a program uses
 
@@ -641,11 +667,13 @@ class Node:
 
     def plugin(self, plugin: type[Plugin[T]]) -> T:
         """The typed API of a plugin that this node runs. Raises LookupError for another."""
+        given: Any = plugin
+        if not isinstance(given, type) or not issubclass(given, Plugin):
+            raise TypeError(f"plugin must be a class of a plugin, not {plugin!r:.60}")
         try:
             api: T = self.hosting.apis[plugin.name]
-        except AttributeError:
-            self._check_running()
-            raise
+        except KeyError:
+            raise LookupError(f"the plugin {plugin.name} does not run on this node") from None
         return api
 
     @property
@@ -655,8 +683,9 @@ class Node:
 
     @property
     def raft_id(self) -> str:
-        """The node's name and the id minted with its data directory. The node was started."""
-        assert self._directory is not None
+        """The node's name and the id minted with its data directory. Raises Stopped before."""
+        if self._directory is None:
+            raise Stopped(_NOT_STARTED)
         return self._directory.identity.raft_id
 
     @property
@@ -699,7 +728,7 @@ class Node:
         Raises the `Refused` that the state machine decided, a `NotApplied` when nothing happened,
         or `Timeout` (with `session` and `seq`) when the outcome is unknown.
         """
-        if not self._running:
+        if not self._running or asyncio.get_running_loop() is not self._home:
             self._check_running()
         if timeout_s is not None:
             require_timeout(timeout_s)
@@ -730,7 +759,7 @@ class Node:
         self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
     ) -> None:
         """Return when a read of this node's state is as fresh as asked. Raises ReadTimeout."""
-        if not self._running:
+        if not self._running or asyncio.get_running_loop() is not self._home:
             self._check_running()
         if timeout_s is not None:
             require_timeout(timeout_s)
@@ -752,6 +781,8 @@ class Node:
 
         Raises ValueError on a core, whose applying is part of the protocol's speed.
         """
+        if not self._running:
+            self._check_running()
         if not isinstance(self._part, ReplicantPart) or not 0 <= seconds < math.inf:
             raise ValueError("only a started replicant can lag, by 0 or more seconds")
         self._part.follower.lag_s = seconds

@@ -9,6 +9,7 @@ import msgspec
 from .config import NodeConfig
 from .corruption_check import CORRUPT
 from .credibility import EPOCH
+from .errors import Stopped
 from .parts import CorePart, ReplicantPart
 from .quotas import QuotaStatus
 from .raft.free_space import DISK
@@ -97,8 +98,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(node: Node) -> Status:
     """Take the status of a started node."""
     part, machine = node._part, node.machine
-    assert part is not None
-    assert node._directory is not None
+    if part is None or node._directory is None:
+        raise Stopped("the node is still starting: it has a status once `start` has returned")
     identity, config = node._directory.identity, node.config
     engine = part.engine if isinstance(part, CorePart) else None
     lag: dict[str, int] = {}

@@ -45,7 +45,13 @@ class Client:
         connections_max: int = CONNECTIONS_MAX,
         answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
-        portal = self._portal = Portal("raftkv client")
+        made: list[AsyncClient] = []
+
+        async def ending() -> None:
+            for client in made:
+                await client.close()
+
+        portal = self._portal = Portal("raftkv client", ending)
         try:
             self._client = portal.run(
                 lambda: AsyncClient(
@@ -60,6 +66,7 @@ class Client:
         except BaseException:
             portal.close()
             raise
+        made.append(self._client)
         self._kv = KV(portal, self._client.kv)
         self._leases = Leases(portal, self._client.leases)
 
@@ -110,9 +117,9 @@ class Client:
         """A request to a plugin's route (`/v1/<plugin>/...`): what a node answers, whatever it is.
 
         `path` is quoted, with its query; `body` is sent as JSON. `at` is the one endpoint that is
-        asked, once. Without `repeat` nothing is sent again that may have been carried out; with
-        `once`, for routes that take numbers, it is done once, however often it was sent. Raises
-        NotApplied, or Timeout when nobody knows what became of it.
+        asked, once. Without `repeat` nothing but a GET is sent again that may have been carried
+        out; with `once`, for routes that take numbers, it is done once, however often it was sent.
+        Raises NotApplied, or Timeout when it is not known what became of it.
         """
         return self._portal.call(
             self._client.call(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -9,10 +11,11 @@ from typing import Any, Literal, Self
 import msgspec
 
 from raftkv.config import NodeConfig
-from raftkv.errors import NodeFault
+from raftkv.errors import NodeFault, Stopped
 from raftkv.node import Node as AsyncNode
 from raftkv.plugin import Consistency, Outcome, Plugin
 from raftkv.status import Status
+from raftkv.validation import require_timeout
 
 from .kv import KV
 from .leases import Leases
@@ -40,25 +43,49 @@ class Node:
         ready_timeout_s: float = 30.0,
     ) -> None:
         self._node = AsyncNode(config, plugins=plugins)
+        if ready_timeout_s != 0:
+            require_timeout(ready_timeout_s)
         self._ready_timeout_s = ready_timeout_s
-        self._portal = Portal(f"raftkv node {config.name}")
+        # Taken by the first `start`, for good: of two threads one starts the node.
+        self._first = threading.Lock()
+        self._running: Portal | None = None
         self.name = config.name
 
     def start(self) -> None:
-        """Start the node. Raises ConfigError, NodeFault, or NoLeader when it is not ready."""
+        """Start the node. Raises ConfigError, NodeFault, or NoLeader when it is not ready.
+
+        Raises RuntimeError if the node was started before: that changes nothing.
+        """
+        if not self._first.acquire(blocking=False):
+            raise RuntimeError(
+                f"the node {self.name} was started already; a node is started once: make another "
+                f"Node to start again"
+            )
+        # Whatever ends the loop, the data directory is let go.
+        ending = functools.partial(self._node.stop, hand_over=False)
+        portal = self._running = Portal(f"raftkv node {self.name}", ending)
         try:
-            self._portal.call(self._node.start())
+            portal.call(self._node.start())
             if self._ready_timeout_s:
-                self.wait_ready(self._ready_timeout_s)
+                portal.call(self._node.wait_ready(self._ready_timeout_s))
         except BaseException:
             self.stop()
             raise
-        self._kv = KV(self._portal, self._node.kv)
-        self._leases = Leases(self._portal, self._node.leases)
+
+    @property
+    def _portal(self) -> Portal:
+        if self._running is None:
+            raise Stopped("the node has not been started: use `with` or `start()`")
+        return self._running
 
     def stop(self, *, hand_over: bool = True) -> None:
-        """Stop the node and end the thread. Calls of other threads end with an error."""
-        self._portal.finish(lambda: self._node.stop(hand_over=hand_over))
+        """Stop the node and end the thread. Calls of other threads end with an error.
+
+        Nothing if it was not started or has stopped. A signal handler and `__del__` may call it;
+        while the interpreter exits it does nothing, for the node's thread does not run any more.
+        """
+        if self._running is not None:
+            self._running.finish(lambda: self._node.stop(hand_over=hand_over))
 
     def __enter__(self) -> Self:
         self.start()
@@ -74,13 +101,13 @@ class Node:
 
     @property
     def kv(self) -> KV:
-        """The keyspace. The node was started."""
-        return self._kv
+        """The keyspace. Raises Stopped before the node was started."""
+        return KV(self._portal, self._node.kv)
 
     @property
     def leases(self) -> Leases:
-        """Leases. The node was started."""
-        return self._leases
+        """Leases. Raises Stopped before the node was started."""
+        return Leases(self._portal, self._node.leases)
 
     @property
     def role(self) -> Literal["core", "replicant"]:
@@ -95,8 +122,8 @@ class Node:
     @property
     def fault(self) -> NodeFault | None:
         """Why the node has stopped itself; None while it has not."""
-        fault = self._node._fault
-        return fault.result() if fault.done() and not fault.cancelled() else None
+        fault = vars(self._node).get("_fault")
+        return fault.result() if fault and fault.done() and not fault.cancelled() else None
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return once this node has a session, so that calls succeed. Raises NoLeader."""

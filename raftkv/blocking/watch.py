@@ -75,6 +75,8 @@ class Watch:
         return batch
 
     def __enter__(self) -> Self:
+        """Wait until the watch has begun: what is changed inside the block is not missed."""
+        self._portal.call(self._watch.__aenter__())
         return self
 
     def __exit__(

@@ -47,7 +47,7 @@ from .failures import error_of, is_own_word
 from .http import ANSWER_BYTES_MAX, Answer, Broken, Excess, HttpEndpoint, LineStream, Unsent
 from .sessions import Numbered, Session, Sessions
 
-__all__ = ["CONNECTIONS_MAX", "Caller", "DoorAnswer", "Place", "door_answer"]
+__all__ = ["CONNECTIONS_MAX", "Caller", "DoorAnswer", "Place", "Unusable", "door_answer"]
 
 # Calls at once, each on a connection of its own; further ones wait for a place.
 CONNECTIONS_MAX: Final = 256
@@ -75,6 +75,10 @@ class _TooMuch(Timeout):
 
 class _NoRoom(Overloaded):
     """The deadline passed before there was a place for the call in this client."""
+
+
+class Unusable(Stopped):
+    """The client was closed, or is used where it cannot be."""
 
 
 class DoorAnswer(msgspec.Struct, frozen=True):
@@ -136,7 +140,7 @@ class _Tries:
 
 
 class Caller:
-    """Carries the calls of one client. Made on the event loop that it is used on."""
+    """Carries the calls of one client, on the event loop of its first call."""
 
     def __init__(
         self,
@@ -158,6 +162,7 @@ class Caller:
         self._connections_max = connections_max
         self.timeout_s = timeout_s
         self._pid = os.getpid()
+        self._bound: dict[str, asyncio.AbstractEventLoop] = {}
         self.sessions = Sessions(self._open_session)
         self.closed = False
         self.retries = 0
@@ -169,13 +174,33 @@ class Caller:
 
     def deadline(self, timeout_s: float | None) -> float:
         """The end of a call, on the loop's clock."""
+        self.check_usable()
         return self._now() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    def check_usable(self) -> None:
+        """Raise Unusable for a client that is closed, or not this process's and event loop's."""
+        if self.closed:
+            raise Unusable("the client is closed")
+        if os.getpid() != self._pid:
+            # Its numbers are the parent's, too: one of two writes would get the other's answer.
+            raise Unusable("a forked process cannot use its parent's client: make another one")
+        running = asyncio.get_running_loop()
+        # The first use binds; of two threads that are first one wins.
+        if self._bound.setdefault("loop", running) is not running:
+            raise Unusable(
+                "a client belongs to the event loop on which it was first used: make one for each "
+                "loop, or use raftkv.blocking.Client, which serves any thread"
+            )
 
     def close(self) -> None:
         """End all connections; calls under way end with an error."""
+        loop = self._bound.get("loop")
+        if loop is not None and not loop.is_closed() and not self.closed:
+            self.check_usable()
         self.closed = True
-        for place in self._places:
-            place.http.close()
+        if loop is None or not loop.is_closed():
+            for place in self._places:
+                place.http.close()
 
     # -- reads
 
@@ -601,11 +626,7 @@ class Caller:
         that finds an endpoint well again.
         """
         while True:
-            if self.closed:
-                raise Stopped("the client is closed")
-            if os.getpid() != self._pid:
-                # Its numbers are the parent's, too: one of two writes would get the other's answer.
-                raise Stopped("a forked process cannot use its parent's client: make another one")
+            self.check_usable()
             now = self._now()
             if now >= deadline:
                 return None

@@ -51,7 +51,8 @@ class Client:
     a session: one whose answer is lost is then not repeated, but raises `Timeout` at once. At most
     `connections_max` calls run at once, further ones wait; no answer may exceed `answer_bytes_max`.
 
-    To be used on one event loop; nothing is sent before the first call. Raises ConfigError.
+    It belongs to the event loop of its first call: on another one, and in a forked child, every
+    call raises Stopped. Nothing is sent before the first call. Raises ConfigError.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class Client:
         """A request to a plugin's route (`/v1/<plugin>/...`): what a node answers, whatever it is.
 
         `path` is quoted, with its query; `body` is sent as JSON. `at` is the one endpoint that is
-        asked, once, for what only that node can tell. Without `repeat` nothing is sent again that
-        may have been carried out. `once`, for routes that take numbers: it goes under one of this
+        asked, once, for what only that node can tell. Without `repeat` nothing but a GET is sent
+        again that may have been carried out. `once`, for routes that take numbers: it goes under one of this
         client's sessions, so it is sent again as often as need be, and done once; `outcome` tells
         of a Timeout. A refusal, and an error of the plugin's own, is an answer. Raises NotApplied,
         or Timeout when nobody knows what became of it; with `once` also Refused, when no session
@@ -154,7 +155,7 @@ class Client:
         deadline = self._caller.deadline(timeout_s)
         if not once:
             answer = await self._caller.ask(
-                verb, target, sent, url=at, repeat=repeat, deadline=deadline
+                verb, target, sent, url=at, repeat=repeat or method == "GET", deadline=deadline
             )
             return door_answer(answer)
         if at is not None or repeat or method == "GET":
@@ -182,7 +183,7 @@ class Client:
             _target(path),
             b"" if body is None else msgspec.json.encode(body),
             url=at,
-            repeat=repeat,
+            repeat=repeat or method == "GET",
             deadline=self._caller.deadline(timeout_s),
         )
         if answer.status == 200:

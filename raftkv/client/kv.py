@@ -259,10 +259,12 @@ class ClientKV:
 
         From `start_revision` on, 0: from now. It goes on by itself at another endpoint when one
         fails, without a gap or a double, and ends by `close`, or by raising `WatchCancelled` when
-        the history that it needs was compacted. `first` stands for `key` where that is the bound
+        the history that it needs was compacted or the client was closed. Entering its context waits
+        until it has begun. `first` stands for `key` where that is the bound
         of a range: alone, all keys from it on. Without any bound: all keys.
         """
         require_int64("start_revision", start_revision, 0)
+        self._caller.check_usable()
         low, range_end = watched_range(key, first, last, prefix)
         request: dict[str, Any] = {"key": low, "progress_notify": True}
         if range_end:

@@ -21,6 +21,7 @@ Rules of this file
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -30,7 +31,6 @@ from raftkv.errors import (
     PeerUnreachable,
     RaftkvError,
     Refused,
-    Stopped,
     TooLarge,
     WatchCancelled,
     again,
@@ -39,7 +39,7 @@ from raftkv.kv.commands import Compacted
 from raftkv.kv.watch import WatchBatch
 
 from . import words
-from .calls import Caller, Place
+from .calls import Caller, Place, Unusable
 from .http import Broken, Excess, LineStream
 
 __all__ = ["ClientWatch"]
@@ -141,6 +141,16 @@ class ClientWatch:
             self._waiting = False
 
     async def __aenter__(self) -> Self:
+        """Wait until the watch has begun: what is changed inside the block is not missed.
+
+        That takes until a node can be reached. A watch that has ended says so when it is iterated.
+        """
+        try:
+            with contextlib.suppress(WatchCancelled):
+                await self.created()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -188,9 +198,10 @@ class ClientWatch:
         except Compacted as refusal:
             self._end("compacted", int(refusal.args[1]) if len(refusal.args) > 1 else 0)
             return None
-        except Stopped:
-            if self._caller.closed:
-                self._closed = True
+        except Unusable:
+            if not self._caller.closed:
+                raise
+            self._end("stopped")
             return None
         except Refused:
             self._closed = True
@@ -242,7 +253,10 @@ class ClientWatch:
         if self._stream is not None:
             self._stream.close()
         self._stream = None
-        self._cancelled = WatchCancelled(reason, compact_revision=compact_revision)
+        resume_revision = self._next if reason == "stopped" else 0
+        self._cancelled = WatchCancelled(
+            reason, resume_revision=resume_revision, compact_revision=compact_revision
+        )
 
     def _judge(self, line: bytes) -> WatchBatch | None:
         try:

@@ -384,8 +384,9 @@ class KVApi:
         `prev_kv` adds to each event what the key was before. `put` and `delete` False leave such
         events out. `progress_s` gives a mark whenever the watch was idle for so long.
 
-        The iteration ends with `WatchCancelled`, also if `start_revision` was compacted. Close
-        what you do not need any more (`async with`), for the node goes on filling its buffer.
+        Entering its context waits until it has begun, which takes a moment on a node that is only
+        starting. The iteration ends with `WatchCancelled`, also if `start_revision` was compacted.
+        Close what you do not need any more (`async with`), for the node goes on filling its buffer.
         """
         require_int64("start_revision", start_revision, 0)
         low, range_end = watched_range(key, first, last, prefix)

@@ -11,12 +11,20 @@ as soon as it has claimed the leases; a keep-alive may be repeated at will.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from raftkv.errors import NoLeader, PeerUnreachable, RaftkvError, RemoteFailed, Timeout
+from raftkv.errors import (
+    NoLeader,
+    PeerUnreachable,
+    RaftkvError,
+    RemoteFailed,
+    Stopped,
+    Timeout,
+)
 from raftkv.plugin import Host
 from raftkv.validation import checked, require_int64
 
@@ -68,6 +76,9 @@ class LeaseApi:
         self._host = host
         # Keep-alives of this turn of the loop, by lease.
         self._waiting: dict[int, _Waiters] = {}
+        # Tasks that look for the lessor, and those of them that were ended with the node.
+        self._looking: set[asyncio.Task[Any]] = set()
+        self._ended: set[asyncio.Task[Any]] = set()
 
     async def grant(
         self, ttl_s: int, *, id: int = 0, timeout_s: float | None = None
@@ -131,13 +142,26 @@ class LeaseApi:
     # -- calls to the lessor
 
     async def _insist(self, attempt: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
-        """Attempts until one is answered. Raises NoLeader or Timeout when the time is up."""
+        """Attempts until one is answered. Raises NoLeader or Timeout when the time is up.
+
+        Raises Stopped, or the fault, when the node ends.
+        """
+        try:
+            with self._until_end():
+                return await self._attempts(attempt, timeout_s)
+        except Stopped:
+            await self._host.barrier("local")  # raises the fault, if that is why
+            raise
+
+    async def _attempts(self, attempt: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
         limit_s = TIMEOUT_S if timeout_s is None else timeout_s
         reason: RaftkvError = Timeout("it was not asked")
         scope = asyncio.timeout(limit_s)
         try:
             async with scope:
                 while True:
+                    # Raises Stopped, or the fault, on a node that does not run.
+                    await self._host.barrier("local")
                     reason = Timeout("it has not answered yet")
                     try:
                         return await attempt()
@@ -152,6 +176,28 @@ class LeaseApi:
         raise NoLeader(
             f"no lessor in {limit_s:g} s ({reason}). If it lasts, the cluster has lost its quorum"
         )
+
+    @contextlib.contextmanager
+    def _until_end(self) -> Iterator[None]:
+        """Cancel the body when the node stops or faults, and raise Stopped in its place."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._looking.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task in self._ended and task.uncancel() == 0:
+                raise Stopped("the node has stopped") from None
+            raise
+        finally:
+            self._looking.discard(task)
+            self._ended.discard(task)
+
+    def end(self) -> None:
+        """The node stops or has faulted: end what looks for the lessor."""
+        for task in self._looking - self._ended:
+            self._ended.add(task)
+            task.cancel()
 
     async def _call(self, method: str, leases: tuple[int, ...]) -> bytes:
         leader = self._host.leader

@@ -31,6 +31,7 @@ class KVService(Service):
         self.lessor.start()
 
     async def stop(self) -> None:
+        self._api.leases.end()
         self.lessor.stop()
         self.hub.stop()
 
@@ -53,6 +54,7 @@ class KVService(Service):
         self.hub.restored()
 
     def on_fault(self) -> None:
+        self._api.leases.end()
         self.hub.stop()
 
     def routes(self) -> Sequence[Route]:

@@ -12,6 +12,7 @@ slots, no queue until something is in it, no timer and no task of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -223,6 +224,16 @@ class Watch:
                 self._waiter = None
 
     async def __aenter__(self) -> Self:
+        """Wait until the watch has begun: what is changed inside the block is not missed.
+
+        A watch that has ended says so when it is iterated.
+        """
+        try:
+            with contextlib.suppress(WatchCancelled):
+                await self.created()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(

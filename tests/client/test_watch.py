@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import Client
 from raftkv.client import watch as watching
-from raftkv.errors import Refused, WatchCancelled
+from raftkv.errors import Refused, Stopped, WatchCancelled
 from raftkv.kv.commands import Event, KeyValue
 from raftkv.kv.watch import WatchBatch
 from tests.client.doors import served
@@ -213,7 +213,23 @@ async def test_a_client_that_is_closed_while_a_watch_connects_ends_it() -> None:
         await asyncio.sleep(0)
         await client.close()
         async with asyncio.timeout(5):
-            assert await waiting is None
+            with pytest.raises(WatchCancelled) as ended:
+                await waiting
+        assert ended.value.reason == "stopped"
+
+
+@in_loop
+async def test_d7_closing_a_client_ends_its_watches_with_where_to_go_on() -> None:
+    async with FakeDoor(lambda asked: Lines(created(6))) as door:
+        client = Client(door.url)
+        async with client.kv.watch(b"k") as watch:
+            waiting = asyncio.create_task(anext(watch))
+            await asyncio.sleep(0)
+            await client.close()
+            async with asyncio.timeout(5):
+                with pytest.raises(WatchCancelled) as ended:
+                    await waiting
+        assert (ended.value.reason, ended.value.resume_revision) == ("stopped", 7)
 
 
 @in_loop
@@ -226,7 +242,7 @@ async def test_a_watch_that_no_node_would_take_is_refused() -> None:
     async with FakeDoor(lambda asked: refusal) as door, Client(door.url) as client:
         with pytest.raises(Refused, match="no such field"):
             await anext(client.kv.watch(b"k"))
-    with pytest.raises(ValueError, match="0 or more"):
+    with pytest.raises(ValueError, match="from 0 to|0 or more"):
         client.kv.watch(b"k", start_revision=-1)
 
 
@@ -256,9 +272,8 @@ async def test_closing_ends_a_wait_in_another_task() -> None:
         unborn.close()
         with pytest.raises(WatchCancelled):
             await unborn.created()
-    other = client.kv.watch(b"k")  # of a client that is closed
-    with pytest.raises(StopAsyncIteration):
-        await anext(other)
+    with pytest.raises(Stopped):
+        client.kv.watch(b"k")  # of a client that is closed
 
 
 @in_loop

@@ -196,6 +196,8 @@ class MemoryStore:
     async def barrier(
         self, consistency: str = "linearizable", *, timeout_s: float | None = None
     ) -> None:
+        if consistency == "local":
+            return
         await asyncio.sleep(self.barrier_s)
         while not self.has_quorum:
             await asyncio.sleep(ROUND_S * 10)
