@@ -94,13 +94,12 @@ PROCESS_TOKEN_BYTES = 8
 NAME_TAKEN_PAUSE_S = 2.5 * STATUS_S
 
 _NOT_STARTED = "the node has not been started: use `async with` or `await start()`"
-# Attributes that a node has once it was started.
-_PARTS = frozenset(
-    "about clock corruption costly foreign format hindrance hosting machine membership metrics "
-    "outbox promotion quotas reader rebuild rpc runtime voters".split()
-)
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _NotStarted(Stopped, AttributeError):
+    """An attribute that a node has once it was started; `hasattr` is False before."""
 
 
 class Node:
@@ -151,8 +150,8 @@ class Node:
     if not TYPE_CHECKING:  # a type checker would take any name for one of this class
 
         def __getattr__(self, name: str) -> Any:
-            if name in _PARTS:
-                raise Stopped(_NOT_STARTED)
+            if not name.startswith("_") and not self._started:
+                raise _NotStarted(_NOT_STARTED)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # -- the node's states: new, starting, running, faulted, stopped (docs/embedding.md)

@@ -12,7 +12,7 @@ through the log, and no value is taken for another one.
 Rules of this file
 1. Only what a caller passes is checked. A default costs nothing.
 2. A bool is not an int, an int is a float, a str is not a sequence of str. Structs are checked with
-   their fields. An annotation that says nothing that can be checked (Any, a Protocol, a name that
+   their fields. An annotation that cannot be checked (Any, a Protocol, a name that
    is imported for type checkers only) checks nothing.
 3. A float is not nan. `timeout_s` is greater than 0 and finite; other times (`..._s`) are 0
    or more.
@@ -78,7 +78,7 @@ def require_int64(name: str, value: int, least: int = INT64.start) -> None:
 
 
 def require(hint: Any, name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless `value` is what the annotation `hint` says."""
+    """Raise TypeError or ValueError unless `value` fits the annotation `hint`."""
     words, fits = _kind(hint)
     try:
         fitting = fits(value)

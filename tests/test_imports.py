@@ -187,7 +187,7 @@ def test_the_package_alone_imports_no_engine() -> None:
 
 # Plugins see public names only -------------------------------------------------------------------
 
-PUBLIC = {"raftkv", "raftkv.errors", "raftkv.plugin"}
+PUBLIC = {"raftkv", "raftkv.errors", "raftkv.plugin", "raftkv.validation"}
 # The keyspace's commands, which a plugin that `uses` it proposes and calls; nothing below it.
 KEYSPACE = "raftkv.kv"
 # What a plugin's commands are made of; a node does not import them.

@@ -144,11 +144,11 @@ class Client:
 
         `path` is quoted, with its query; `body` is sent as JSON. `at` is the one endpoint that is
         asked, once, for what only that node can tell. Without `repeat` nothing but a GET is sent
-        again that may have been carried out. `once`, for routes that take numbers: it goes under one of this
-        client's sessions, so it is sent again as often as need be, and done once; `outcome` tells
-        of a Timeout. A refusal, and an error of the plugin's own, is an answer. Raises NotApplied,
-        or Timeout when nobody knows what became of it; with `once` also Refused, when no session
-        can be opened.
+        again that may have been carried out. `once`, for routes that take numbers: it goes under
+        one of this client's sessions, so it is sent again as often as need be, and done once;
+        `outcome` tells of a Timeout. A refusal, and an error of the plugin's own, is an answer.
+        Raises NotApplied, or Timeout when it is not known what became of it; with `once` also
+        Refused, when no session can be opened.
         """
         verb, target = method.encode("ascii"), _target(path)
         sent = b"" if body is None else msgspec.json.encode(body)

@@ -143,7 +143,7 @@ class ClientWatch:
     async def __aenter__(self) -> Self:
         """Wait until the watch has begun: what is changed inside the block is not missed.
 
-        That takes until a node can be reached. A watch that has ended says so when it is iterated.
+        That takes until a node can be reached. A watch that has ended raises when it is iterated.
         """
         try:
             with contextlib.suppress(WatchCancelled):

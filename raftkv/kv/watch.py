@@ -226,7 +226,7 @@ class Watch:
     async def __aenter__(self) -> Self:
         """Wait until the watch has begun: what is changed inside the block is not missed.
 
-        A watch that has ended says so when it is iterated.
+        A watch that has ended raises when it is iterated.
         """
         try:
             with contextlib.suppress(WatchCancelled):

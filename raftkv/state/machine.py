@@ -308,7 +308,7 @@ class StateMachine:
     def require_decodable(self, plugin: str, command: msgspec.Struct) -> None:
         """Raise TypeError for a command that every node would fail to decode, before it is sent.
 
-        Says which field has the wrong type. A plugin that is not routed here is not looked at.
+        Names the field of the wrong type. A plugin that is not routed here is not looked at.
         """
         routed = self._all.get(plugin)
         if routed is None:

@@ -25,7 +25,7 @@ from tests.blocking.alone import config
 # What a program leaves to the interpreter's exit.
 kept: list[Any] = []
 
-NOBODY = "http://127.0.0.1:9"
+NOWHERE = "http://127.0.0.1:9"
 
 
 class Wrapper:
@@ -50,19 +50,19 @@ def node_in_del(directory: Path) -> None:
 
 
 def client_in_del(directory: Path) -> None:
-    client = blocking.Client(NOBODY)
+    client = blocking.Client(NOWHERE)
     kept.append(Wrapper(client, client.close))
 
 
 def call_in_del(directory: Path) -> None:
     """A call, not an end: it cannot be done any more, and must say so at once."""
-    client = blocking.Client(NOBODY, timeout_s=60)
+    client = blocking.Client(NOWHERE, timeout_s=60)
     kept.append(Wrapper(client, lambda: client.kv.get(b"k")))
 
 
 def suspended_generator(directory: Path) -> None:
     def generate() -> Iterator[blocking.Client]:
-        with blocking.Client(NOBODY) as client:
+        with blocking.Client(NOWHERE) as client:
             yield client
 
     made = generate()
@@ -76,7 +76,7 @@ def dropped(directory: Path) -> None:
         warnings.simplefilter("always")
         node = blocking.Node(config(directory), plugins=())
         node.start()
-        client = blocking.Client(NOBODY)
+        client = blocking.Client(NOWHERE)
         keys = client.kv
         del client
         gc.collect()

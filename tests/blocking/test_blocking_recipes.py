@@ -427,8 +427,14 @@ def test_transactions_of_many_threads(store: Store) -> None:
 
     with pytest.raises(ZeroDivisionError):
         atomically(store, fail)
+
+    def contended(tx: Transaction) -> None:
+        tx.get(b"sum")
+        store.kv.put(b"sum", b"12")  # so that no attempt is committed
+        tx.put(b"sum", b"0")
+
     with pytest.raises(TimeoutError):
-        atomically(store, add, timeout_s=1e-9)
+        atomically(store, contended, timeout_s=1.0)
     found = store.kv.get(b"sum")
     assert found is not None
     assert found.value == b"12"

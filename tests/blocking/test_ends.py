@@ -49,7 +49,9 @@ def test_d2_a_call_that_meets_the_end_of_the_loop_ends() -> None:
         ended: list[object] = []
         go = threading.Barrier(2)
 
-        def call(portal: Portal = portal, ended: list[object] = ended, go=go) -> None:  # type: ignore[no-untyped-def]
+        def call(
+            portal: Portal = portal, ended: list[object] = ended, go: threading.Barrier = go
+        ) -> None:
             go.wait()
             for _ in range(20):
                 try:

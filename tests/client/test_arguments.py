@@ -24,6 +24,12 @@ from tests.client.fake_door import in_loop
 
 Call = Callable[[Any], Any]
 
+# With values that a type checker refuses.
+any_put: Any = PutOp
+any_compare: Any = Compare
+any_range: Any = RangeOp
+any_delete: Any = DeleteRangeOp
+
 HUGE = 2**70
 
 TYPE: dict[str, Call] = {
@@ -50,24 +56,20 @@ TYPE: dict[str, Call] = {
     "range(descending='no')": lambda s: s.kv.range(descending="no"),
     "range(min_mod_revision='x')": lambda s: s.kv.range(min_mod_revision="x"),
     "read(dict)": lambda s: s.kv.read({"key": b"k"}),
-    "read(limit='1')": lambda s: s.kv.read(RangeOp(b"k", limit="1")),  # type: ignore[arg-type]
+    "read(limit='1')": lambda s: s.kv.read(any_range(b"k", limit="1")),
     "delete('k')": lambda s: s.kv.delete("k"),
     "delete()": lambda s: s.kv.delete(),
     "delete(prev_kv='x')": lambda s: s.kv.delete(b"k", prev_kv="x"),
-    "delete_range(range_end=1)": lambda s: s.kv.delete_range(
-        DeleteRangeOp(b"k", 1)  # type: ignore[arg-type]
-    ),
-    "txn(operand '0')": lambda s: s.kv.txn([Compare(b"z", "version", "=", "0")]),  # type: ignore[arg-type]
-    "txn(operand b'0')": lambda s: s.kv.txn([Compare(b"z", "version", "=", b"0")]),
-    "txn(value with int)": lambda s: s.kv.txn([Compare(b"z", "value", "=", 0)]),
+    "delete_range(range_end=1)": lambda s: s.kv.delete_range(any_delete(b"k", 1)),
+    "txn(operand '0')": lambda s: s.kv.txn([any_compare(b"z", "version", "=", "0")]),
+    "txn(operand b'0')": lambda s: s.kv.txn([any_compare(b"z", "version", "=", b"0")]),
+    "txn(value with int)": lambda s: s.kv.txn([any_compare(b"z", "value", "=", 0)]),
     "txn(compare tuple)": lambda s: s.kv.txn([(b"z", "version", "=", 0)]),
     "txn(not an operation)": lambda s: s.kv.txn(success=[b"k"]),
-    "txn(one operation)": lambda s: s.kv.txn(success=PutOp(b"k", b"v")),
+    "txn(one operation)": lambda s: s.kv.txn(success=any_put(b"k", b"v")),
     "txn(generator)": lambda s: s.kv.txn(success=(each for each in [5])),
-    "txn(put of str)": lambda s: s.kv.txn(success=[PutOp(b"k", "v")]),  # type: ignore[arg-type]
-    "txn(inner put of str)": lambda s: s.kv.txn(
-        success=[TxnOp(success=(PutOp(b"k", "v"),))]  # type: ignore[arg-type]
-    ),
+    "txn(put of str)": lambda s: s.kv.txn(success=[any_put(b"k", "v")]),
+    "txn(inner put of str)": lambda s: s.kv.txn(success=[TxnOp(success=(any_put(b"k", "v"),))]),
     "compact('2')": lambda s: s.kv.compact("2"),
     "compact(2.0)": lambda s: s.kv.compact(2.0),
     "grant(0.5)": lambda s: s.leases.grant(0.5),
@@ -104,9 +106,9 @@ VALUE: dict[str, Call] = {
     "range(consistency)": lambda s: s.kv.range(consistency="eventual"),
     "range(max_mod_revision)": lambda s: s.kv.range(max_mod_revision=HUGE),
     "delete(timeout_s=0)": lambda s: s.kv.delete(b"k", timeout_s=0),
-    "txn(op '==')": lambda s: s.kv.txn([Compare(b"z", "version", "==", 0)]),  # type: ignore[arg-type]
-    "txn(target)": lambda s: s.kv.txn([Compare(b"z", "age", "=", 0)]),  # type: ignore[arg-type]
-    "txn(operand 2**70)": lambda s: s.kv.txn([Compare(b"z", "version", "=", HUGE)]),
+    "txn(op '==')": lambda s: s.kv.txn([any_compare(b"z", "version", "==", 0)]),
+    "txn(target)": lambda s: s.kv.txn([any_compare(b"z", "age", "=", 0)]),
+    "txn(operand 2**70)": lambda s: s.kv.txn([any_compare(b"z", "version", "=", HUGE)]),
     "txn(timeout_s=0)": lambda s: s.kv.txn(timeout_s=0),
     "compact(2**70)": lambda s: s.kv.compact(HUGE),
     "grant(2**70)": lambda s: s.leases.grant(HUGE),
@@ -149,10 +151,10 @@ async def test_a11_a_node_and_a_client_refuse_alike() -> None:
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
     with blocking.Node(config(tmp_path_factory.mktemp("node")), plugins=()) as node:
-        door = node.run(open_door)
-        with blocking.Client(door.endpoint) as client:
+        api = node.run(open_door)
+        with blocking.Client(api.endpoint) as client:
             yield node, client
-        node.run(lambda _: door.stop())
+        node.run(lambda _: api.stop())
 
 
 @pytest.mark.parametrize("name", CASES)

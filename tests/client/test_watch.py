@@ -219,20 +219,6 @@ async def test_a_client_that_is_closed_while_a_watch_connects_ends_it() -> None:
 
 
 @in_loop
-async def test_d7_closing_a_client_ends_its_watches_with_where_to_go_on() -> None:
-    async with FakeDoor(lambda asked: Lines(created(6))) as door:
-        client = Client(door.url)
-        async with client.kv.watch(b"k") as watch:
-            waiting = asyncio.create_task(anext(watch))
-            await asyncio.sleep(0)
-            await client.close()
-            async with asyncio.timeout(5):
-                with pytest.raises(WatchCancelled) as ended:
-                    await waiting
-        assert (ended.value.reason, ended.value.resume_revision) == ("stopped", 7)
-
-
-@in_loop
 async def test_a_watch_that_no_node_would_take_is_refused() -> None:
     no = {"result": {"created": True, "canceled": True, "cancel_reason": "mvcc: empty range"}}
     async with FakeDoor(lambda asked: Lines(no)) as door, Client(door.url) as client:
