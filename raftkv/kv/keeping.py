@@ -21,6 +21,7 @@ from typing import Protocol, Self
 
 from raftkv.errors import RaftkvError
 
+from .background import finished
 from .commands import GrantResult, LeaseNotFound, RevokeResult
 
 __all__ = ["Keepable", "Keeping"]
@@ -62,6 +63,9 @@ class Keeping:
         self.valid_until = 0.0
         self._lost: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._opened = False
+        # Its caller was cancelled while the grant was under way.
+        self._unwanted = False
 
     @property
     def lost(self) -> asyncio.Future[None]:
@@ -92,9 +96,26 @@ class Keeping:
         await self.close()
 
     async def open(self, timeout_s: float | None = None) -> None:
-        """Grant the lease and begin to keep it alive. Raises what `grant` raises."""
-        if self._lost is not None:
+        """Grant the lease and begin to keep it alive. Raises what `grant` raises.
+
+        A caller that is cancelled leaves no lease behind: one that is granted all the same is
+        revoked.
+        """
+        if self._lost is not None or self._opened:
             raise RuntimeError("a lease is kept once: make another object")
+        self._opened = True
+        try:
+            await finished(self._open(timeout_s))
+        except asyncio.CancelledError:
+            self._unwanted = True
+            if self._task is not None:
+                await self.close()
+            raise
+        except BaseException:
+            self._opened = False  # it may be tried again
+            raise
+
+    async def _open(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
         granted = await self._leases.grant(self._wanted_ttl_s, id=self.id, timeout_s=timeout_s)
@@ -102,6 +123,8 @@ class Keeping:
         self.valid_until = sent_at + granted.ttl_s
         self._lost = loop.create_future()
         self._task = loop.create_task(self._keep(), name=f"keep lease {self.id} alive")
+        if self._unwanted:
+            await self.close()
 
     async def close(self, *, revoke: bool = True) -> None:
         """Stop keeping it alive, and `revoke` it. Without, it ends within its time to live."""
@@ -112,8 +135,11 @@ class Keeping:
         known_lost = self._future().done()
         # Before anything that can be cancelled: nobody keeps the lease from here on.
         self._set_lost()
+        await finished(self._end(task, revoke=revoke and not known_lost))
+
+    async def _end(self, task: asyncio.Task[None], *, revoke: bool) -> None:
         await asyncio.wait([task])
-        if revoke and not known_lost:
+        if revoke:
             with contextlib.suppress(RaftkvError):
                 await self._leases.revoke(self.id, timeout_s=REVOKE_S)
 

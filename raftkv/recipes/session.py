@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 
 from raftkv.errors import LockLost, RaftkvError
 from raftkv.kv import Keeping
+from raftkv.kv.background import finished
 from raftkv.kv.commands import LeaseNotFound
 from raftkv.validation import checked
 
@@ -74,12 +75,13 @@ class Session:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        try:
-            if tasks:
-                await asyncio.wait(tasks)
-        finally:
-            # Also for a caller that is cancelled here: else the lease would be kept for ever.
-            await self._keeping.close(revoke=revoke)
+        # Also for a caller that is cancelled here: else the lease would be kept for ever.
+        await finished(self._end(tasks, revoke=revoke))
+
+    async def _end(self, tasks: list[asyncio.Task[Any]], *, revoke: bool) -> None:
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._keeping.close(revoke=revoke)
 
     @property
     def lease(self) -> int:
