@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import blocking
+    from . import blocking, recipes
     from .client import Client, ClientStream, ClientTls, DoorAnswer
     from .collector import tune_gc
     from .config import Limits, NodeConfig, RaftTimes, TlsFiles, load_config
@@ -51,6 +51,7 @@ __all__ = [
     "TlsFiles",
     "blocking",
     "load_config",
+    "recipes",
     "tune_gc",
     "use_huge_pages",
 ]
@@ -73,6 +74,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hugepages": ("use_huge_pages",),
     "kv": ("KVApi", "KeyValue"),
     "node": ("Node",),
+    "recipes": (),
     "status": ("Status",),
 }
 

@@ -68,8 +68,11 @@ def _check_fields(struct: msgspec.Struct, group: str = "") -> None:
 
 
 def _check_least(label: str, value: float, least: int) -> None:
-    if not least <= value < math.inf:  # nan is neither
-        raise ConfigError(f"{label} must be at least {least}, and finite")
+    if type(value) is float:
+        if not 0 < value < math.inf:  # nan is neither
+            raise ConfigError(f"{label} must be greater than 0, and finite")
+    elif value < least:
+        raise ConfigError(f"{label} must be at least {least}")
 
 
 def _plain(error: str) -> str:

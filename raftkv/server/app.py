@@ -174,6 +174,10 @@ class App:
             if is_preflight(scope):
                 await self._send(send, 200, b"", preflight_headers())
                 return
+        encoded = _encoding_refused(scope)
+        if encoded is not None:
+            await self._refuse_unread(encoded, receive, send)
+            return
         path = _canonical(scope["path"])
         if path in self._words and scope["method"] == "POST":
             if path in self.stream_paths:
@@ -497,3 +501,13 @@ def _canonical(path: str) -> str:
 
 def _not_allowed(method: str) -> bytes:
     return failure_body(UNIMPLEMENTED, f"{method} is not allowed here", "method_not_allowed")
+
+
+def _encoding_refused(scope: Message) -> Failure | None:
+    """A refusal of a body that is compressed or otherwise encoded; None for one as it is."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            shown = value[:40].decode("latin-1")
+            detail = f"a body in the content encoding {shown!r} is not taken: send it as it is"
+            return Failure(415, INVALID_ARGUMENT, detail, "bad_request", detail)
+    return None

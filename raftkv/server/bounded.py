@@ -38,6 +38,7 @@ two ways therefore never mix within one request, and answers leave in the order 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -71,6 +72,8 @@ BROUGHT_S: Final = 1.0
 # Over TLS answers are written in such pieces. Whatever is written at once goes to the connection
 # below, which does not tell what it holds; behind 64 KiB there, pieces wait where they are counted.
 TLS_PIECE_BYTES: Final = 64 * 1024
+
+_log = logging.getLogger("raftkv.server")
 
 _CLOSED: Final = b"content-length: 0\r\nconnection: close\r\n\r\n"
 _HEAD_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSED
@@ -130,6 +133,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def __init__(self, state: DoorState, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        # uvicorn's own belongs to the program.
+        self.logger = _log
         self._state = state
         self._in_head = True
         self._head_bytes = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
@@ -666,3 +667,32 @@ def test_a_door_without_sessions_says_so(served: Served) -> None:
         wire.send(post("/v3/kv/put", b'{"key":"aw=="}', "Raftkv-Session: 1-2"))
         status, _, body = wire.response()
     assert (status, json.loads(body)["code"]) == (400, 3)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("encoding", [b"gzip", b"br", b"identity, gzip", b"no-such"])
+def test_a11_a_body_in_another_encoding_is_415(small: Served, encoding: bytes) -> None:
+    for path in (b"/v3/kv/put", b"/v3/watch", b"/v1/toy/things/1", b"/v1/none"):
+        with socket.create_connection(("127.0.0.1", small.door.port), timeout=10) as wire:
+            head = b"POST %b HTTP/1.1\r\nhost: [::1]\r\ncontent-encoding: %b\r\n" % (path, encoding)
+            wire.sendall(head + b"content-length: 2\r\n\r\n{}")
+            answer = _until_closed(wire)
+        assert answer.startswith(b"HTTP/1.1 415 "), path
+        assert b"send it as it is" in answer
+
+
+def test_a11_a_body_as_it_is_may_say_so(small: Served) -> None:
+    connection = small.connect()
+    connection.request("POST", "/v3/kv/put", put_of(200), {"content-encoding": "Identity"})
+    assert connection.getresponse().status == 200
+
+
+def test_d7_the_loggers_of_uvicorn_stay_with_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="uvicorn")
+    server = Served()
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.door.port), timeout=10) as wire:
+        wire.sendall(b"no request at all\r\n\r\n")
+        _until_closed(wire)
+    server.stop()
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
