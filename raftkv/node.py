@@ -95,6 +95,9 @@ NAME_TAKEN_PAUSE_S = 2.5 * STATUS_S
 
 _NOT_STARTED = "the node has not been started: use `async with` or `await start()`"
 
+# How often a node looks whether its data directory is still there.
+DIRECTORY_CHECK_S = 1.0
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -144,6 +147,7 @@ class Node:
         self._joining: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[Any] | None = None
+        self._watching: asyncio.Task[Any] | None = None
         self._keeper: Keeper | None = None
         self.loop_late_s = Histogram()
 
@@ -293,7 +297,28 @@ class Node:
         self.rebuild.start()
         if self._keeper is not None:
             self._keeper.start()
+        if self._given_runtime is None:  # in a simulated world nothing removes a directory
+            self._watching = runtime.spawn(self._watch_directory(), "watch the directory")
         self._running = not self._fault.done()
+
+    async def _watch_directory(self) -> None:
+        """Fault when the data directory is gone: another node may begin a new one in its place."""
+        directory = self._directory
+        assert directory is not None
+        while not self._fault.done():
+            await self.runtime.sleep(DIRECTORY_CHECK_S)
+            try:
+                moved = await self.runtime.offload_bulk(directory.moved)
+            except (OSError, RuntimeError):
+                continue  # what it hides fails by itself: a disk, or a runtime that is closed
+            if moved and not self._fault.done():
+                self._faulted(
+                    DiskFailed(
+                        f"the data directory {directory.path} was removed or replaced while the "
+                        f"node ran. Bring it back, or start the node with an empty directory as "
+                        f"a new node: remove the old member, add this one"
+                    )
+                )
 
     def _make_keeper(self, runtime: Runtime) -> Keeper | None:
         """The node's certificates, if it has any. Raises CertificateError, ConfigError."""
@@ -458,6 +483,8 @@ class Node:
     async def _release(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._keeper is not None:
             self._keeper.stop()
         if "voters" in vars(self):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import random
@@ -35,6 +36,7 @@ __all__ = [
     "Runtime",
     "Space",
     "Timer",
+    "not_for_children",
 ]
 
 
@@ -61,6 +63,9 @@ class Lock(Protocol):
     """An exclusive lock that the operating system releases with the process."""
 
     def release(self) -> None: ...
+
+    def moved(self) -> bool:
+        """Whether the locked file is no longer the one at its path. May block."""
 
 
 class Space(NamedTuple):
@@ -157,16 +162,54 @@ class Runtime(Protocol):
         """Release the worker thread. The last call."""
 
 
+class Descriptors(Protocol):
+    """What holds open files that are not for a forked child."""
+
+    def descriptors(self) -> list[int]: ...
+
+
+_not_for_children: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def not_for_children(holder: Descriptors) -> None:
+    """Have a forked child let go of these files: of a lock and of a port that this process holds.
+
+    A child, as a process pool's worker, shares them. It would keep the lock, and the port with
+    connections that it never answers, when this process has ended.
+    """
+    _not_for_children.add(holder)
+
+
+def _let_go() -> None:
+    """In the child: put /dev/null in their place, for their numbers must not be used again."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for holder in list(_not_for_children):
+            for number in holder.descriptors():
+                if number >= 0:
+                    os.dup2(null, number, inheritable=False)
+    finally:
+        os.close(null)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
 class OsFile:
     """A file of the operating system."""
 
     def __init__(self, path: str, flags: int) -> None:
+        self._path = path
         self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
+        if os.fstat(self._fd).st_nlink == 0:
+            # What is written there is lost with the last descriptor.
+            raise OSError(errno.ENOENT, "the file was removed while the node ran", self._path)
 
     def pread(self, offset: int, count: int) -> bytes:
         parts = []
@@ -198,12 +241,28 @@ class OsLock:
     """flock(2) on a file that stays."""
 
     def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
             raise
+        not_for_children(self)
+
+    def descriptors(self) -> list[int]:
+        """What a forked child must not keep."""
+        return [self._fd] if self._fd >= 0 else []
+
+    def moved(self) -> bool:
+        if self._fd < 0:
+            return False
+        ours = os.fstat(self._fd)
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return True
+        return (ours.st_ino, ours.st_dev) != (there.st_ino, there.st_dev)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -264,6 +323,11 @@ class _OsListener:
     def __init__(self, server: asyncio.Server) -> None:
         self._server = server
         self._port: int = server.sockets[0].getsockname()[1]
+        not_for_children(self)
+
+    def descriptors(self) -> list[int]:
+        """What a forked child must not keep."""
+        return [each.fileno() for each in self._server.sockets]
 
     @property
     def port(self) -> int:

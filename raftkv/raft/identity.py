@@ -205,6 +205,10 @@ class DataDirectory:
         self._files.sync_dir(self.path)
         self.identity = identity
 
+    def moved(self) -> bool:
+        """Whether the directory was removed or replaced since it was locked. May block."""
+        return self._lock.moved()
+
     def close(self) -> None:
         self._lock.release()
 

@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Final
 
 import uvicorn
 
 from raftkv.plugin import Metric
+from raftkv.runtime import not_for_children
 from raftkv.start_errors import error_of_listening
 
 from .accepting import TlsAccepting
@@ -30,6 +31,8 @@ __all__ = ["STOP_TIMEOUT_S", "Door"]
 BACKLOG: Final = 2048
 # Requests under way get this long when the door stops; then their connections are cut.
 STOP_TIMEOUT_S: Final = 2
+# How often the end of these is looked for.
+LOOK_S: Final = 0.05
 # A client that is gone without a word is found out after 30 + 3 * 10 seconds.
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 # How often connections are looked at for being too slow, or idle.
@@ -40,6 +43,25 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield  # signals belong to the program
+
+    def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
+        """Log nothing: uvicorn's loggers belong to the program, which may serve with it, too."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close, as uvicorn does it, without a line under uvicorn's name."""
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            for task in list(self.server_state.tasks):
+                task.cancel()
 
 
 class Door:
@@ -70,6 +92,7 @@ class Door:
             app.admission.certified = tls.names
             tls.on_names = self._renamed
         self._server: _Server | None = None
+        self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def _renamed(self, names: frozenset[str]) -> None:
@@ -87,6 +110,16 @@ class Door:
         """`http://host:port`, or `https://...`, as clients write it."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http{'s' if self._tls else ''}://{host}:{self._port}"
+
+    def descriptors(self) -> list[int]:
+        """What a forked child must not keep: the port, and connections that only this process
+        answers."""
+        sockets = [] if self._listener is None else [self._listener]
+        for connection in self._state.connections:
+            found = connection.transport.get_extra_info("socket")
+            if found is not None:
+                sockets.append(found)
+        return [number for each in sockets if (number := each.fileno()) >= 0]
 
     def metrics(self) -> list[Metric]:
         """What the door counts; the program that makes it gives this to `node.metrics.add`."""
@@ -115,6 +148,8 @@ class Door:
         """Bind and serve; returns when connections are accepted."""
         listener = _bind(self._host, self._port, self._label)
         self._port = listener.getsockname()[1]
+        self._listener = listener
+        not_for_children(self)
         config = uvicorn.Config(
             self._app,
             loop="none",

@@ -458,6 +458,9 @@ class _SimLock:
         self._locks = locks
         self._path = path
 
+    def moved(self) -> bool:
+        return False
+
     def release(self) -> None:
         # After a crash somebody else may hold it.
         if self._locks.get(self._path) is self:

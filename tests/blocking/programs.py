@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ import pytest
 
 from raftkv import blocking
 from raftkv.errors import RaftkvError, Stopped
-from tests.blocking.alone import config
+from tests.blocking.alone import config, open_door
 
 # What a program leaves to the interpreter's exit.
 kept: list[Any] = []
@@ -173,6 +174,33 @@ def exit_in_callback(directory: Path) -> None:
         again.kv.put(b"k", b"v")
 
 
+def forked_child(directory: Path) -> None:
+    """A child, as a process pool's worker, keeps neither the lock nor the ports of the node."""
+    settings = config(directory)
+    node = blocking.Node(settings, plugins=())
+    node.start()
+    api = node.run(open_door)
+    waiting = socket.create_connection(("127.0.0.1", api.port))
+    runs, ends = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(runs[1], b"x")
+        os.close(ends[1])
+        os.read(ends[0], 1)  # until the parent has ended, or has seen what it wants
+        os._exit(0)
+    assert os.read(runs[0], 1) == b"x"
+    node.run(lambda inner: api.stop())
+    node.stop()
+    assert waiting.recv(1) == b"", "the child keeps the connection"
+    with blocking.Node(settings, plugins=()) as again, socket.socket() as listener:
+        again.kv.put(b"k", b"v")
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", api.port))
+        listener.listen()
+    os.close(ends[1])
+    assert os.waitpid(child, 0)[1] == 0
+
+
 PROGRAMS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
     for each in (
@@ -186,6 +214,7 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
         handler_stops,
         exit_in_run,
         exit_in_callback,
+        forked_child,
     )
 }
 

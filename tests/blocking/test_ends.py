@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from raftkv import blocking
 from raftkv.blocking.portal import Portal
-from raftkv.errors import Stopped
+from raftkv.errors import DiskFailed, RaftkvError, Stopped
+from tests.blocking.alone import config
 from tests.blocking.programs import PROGRAMS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ITEMS = {"exit_in_run": "d5", "exit_in_callback": "d5"}
+ITEMS = {"exit_in_run": "d5", "exit_in_callback": "d5", "forked_child": "d5"}
 
 
 @pytest.mark.parametrize("name", [f"{ITEMS.get(name, 'd2')}_{name}" for name in PROGRAMS])
@@ -76,3 +80,24 @@ def test_d2_close_from_two_threads() -> None:
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("fsync", ["on", "off"])
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_d5_a_removed_directory_is_a_fault(
+    tmp_path: Path, fsync: str, *, idle: bool, replaced: bool
+) -> None:
+    settings = msgspec.structs.replace(config(tmp_path), fsync=fsync)
+    with blocking.Node(settings, plugins=()) as node:
+        node.kv.put(b"k", b"v")
+        shutil.rmtree(settings.dir)
+        if replaced:
+            os.makedirs(settings.dir)
+        if not idle:
+            with pytest.raises(RaftkvError):
+                node.kv.put(b"k", b"w")
+        fault = node.run(lambda inner: asyncio.wait_for(inner.fault, 30))
+        assert isinstance(fault, DiskFailed)
+        with pytest.raises(DiskFailed, match="removed"):
+            node.kv.put(b"k", b"w")

@@ -42,6 +42,9 @@ class _MemoryFile:
 
 
 class _MemoryLock:
+    def moved(self) -> bool:
+        return False
+
     def release(self) -> None:
         """One process, one node."""
 
