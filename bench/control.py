@@ -139,7 +139,7 @@ class CallLoad(msgspec.Struct, frozen=True, kw_only=True, tag="calls"):
 
 
 class Lag(msgspec.Struct, frozen=True, tag="lag"):
-    """Inject replication lag: into a replicant's apply and the legacy registry's spreading."""
+    """Make a replicant's applying, and what its old registry spreads, late; no lag in a core."""
 
     seconds: float
 

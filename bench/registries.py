@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raftkv_lcr.api import LcrApi
     from raftkv_lcr.result import ConnectResult
 
-__all__ = ["Answer", "LegacyRegistry", "LinearRegistry", "Registry", "Seat"]
+__all__ = ["Answer", "LegacyRegistry", "LinearRegistry", "Registry", "Seat", "inject_lag"]
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -136,3 +136,15 @@ def _seat(row: Channel) -> Seat:
 
 def _row(seat: Seat) -> Channel:
     return msgspec.convert(seat.token, Channel)
+
+
+def inject_lag(node: Any, legacy: Any, seconds: float) -> None:
+    """Make both registries of a replicant late by as much; a core's stay as they are.
+
+    The linear registry of a core is as late as its applying, which is part of consensus and cannot
+    be made slower alone. So the one that spreads asynchronously is not made slower there either:
+    where the clients sit in cores, neither registry lags.
+    """
+    if node.config.role == "replicant":
+        legacy.lag_s = seconds
+        node.inject_lag(seconds)

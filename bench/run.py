@@ -291,9 +291,9 @@ def _arguments(plan: Plan) -> dict[str, object]:
     return {
         **asdict(plan),
         "drivers": "; ".join(f"{name}: {place}" for name, place in places.items()),
-        "lag": "replicants apply the log later; the nodes with drivers apply later what the legacy "
-        "registry spreads to them. During puts and gets there is none. With sessions one replicant "
-        "lags, in one scenario.",
+        "lag": "replicants apply later what the log and the legacy registry bring them, cores do "
+        "not: in layouts without replicants neither registry lags. During puts and gets there is "
+        "none. With sessions one replicant lags, in one scenario.",
     }
 
 

@@ -198,7 +198,7 @@ def _add_registry(add: Callable[..., object]) -> None:
         "--lag-ms",
         type=not_negative,
         default=50.0,
-        help="replication lag, injected into the drivers' nodes (default: 50)",
+        help="replication lag of both registries, injected into the replicants (default: 50)",
     )
     add(
         "--think-ms",

@@ -45,7 +45,7 @@ from bench.live import Tally
 from bench.mesh import SocketMesh
 from bench.messages import MessageCount
 from bench.probe import Probe
-from bench.registries import LegacyRegistry, LinearRegistry, Registry
+from bench.registries import LegacyRegistry, LinearRegistry, Registry, inject_lag
 from bench.roles import RoleWatch
 from bench.scenarios import Driver, Load, Place
 from bench.schema import Row, RowWriter
@@ -146,9 +146,7 @@ class NodeWorker:
             case CallLoad():
                 return await self._calls(request)
             case Lag(seconds):
-                self._legacy.lag_s = seconds
-                if self._node.config.role == "replicant":
-                    self._node.inject_lag(seconds)
+                inject_lag(self._node, self._legacy, seconds)
             case SwitchMode(mode):
                 await switch_mode(self._api, mode, SWITCH_TIMEOUT_S)
             case HangUp():

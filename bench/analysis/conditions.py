@@ -36,7 +36,7 @@ MACHINE_WORDS = {
 CONNECT_WORDS = {
     "clients": "{} clients for each driver",
     "seconds": "{} s for each load",
-    "lag_ms": "{} ms of replication lag injected into the nodes that the clients call",
+    "lag_ms": "{} ms of replication lag injected into the replicants",
 }
 SESSION_WORDS = {
     "clients": "{} clients for each of three drivers",
