@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench.run_options import parser, plan_of
 from demo_install import Installation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,6 +181,46 @@ def test_a_busy_machine_wants_numbers(tmp_path: Path, arguments: list[str]) -> N
     done = on_a_busy_machine(tmp_path, "exit 9", *arguments)
     assert done.returncode == 2
     assert f"{arguments[0]} needs a number" in done.stderr
+
+
+# The figures of every plugin ----------------------------------------------------------------------
+
+
+def measured(
+    tmp_path: Path, *arguments: str, fake: str = ""
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A run with a benchmark that only notes what it is asked, and leaves two files."""
+    usual = f"""echo "$@" >> {tmp_path}/asked
+case "$1" in run) shift; while [ "$1" != --out ]; do shift; done; mkdir -p "$2"
+echo c > "$2/conditions.json" ;; analyse) echo s > "$2/summary.json" ;; esac"""
+    done = subprocess.run(
+        ["bash", str(ROOT / "tools" / "measure"), *arguments, "--out", str(tmp_path / "results")],
+        env={**os.environ, "BENCH": str(program(tmp_path / "bench", fake or usual))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done, tmp_path / "results"
+
+
+def test_every_plugin_s_figures_get_their_conditions_beside_them(tmp_path: Path) -> None:
+    done, results = measured(tmp_path, "--quick")
+    assert done.returncode == 0, done.stderr
+    whats = ["calls", "keyspace", "lcr", "limbo", "registry", "subscriptions", "txqueue"]
+    assert sorted(each.name for each in results.iterdir()) == whats
+    for each in results.iterdir():
+        assert sorted(file.name for file in each.iterdir()) == ["conditions.json", "summary.json"]
+    runs = [line for line in (tmp_path / "asked").read_text().splitlines() if "run" in line[:4]]
+    for line in runs:
+        plan_of(parser().parse_args(line.split()[1:]))  # as the benchmark itself understands it
+
+
+def test_a_benchmark_that_fails_leaves_no_figures(tmp_path: Path) -> None:
+    done, results = measured(tmp_path, "limbo", fake='[ "$1" = run ]')
+    assert done.returncode == 1
+    assert not results.exists()
+    done, _ = measured(tmp_path, "nonsense")
+    assert (done.returncode, "unknown: nonsense" in done.stderr) == (2, True)
 
 
 # The installation beside the show ----------------------------------------------------------------
