@@ -138,7 +138,9 @@ def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
         return
     cluster.damaged.add(name)
     kind = rng.choice((_stray_row, _undecided_outcome))
-    world.host(name).inside(kind, machine, rng)
+    # The session of a node that is away may end before the damage is found, and the damage with it.
+    lasting = [node.session for each, node in cluster.nodes.items() if cluster.is_up(each)]
+    world.host(name).inside(kind, machine, rng, lasting)
     world.note(name, f"damage: {kind.__name__.strip('_')}")
     host = world.host(name)
     check = cluster.nodes[name].corruption
@@ -233,16 +235,17 @@ def _bound_s(machine: StateMachine) -> float:
     return 2 * CHECK_S + corruption_check.RESULT_MIN_S + 3 * walk_s + SLACK_S
 
 
-def _stray_row(machine: StateMachine, rng: random.Random) -> None:
+def _stray_row(machine: StateMachine, rng: random.Random, sessions: list[int]) -> None:
     damage(machine, "core", "settings", ("no-such-plugin", "key"), rng.randbytes(4))
 
 
-def _undecided_outcome(machine: StateMachine, rng: random.Random) -> None:
-    """Far above every number that a session gives out in a run: no command meets the outcome.
+def _undecided_outcome(machine: StateMachine, rng: random.Random, sessions: list[int]) -> None:
+    """In one of these sessions, far above every number that one gives out: no command meets it.
 
     Just above the window is not far enough. The windows of the simulated world are small, so a
     busy session reaches the number before the damage is found; then the core answers a command
     with this outcome, and shows its clients a revision less than the others do.
     """
-    session = machine._sessions.by_id[rng.choice(sorted(machine._sessions.by_id))]
+    known = machine._sessions.by_id
+    session = known[rng.choice(sorted(known.keys() & set(sessions)))]
     session.done[session.floor + UNREACHED] = ABANDONED

@@ -22,7 +22,8 @@ def test_no_command_meets_the_damage_however_busy_its_session_is() -> None:
     driver = Driver(world_machine())
     driver.start("a")
     healthy = replay(driver.bodies, world_machine())
-    corrupting._undecided_outcome(driver.machine, random.Random(1))
+    sessions = sorted(driver.machine._sessions.by_id)
+    corrupting._undecided_outcome(driver.machine, random.Random(1), sessions)
     before = len(driver.bodies)
     for seq in range(1, 4 * WORLD_WINDOW):
         driver.send(Deposit("a", 1), floor=max(0, seq - 10))
@@ -34,6 +35,18 @@ def test_no_command_meets_the_damage_however_busy_its_session_is() -> None:
     assert driver.machine.digest() != healthy.digest()
 
 
+def test_the_damage_lies_in_a_session_of_a_node_that_runs() -> None:
+    """Another one may end before the core notices, and its state is right again."""
+    driver = Driver(world_machine())
+    driver.start("a")
+    running = driver.start("b").session
+    for seed in range(8):
+        machine = replay(driver.bodies, world_machine())
+        corrupting._undecided_outcome(machine, random.Random(seed), [running])
+        damaged = [each.node for each in machine._sessions.by_id.values() if each.done]
+        assert damaged == ["b"]
+
+
 def test_no_state_is_damaged_while_a_core_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would copy the damaged state if that is the leader's, and stop as corrupt as well."""
     behind: list[int] = []
@@ -43,10 +56,10 @@ def test_no_state_is_damaged_while_a_core_is_behind(monkeypatch: pytest.MonkeyPa
         cluster.run(2.0)
         stray_row = corrupting._stray_row
 
-        def damage(machine: StateMachine, rng: random.Random) -> None:
+        def damage(machine: StateMachine, rng: random.Random, sessions: list[int]) -> None:
             indexes = [cluster.nodes[name].machine.index for name in cluster.names]
             behind.append(max(indexes) - min(indexes))
-            stray_row(machine, rng)
+            stray_row(machine, rng, sessions)
 
         monkeypatch.setattr(corrupting, "_stray_row", damage)
         monkeypatch.setattr(corrupting, "_undecided_outcome", damage)
