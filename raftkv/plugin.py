@@ -37,6 +37,7 @@ from .plugin_door import (
     value_of,
 )
 from .plugin_proposing import AGAIN, RETRY_FIRST_S, RETRY_MAX_S, Lost, Proposer
+from .plugin_settings import PluginSettings, settings_routes
 from .state import (
     ABSENT,
     Absent,
@@ -79,6 +80,7 @@ __all__ = [
     "Metric",
     "Outcome",
     "Plugin",
+    "PluginSettings",
     "Proposer",
     "Quota",
     "Request",
@@ -106,6 +108,7 @@ __all__ = [
     "query_seconds",
     "query_word",
     "require_format",
+    "settings_routes",
     "value_of",
 ]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from raftkv.plugin import Host
+from raftkv.plugin import Host, PluginSettings
 from raftkv.validation import checked
 
 from .alarms import Alarm, AlarmBook
@@ -50,6 +50,8 @@ class CallsApi:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        #: The replicated settings of the calls.
+        self.settings = PluginSettings(host)
         self.options = options_of(host)
         self.counters = Counters()
         self.registry = Functions()

@@ -15,6 +15,7 @@ from raftkv.cli.kit import (
     Ask,
     At,
     Stage,
+    add_setting,
     connected,
     examples,
     group,
@@ -51,6 +52,8 @@ ANSWER_S: Final = 5.0
 CALLS_MAX: Final = 1_000
 
 app = group("Cluster calls: every node runs every call, in one order.")
+
+add_setting(app, "calls", "raftkv calls", "history_max", "200")
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="The name of the node.")]
 Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="The id of the call.")]

@@ -41,6 +41,7 @@ from raftkv.plugin import (
     only_query,
     query_flag,
     query_number,
+    settings_routes,
     value_of,
 )
 
@@ -82,6 +83,7 @@ def routes(host: Host, api: CallsApi) -> Sequence[Route]:
         post("reset", door.reset, "Forget all records, let all follow from the last id."),
         post("leave", door.leave, "Take a node out of the calls."),
         post("rejoin", door.rejoin, "Let a node that has left take part again."),
+        *settings_routes(host),
         post("force-leave", door.force_leave, "Take the cursor from a node that is down."),
         post("acknowledge", door.acknowledge, "Somebody looked after a lost effect."),
     )

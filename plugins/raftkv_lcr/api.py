@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, SequenceTooFar
-from raftkv.plugin import Host
+from raftkv.plugin import Host, PluginSettings
 from raftkv.validation import checked
 
 from .alarms import Alarm, LongRuns
@@ -87,6 +87,8 @@ class LcrApi:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        #: The replicated settings of the registry.
+        self.settings = PluginSettings(host)
         self.counters = Counters()
         self.long_runs = LongRuns(host)
         self.reaper = Reaper(host)

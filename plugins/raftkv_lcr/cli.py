@@ -14,6 +14,7 @@ from raftkv.cli.kit import (
     Ask,
     At,
     Stage,
+    add_setting,
     cell,
     connected,
     examples,
@@ -41,6 +42,8 @@ Client = Annotated[str, typer.Argument(metavar="CLIENT", help="The client id.")]
 Local = Annotated[
     bool, typer.Option("--local", help="From the copy of the node that is asked: may be stale.")
 ]
+
+add_setting(app, "lcr", "raftkv lcr", "claim_ms", "20000")
 
 _HEADINGS: Final = ("CLIENT", "CHANNEL", "NODE", "INCARNATION", "VERSION", "TICKET")
 _NUMBERS: Final = ("INCARNATION", "VERSION", "TICKET")

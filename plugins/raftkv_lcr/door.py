@@ -11,6 +11,8 @@
     PUT  mode                         take the steps to another: {"mode": m, "timeout_s": s}
     GET  stats                        counters and sizes of this node
     GET  sweep                        what this node's sweeps have done
+    GET  settings                     the replicated settings
+    PUT  settings/{key}               {"value": json}, null: its default
 
 Rules of this file: a client id is one percent-encoded segment of the path and may hold any
 letters. Every answer that is no result is an error in the shape of the door's own (docs/door.md):
@@ -41,6 +43,7 @@ from raftkv.plugin import (
     fresh,
     only_query,
     query_number,
+    settings_routes,
 )
 
 from .api import LcrApi
@@ -82,6 +85,7 @@ def routes(host: Host, api: LcrApi) -> Sequence[Route]:
         Route("PUT", "mode", _checked(door.switch), "Take the steps to another mode."),
         Route("GET", "stats", door.stats, "Counters and sizes on this node."),
         Route("GET", "sweep", door.sweep, "What the sweeps of this node have done."),
+        *settings_routes(host),
         *row_routes(api),
     )
 

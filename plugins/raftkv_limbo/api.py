@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, overload
 
 from raftkv.errors import ReadTimeout
-from raftkv.plugin import Host, Proposer
+from raftkv.plugin import Host, PluginSettings, Proposer
 from raftkv.validation import checked
 
 from .acking import Acking
@@ -73,6 +73,8 @@ class LimboApi:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        #: The replicated settings of the plugin.
+        self.settings = PluginSettings(host)
         self.options = options_of(host)
         self.counters = Counters()
         self.validators = Validators()

@@ -14,6 +14,7 @@ import typer
 from raftkv.cli.kit import (
     Ask,
     At,
+    add_setting,
     connected,
     examples,
     group,
@@ -37,7 +38,6 @@ from .sheets import (
     receipt_words,
     results_sheet,
     rows_sheet,
-    settings_sheet,
     spaces_sheet,
     status_words,
     text_of,
@@ -323,37 +323,7 @@ def quorum(
         note(shown(f"warning: {line}"))
 
 
-@app.command(
-    epilog=examples(
-        "raftkv limbo setting --dir demo",
-        "raftkv limbo setting leader_promotes true --dir demo",
-        "raftkv limbo setting rollback_after_ms default --dir demo",
-    )
-)
-@connected("table", "json")
-def setting(
-    at: At,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Which one.")] = None,
-    value: Annotated[
-        str | None, typer.Argument(metavar="[VALUE]", help='JSON, or "default".')
-    ] = None,
-) -> None:
-    """Show the settings, which are the same on all nodes, or change one."""
-    ask = Ask(at)
-    if key is None or value is None:
-        found = ask("GET", "/v1/limbo/settings")["settings"]
-        if key is not None:
-            if key not in found:
-                raise ConfigError(f"there is no setting {shown(key)}: {', '.join(found)}")
-            found = {key: found[key]}
-    else:
-        body = {"value": None if value == "default" else _json_or_text(value)}
-        found = ask("PUT", f"/v1/limbo/settings/{path_part(key)}", body)["settings"]
-        found = {key: found[key]}
-    if at.output == "json":
-        print_json(found)
-    else:
-        _print(settings_sheet(found))
+add_setting(app, "limbo", "raftkv limbo", "leader_promotes", "true")
 
 
 # --- spaces ---------------------------------------------------------------------------------------
@@ -601,15 +571,6 @@ def _at_node(at: At, node: str) -> At:
     if silent:
         raise RaftkvError(f"{text}; silent: {', '.join(silent)}")
     raise ConfigError(f"{text}: name its endpoint with --endpoint")
-
-
-def _json_or_text(text: str) -> Any:
-    import msgspec
-
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _confirm(what: str, word: str) -> None:

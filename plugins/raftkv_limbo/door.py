@@ -51,7 +51,7 @@ from raftkv.plugin import (
     only_query,
     query_number,
     query_seconds,
-    value_of,
+    settings_routes,
 )
 
 from .api import LimboApi
@@ -71,7 +71,6 @@ from .bodies import (
     WantedRange,
     WantedRollBack,
     WantedSubmit,
-    WantedValue,
 )
 from .commands import KEY_BYTES_MAX, Condition, Row, Write
 from .errors import (
@@ -96,7 +95,6 @@ from .refusals import (
     UnknownSpace,
 )
 from .reports import advice, queue_report, quorum_report
-from .settings import SETTINGS
 from .submission import Submission
 from .views import state_of, verdicts
 
@@ -131,8 +129,6 @@ def routes(host: Host, api: LimboApi) -> Sequence[Route]:
         ("GET", "verdicts/{position}", door.verdict, "One verdict; waits for it if asked to."),
         ("GET", "quorum", door.quorum, "The quorum, and what speaks against it."),
         ("PUT", "quorum", door.set_quorum, "Change the quorum."),
-        ("GET", "settings", door.settings, "The replicated settings."),
-        ("PUT", "settings/{key}", door.set_setting, "Change one of them."),
         ("GET", "spaces", door.spaces, "All spaces."),
         ("POST", "spaces", door.create_space, "Create a space."),
         ("PUT", "spaces/{space}", door.alter_space, "Make a space synchronous, or not."),
@@ -146,8 +142,11 @@ def routes(host: Host, api: LimboApi) -> Sequence[Route]:
         ("POST", "flush", door.flush, "Wait until what was submitted here is in the queue."),
     )
     return [
-        Route(method, path, answered(handler, _answer_to), doc)
-        for method, path, handler, doc in made
+        *(
+            Route(method, path, answered(handler, _answer_to), doc)
+            for method, path, handler, doc in made
+        ),
+        *settings_routes(host),
     ]
 
 
@@ -197,10 +196,6 @@ class _Door:
     async def quorum(self, request: Request) -> Response:
         await self._look(request)
         return Response(quorum_report(self._host.view()))
-
-    async def settings(self, request: Request) -> Response:
-        await self._look(request)
-        return Response({"settings": self._settings()})
 
     async def spaces(self, request: Request) -> Response:
         await self._look(request)
@@ -297,19 +292,6 @@ class _Door:
         await set_quorum(self._host, change)
         return Response(quorum_report(self._host.view()))
 
-    async def set_setting(self, request: Request) -> Response:
-        only_query(request)
-        key = request.params["key"]
-        known = [setting.key for setting in SETTINGS]
-        if key not in known:
-            raise BadRequest(f"there is no setting {key[:40]!r}, only {', '.join(known)}")
-        value = value_of("value", body_of(request, WantedValue).value)
-        try:
-            await self._host.set_setting(key, value)
-        except OverflowError:
-            raise BadRequest(f"{key}: a number has more than 64 bits: say a smaller one") from None
-        return Response({"settings": self._settings()})
-
     async def create_space(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedCreate)
@@ -342,10 +324,6 @@ class _Door:
                 f"ask {asked.node}"
             )
         return asked
-
-    def _settings(self) -> dict[str, Any]:
-        settings = self._host.settings
-        return {each.key: settings[each.key] for each in SETTINGS}
 
 
 # --- what a request may say, and is told ----------------------------------------------------------

@@ -20,7 +20,6 @@ __all__ = [
     "receipt_words",
     "results_sheet",
     "rows_sheet",
-    "settings_sheet",
     "spaces_sheet",
     "status_words",
     "text_of",
@@ -103,10 +102,6 @@ def quorum_words(need: Answer) -> str:
 def results_sheet(results: Sequence[Sequence[int]], n: int) -> Sheet:
     rows = [(str(nodes), str(needed), "yes" if nodes == n else "") for nodes, needed in results]
     return Sheet(("N", "NEEDED", "NOW"), rows, ("N", "NEEDED"))
-
-
-def settings_sheet(settings: Answer) -> Sheet:
-    return Sheet(("SETTING", "VALUE"), [(key, _value(each)) for key, each in settings.items()])
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -219,11 +214,3 @@ def text_of(data: str) -> str:
 
 def _yes(flag: bool) -> str:
     return "yes" if flag else "no"
-
-
-def _value(each: Any) -> str:
-    if isinstance(each, dict):
-        return ", ".join(f"{name}={count}" for name, count in sorted(each.items()))
-    if isinstance(each, bool):
-        return str(each).lower()
-    return str(each)

@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from raftkv.plugin import Consistency, Host, Proposer, Under
+from raftkv.plugin import Consistency, Host, PluginSettings, Proposer, Under
 from raftkv.validation import checked
 
 from . import reading
@@ -91,6 +91,8 @@ class SubscriptionsApi:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        #: The replicated settings of the plugin.
+        self.settings = PluginSettings(host)
         self.options = options_of(host)
         self.counters = Counters()
         self.proposer = Proposer(host, self.counters)

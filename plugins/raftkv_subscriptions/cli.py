@@ -7,12 +7,22 @@ answers into text. `raftkv sub ...` is in cli_subs.py, `raftkv region ...` in cl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from raftkv.cli.kit import Ask, At, connected, examples, group, note, print_json, say, shown
-from raftkv.errors import ConfigError
+from raftkv.cli.kit import (
+    Ask,
+    At,
+    add_setting,
+    connected,
+    examples,
+    group,
+    note,
+    print_json,
+    say,
+    shown,
+)
 
 from .asked import bodies_of, headers_of, messages_of, seconds_of, value_of
 from .cli_common import LIST_MAX, Local, Yes, confirm, path, patient, print_sheet, query, tell
@@ -21,7 +31,6 @@ from .cli_subs import sub_app
 from .sheets import (
     declared_words,
     messages_sheet,
-    settings_sheet,
     some,
     topic_words,
     topics_sheet,
@@ -199,38 +208,7 @@ def read(
         note(f"there are more: --from {found['next']}")
 
 
-@topic_app.command(
-    epilog=examples(
-        "raftkv topic setting --dir demo/a",
-        "raftkv topic setting ranges_max 20000 --dir demo/a",
-        "raftkv topic setting enabled false --dir demo/a",
-        "raftkv topic setting ranges_max default --dir demo/a",
-    )
-)
-@connected("table", "json")
-def setting(
-    at: At,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Which one.")] = None,
-    value: Annotated[
-        str | None, typer.Argument(metavar="[VALUE]", help='A value, or "default".')
-    ] = None,
-) -> None:
-    """Show the settings of this region, which are the same on all its nodes, or change one."""
-    ask = Ask(at)
-    found: dict[str, Any]
-    if key is None or value is None:
-        found = ask("GET", path("settings"))["settings"]
-        if key is not None:
-            if key not in found:
-                raise ConfigError(f"there is no setting {shown(key)}: {', '.join(found)}")
-            found = {key: found[key]}
-    else:
-        changed = ask("PUT", path("settings", key), {"value": value_of(key, value)})["settings"]
-        found = {key: changed[key]}
-    if at.output == "json":
-        print_json(found)
-    else:
-        print_sheet(settings_sheet(found))
+add_setting(topic_app, "subscriptions", "raftkv topic", "ranges_max", "20000", parse=value_of)
 
 
 def _numbers(what: str, first: int, last: int) -> str:

@@ -67,6 +67,7 @@ from raftkv.plugin import (
     query_number,
     query_seconds,
     query_word,
+    settings_routes,
 )
 
 from .api import SubscriptionsApi
@@ -135,8 +136,6 @@ def routes(host: Host, api: SubscriptionsApi, consumers: DoorConsumers) -> Seque
     sub = "topics/{topic}/subs/{sub}"
     made: tuple[tuple[Method, str, Handler, str], ...] = (
         ("GET", "status", regions.status, "Regions, links, this node."),
-        ("GET", "settings", regions.settings, "The replicated settings."),
-        ("PUT", "settings/{key}", regions.set_setting, "Change one of them."),
         ("GET", "topics", topics.topics, "All topics with their figures."),
         ("GET", "topics/{topic}", topics.topic, "One topic."),
         ("PUT", "topics/{topic}", topics.declare, "Declare a topic, or change its limits."),
@@ -167,8 +166,13 @@ def routes(host: Host, api: SubscriptionsApi, consumers: DoorConsumers) -> Seque
         ("PUT", "mode", regions.mode, "How subscriptions are replicated."),
     )
     return [
-        Route(method, path, answered(handler, partial(_answer_to, host)), doc, path in _NUMBERED)
-        for method, path, handler, doc in made
+        *(
+            Route(
+                method, path, answered(handler, partial(_answer_to, host)), doc, path in _NUMBERED
+            )
+            for method, path, handler, doc in made
+        ),
+        *settings_routes(host),
     ]
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from raftkv.plugin import BadRequest, Host, Request, Response, body_of, fresh, only_query, value_of
+from raftkv.plugin import BadRequest, Host, Request, Response, body_of, fresh, only_query
 
 from .api import SubscriptionsApi
-from .bodies import WantedMode, WantedRegion, WantedRegionName, WantedValue
+from .bodies import WantedMode, WantedRegion, WantedRegionName
 from .door_consumers import DoorConsumers
 from .reports import plain
-from .settings import SETTINGS
 
 __all__ = ["RegionDoor"]
 
@@ -26,28 +23,6 @@ class RegionDoor:
         await fresh(self._host, request)
         found = plain(await self._api.status())
         return Response({**found, "door_consumers": len(self._consumers)})
-
-    async def settings(self, request: Request) -> Response:
-        only_query(request, "consistency")
-        await fresh(self._host, request)
-        return Response({"settings": self._settings()})
-
-    async def set_setting(self, request: Request) -> Response:
-        only_query(request)
-        key = request.params["key"]
-        known = [setting.key for setting in SETTINGS]
-        if key not in known:
-            raise BadRequest(f"there is no setting {key[:40]!r}, only {', '.join(known)}")
-        value = value_of("value", body_of(request, WantedValue).value)
-        try:
-            await self._host.set_setting(key, value)
-        except OverflowError:
-            raise BadRequest(f"{key}: a number has more than 64 bits: say a smaller one") from None
-        return Response({"settings": self._settings()})
-
-    def _settings(self) -> dict[str, Any]:
-        settings = self._host.settings
-        return {each.key: settings[each.key] for each in SETTINGS}
 
     async def regions(self, request: Request) -> Response:
         only_query(request, "consistency")

@@ -17,7 +17,6 @@ __all__ = [
     "lag_sheet",
     "messages_sheet",
     "regions_sheet",
-    "settings_sheet",
     "some",
     "status_words",
     "sub_words",
@@ -121,10 +120,6 @@ def messages_sheet(messages: Sequence[Answer], now_ms: int) -> Sheet:
     ]
     headings = ("POSITION", "ORIGIN", "SEQ", "S AGO", "KEY", "HEADERS", "BODY")
     return Sheet(headings, rows, ("POSITION", "SEQ", "S AGO"))
-
-
-def settings_sheet(settings: Answer) -> Sheet:
-    return Sheet(("SETTING", "VALUE"), [(key, _word(each)) for key, each in settings.items()])
 
 
 # --- subscriptions --------------------------------------------------------------------------------

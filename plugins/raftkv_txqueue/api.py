@@ -22,7 +22,7 @@ from typing import get_args
 
 import msgspec
 
-from raftkv.plugin import Consistency, Host, Proposer, Under
+from raftkv.plugin import Consistency, Host, PluginSettings, Proposer, Under
 from raftkv.validation import checked
 
 from .commands import (
@@ -67,6 +67,8 @@ class TxQueueApi:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        #: The replicated settings of the plugin.
+        self.settings = PluginSettings(host)
         self.options = options_of(host)
         self.counters = Counters()
         self.proposer = Proposer(host, self.counters)

@@ -21,6 +21,7 @@ import typer
 from raftkv.cli.kit import (
     Ask,
     At,
+    add_setting,
     connected,
     examples,
     group,
@@ -43,7 +44,6 @@ from .sheets import (
     outcome_words,
     queue_words,
     queues_sheet,
-    settings_sheet,
     some,
     status_words,
     text_of,
@@ -354,37 +354,13 @@ def outcome(
             raise RaftkvError(shown(fate_words(found)))
 
 
-@queue_app.command(
-    epilog=examples(
-        "raftkv queue setting --dir demo",
-        "raftkv queue setting message_bytes_max 1048576 --dir demo",
-        "raftkv queue setting message_bytes_max default --dir demo",
-    )
-)
-@connected("table", "json")
-def setting(
-    at: At,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Which one.")] = None,
-    value: Annotated[
-        str | None, typer.Argument(metavar="[VALUE]", help='A number, or "default".')
-    ] = None,
-) -> None:
-    """Show the settings, which are the same on all nodes, or change one."""
-    ask = Ask(at)
-    if key is None or value is None:
-        found = ask("GET", "/v1/txqueue/settings")["settings"]
-        if key is not None:
-            if key not in found:
-                raise ConfigError(f"there is no setting {shown(key)}: {', '.join(found)}")
-            found = {key: found[key]}
-    else:
-        body = {"value": None if value == "default" else _number(key, value)}
-        found = ask("PUT", f"/v1/txqueue/settings/{path_part(key)}", body)["settings"]
-        found = {key: found[key]}
-    if at.output == "json":
-        print_json(found)
-    else:
-        _print(settings_sheet(found))
+def _number(key: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) <= 19):
+        raise ConfigError(f"{shown(key)} is a number, not {shown(value)}; or say default")
+    return int(value)
+
+
+add_setting(queue_app, "txqueue", "raftkv queue", "message_bytes_max", "1048576", parse=_number)
 
 
 # --- branches -------------------------------------------------------------------------------------
@@ -525,12 +501,6 @@ def _query(local: bool, *parts: str) -> str:
 
 def _numbers(first: int, last: int) -> str:
     return f"number {first}" if first == last else f"numbers {first} to {last}"
-
-
-def _number(key: str, value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) <= 19):
-        raise ConfigError(f"{shown(key)} is a number, not {shown(value)}; or say default")
-    return int(value)
 
 
 def _patient(at: At, more_s: float = 0.0) -> At:

@@ -67,7 +67,7 @@ from raftkv.plugin import (
     only_query,
     query_flag,
     query_number,
-    value_of,
+    settings_routes,
 )
 
 from .api import TxQueueApi
@@ -86,7 +86,6 @@ from .bodies import (
     WantedSession,
     WantedSettle,
     WantedStage,
-    WantedValue,
     operation_of,
 )
 from .commands import Operation, SessionRow
@@ -117,7 +116,6 @@ from .reports import (
     held_report,
 )
 from .session import Session
-from .settings import SETTINGS
 from .views import browse
 from .xa import XaError
 
@@ -159,8 +157,6 @@ def routes(host: Host, api: TxQueueApi, sessions: DoorSessions | None = None) ->
     door, branches = _Door(host, api, sessions), BranchDoor(host, api, sessions)
     made: tuple[tuple[Method, str, Handler, str], ...] = (
         ("GET", "status", door.status, "Queues, sessions, transactions, this node."),
-        ("GET", "settings", door.settings, "The replicated settings."),
-        ("PUT", "settings/{key}", door.set_setting, "Change one of them."),
         ("GET", "queues", door.queues, "All queues with their figures."),
         ("GET", "queues/{queue}", door.queue, "One queue."),
         ("PUT", "queues/{queue}", door.declare, "Declare a queue, or change its limits."),
@@ -182,8 +178,13 @@ def routes(host: Host, api: TxQueueApi, sessions: DoorSessions | None = None) ->
         *branches.routes(),
     )
     return [
-        Route(method, path, answered(handler, partial(_answer_to, host)), doc, path in _NUMBERED)
-        for method, path, handler, doc in made
+        *(
+            Route(
+                method, path, answered(handler, partial(_answer_to, host)), doc, path in _NUMBERED
+            )
+            for method, path, handler, doc in made
+        ),
+        *settings_routes(host),
     ]
 
 
@@ -199,23 +200,6 @@ class _Door:
         await self._look(request)
         found = msgspec.to_builtins(self._api.status())
         return Response({"node": self._host.name, **found, "door_sessions": len(self._sessions)})
-
-    async def settings(self, request: Request) -> Response:
-        await self._look(request)
-        return Response({"settings": self._settings()})
-
-    async def set_setting(self, request: Request) -> Response:
-        only_query(request)
-        key = request.params["key"]
-        known = [setting.key for setting in SETTINGS]
-        if key not in known:
-            raise BadRequest(f"there is no setting {key[:40]!r}, only {', '.join(known)}")
-        value = value_of("value", body_of(request, WantedValue).value)
-        try:
-            await self._host.set_setting(key, value)
-        except OverflowError:
-            raise BadRequest(f"{key}: a number has more than 64 bits: say a smaller one") from None
-        return Response({"settings": self._settings()})
 
     # --- queues ---
 
@@ -442,10 +426,6 @@ class _Door:
     @staticmethod
     def _number(request: Request) -> int:
         return number_of("the session", request.params["id"], 1, NUMBER_MAX)
-
-    def _settings(self) -> dict[str, Any]:
-        settings = self._host.settings
-        return {each.key: settings[each.key] for each in SETTINGS}
 
 
 # --- what a request may say, and is told ----------------------------------------------------------

@@ -19,7 +19,6 @@ __all__ = [
     "outcome_words",
     "queue_words",
     "queues_sheet",
-    "settings_sheet",
     "some",
     "status_words",
     "text_of",
@@ -117,10 +116,6 @@ def browsed_sheet(messages: Sequence[Answer], now_ms: int) -> Sheet:
     ]
     headings = ("SEQ", "STATE", "DELIVERIES", "S AGO", "HEADERS", "BODY")
     return Sheet(headings, rows, ("SEQ", "DELIVERIES", "S AGO"))
-
-
-def settings_sheet(settings: Answer) -> Sheet:
-    return Sheet(("SETTING", "VALUE"), [(key, str(each)) for key, each in settings.items()])
 
 
 def status_words(found: Answer) -> list[str]:

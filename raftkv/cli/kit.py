@@ -28,6 +28,7 @@ import typer
 from raftkv.errors import ConfigError, RaftkvError
 
 from .options import At, Directory, Format, connected, examples, formatted, group
+from .plugin_settings import add_setting
 
 if TYPE_CHECKING:
     import ssl
@@ -42,6 +43,7 @@ __all__ = [
     "Directory",
     "Format",
     "Stage",
+    "add_setting",
     "bring_up",
     "cell",
     "connected",

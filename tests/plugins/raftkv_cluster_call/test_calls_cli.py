@@ -306,3 +306,10 @@ def test_a_node_does_not_import_the_commands() -> None:
 def test_help_has_examples(calls: Shell) -> None:
     for verb in VERBS:
         assert f"raftkv calls {verb}" in calls(verb, "--help", connected=False)
+
+
+def test_settings_are_shown_and_changed(calls: Shell) -> None:
+    assert "history_max" in calls("setting")
+    assert "200" in calls("setting", "history_max", "200")
+    calls("setting", "history_max", "0", code=1)
+    assert "100" in calls("setting", "history_max", "default")

@@ -379,7 +379,7 @@ async def test_nodes_come_and_go_and_all_starts_anew(stand: Stand) -> None:
 @door
 async def test_every_route_has_a_line_and_is_told_apart(stand: Stand) -> None:
     routes = stand.node.service.routes()
-    assert len({(route.method, route.path) for route in routes}) == len(routes) == 12
+    assert len({(route.method, route.path) for route in routes}) == len(routes) == 14
     assert all(route.doc.endswith(".") for route in routes)
 
 

@@ -268,3 +268,15 @@ def test_a_node_does_not_import_the_commands() -> None:
 def test_help_has_examples(lcr: Shell) -> None:
     for verb in ("lookup", "list", "kick", "discard", "mode", "stats", "history"):
         assert f"raftkv lcr {verb}" in lcr(verb, "--help", connected=False)
+
+
+def test_settings_are_shown_and_changed(lcr: Shell) -> None:
+    assert "claim_ms" in lcr("setting")
+    assert "20000" in lcr("setting", "claim_ms", "20000")
+    assert "20000" in lcr("setting", "claim_ms")
+    assert '"refuse"' in lcr("setting", "policy", "refuse", "--json")
+    lcr("setting", "claim_ms", "1", code=1)
+    lcr("setting", "nosuch", code=2)
+    for key in ("claim_ms", "policy"):
+        lcr("setting", key, "default")
+    assert "30000" in lcr("setting", "claim_ms")

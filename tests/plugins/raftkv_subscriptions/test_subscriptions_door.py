@@ -502,6 +502,7 @@ async def test_a_region_is_named_before_its_first_message(stand: Stand) -> None:
 @doors()
 async def test_settings_are_shown_and_changed(stand: Stand) -> None:
     found = (await stand.good("GET", "settings", at="core2"))["settings"]
+    assert found.pop("quota_bytes") == 2**31
     assert found == {each.key: each.default for each in SETTINGS}
     changed = await stand.good("PUT", "settings/ranges_max", {"value": 50})
     assert changed["settings"]["ranges_max"] == 50

@@ -283,7 +283,7 @@ def test_settings_and_the_mode(shell: Typed) -> None:
     shell("region", "mode", "both", code=1)
     shell("topic", "setting", "nope", code=2)
     shell("topic", "setting", "period_ms", "1", code=1)
-    assert len(shell("topic", "setting").splitlines()) == 14
+    assert len(shell("topic", "setting").splitlines()) == 15
 
 
 # --- around it ------------------------------------------------------------------------------------

@@ -569,7 +569,7 @@ async def test_the_status_counts(stand: Stand) -> None:
 async def test_settings_are_shown_and_changed(stand: Stand) -> None:
     found = (await stand.good("GET", "settings"))["settings"]
     assert (found["queues_max"], found["dtx_timeout_ms"]) == (1_000, 60_000)
-    assert set(found) == {setting.key for setting in SETTINGS}
+    assert set(found) == {*(setting.key for setting in SETTINGS), "quota_bytes"}
     done = await stand.good("PUT", "settings/queues_max", {"value": 2})
     assert done["settings"]["queues_max"] == 2
     more = await stand.ask("PUT", "queues/c", {})
