@@ -36,6 +36,7 @@ from .rows import (
 __all__ = [
     "FORMAT_ENSURE",
     "FORMAT_EPOCHS",
+    "FORMAT_KEPT",
     "Ack",
     "AckDelivered",
     "AckTo",
@@ -85,6 +86,8 @@ __all__ = [
 FORMAT_EPOCHS: Final = 2
 #: The one that has `EnsureTopic`.
 FORMAT_ENSURE: Final = 2
+#: The one in which a mark uses all kept snapshots, and not only the cached ones.
+FORMAT_KEPT: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 

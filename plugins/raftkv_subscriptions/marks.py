@@ -101,7 +101,7 @@ def settle(
     if mark != sub.mark:
         sub = replace(sub, mark=mark, cursor=max(sub.cursor, mark + 1))
     if sub.mark != old.mark and sub.replicate and ctx.settings["mode"] == "snapshot":
-        sub = snapshots.mark_moved(ctx, topic_name, topic, sub_name, sub)
+        sub = snapshots.mark_moved(ctx, topic_name, topic, sub_name, sub, old.mark)
     if sub != old:
         ctx.table("subs").put((topic.id, sub_name), sub)
     return sub, looked

@@ -45,6 +45,7 @@ from raftkv.plugin import Context
 
 from . import markers
 from .commands import (
+    FORMAT_KEPT,
     Answered,
     SnapshotAbandon,
     SnapshotAnswer,
@@ -233,24 +234,31 @@ def _forget(ctx: Context, topic_id: int) -> None:
 # --- using ----------------------------------------------------------------------------------------
 
 
-def mark_moved(ctx: Context, topic_name: str, topic: Topic, sub_name: str, sub: Sub) -> Sub:
+def mark_moved(
+    ctx: Context, topic_name: str, topic: Topic, sub_name: str, sub: Sub, before: int = 0
+) -> Sub:
     """The mark of a subscription, which is `sub.mark` by now, has moved; its row, to be written.
 
-    Uses the highest snapshot that the mark has passed, and tells the other regions, if there is
-    something to tell. May write the row of the topic: an older copy of it must not be written.
+    Uses the highest snapshot that the mark has passed since it was at `before`: at format 1 of
+    those that the cache holds, which lie far apart for a consumer that lags, from format 2 on of
+    all that the topic keeps. Notifies the other regions, if there is something new. May write the
+    row of the topic: an older copy of it must not be written.
     """
     if not sub.replicate or not _on(ctx):
         return sub
     cached = ctx.table("cached")
-    passed = list(cached.scan((sub.id, 0), (sub.id, sub.mark + 1)))
-    if not passed:
+    passed = [(key[1], row) for key, row in cached.scan((sub.id, 0), (sub.id, sub.mark + 1))]
+    newest = passed[-1] if passed else None
+    if ctx.version >= FORMAT_KEPT:
+        newest = _newest_kept(ctx, topic.id, before, sub.mark) or newest
+    if newest is None:
         # A mark before everything has nothing to be told.
         if sub.mark:
             count(ctx, cache_misses=1)
         return sub
-    for key, _ in passed:
-        cached.delete(key)
-    position, snapshot = passed[-1][0][1], passed[-1][1]
+    for at, _ in passed:
+        cached.delete((sub.id, at))
+    position, snapshot = newest
     update = _advance(ctx, topic, sub_name, sub, position, snapshot)
     if update is None or _says_nothing_new(ctx, topic.id, sub, update):
         count(ctx, cache_hits=1)
@@ -258,6 +266,16 @@ def mark_moved(ctx: Context, topic_name: str, topic: Topic, sub_name: str, sub: 
     markers.put(ctx, topic_name, markers.update_of(sub_name), update)
     count(ctx, cache_hits=1, updates=1)
     return replace(sub, update=snapshot.id)
+
+
+def _newest_kept(
+    ctx: Context, topic_id: int, before: int, mark: int
+) -> tuple[int, Snapshot] | None:
+    """Of the topic's snapshots behind `before` and up to `mark` the newest, with its position."""
+    rows = ctx.table("snapshots").scan(
+        (topic_id, before + 1), (topic_id, mark + 1), reverse=True, limit=1
+    )
+    return next(((key[1], snapshot) for key, snapshot in rows), None)
 
 
 def repopulate(ctx: Context, topic: Topic, sub_id: int, sub: Sub) -> None:

@@ -18,6 +18,7 @@ from raftkv_subscriptions.refusals import (
     UnknownRegion,
     UnknownTopic,
 )
+from tests.plugins.raftkv_subscriptions.fakes import FormerSubscriptions
 from tests.plugins.raftkv_subscriptions.snapshot_logs import SnapshotRegions, marker_of
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -531,3 +532,46 @@ def test_every_node_comes_to_the_same() -> None:
     regions["a"].ack_to(7)
     regions["a"].seek(2)
     assert regions["a"].replay().digest() == regions["a"].digest()
+
+
+# --- a consumer that lags ----------------------------------------------------------------------
+
+
+def _unknown_after_each_step(regions: SnapshotRegions, last: int, step: int) -> int:
+    """How far region b is behind the mark of a, at most, while a catches up."""
+    known, most = 0, 0
+    for position in range(step, last + 1, step):
+        regions["a"].ack_to(position)
+        update = regions.advance("a")
+        if update is not None:
+            known = dict(update.positions)["b"]
+        most = max(most, position - known)
+    return most
+
+
+def test_a_lagging_consumer_has_the_duplicates_of_one_period() -> None:
+    """The cache holds few of the snapshots that lie before it."""
+    regions = SnapshotRegions("a", "b", checks=False)
+    regions["a"].set("cached_max", 3)
+    every(regions, *range(10, 601, 10))
+    assert (len(regions.snapshots()), len(regions.cached())) == (60, 3)
+    assert _unknown_after_each_step(regions, 600, 5) <= 10
+
+
+def test_a_snapshot_is_used_once() -> None:
+    regions = SnapshotRegions("a", "b")
+    every(regions, 10, 20, 30)
+    a = regions["a"]
+    for position in (10, 11, 12):
+        a.ack_to(position)
+    assert a.meta().updates == 1
+    a.ack_to(29)
+    assert a.meta().updates == 2
+    assert regions.advance("a").positions == (("b", 20),)  # type: ignore[union-attr]
+
+
+def test_at_format_1_the_cache_alone_is_used() -> None:
+    regions = SnapshotRegions("a", "b", checks=False, plugin=FormerSubscriptions)
+    regions["a"].set("cached_max", 3)
+    every(regions, *range(10, 601, 10))
+    assert _unknown_after_each_step(regions, 600, 10) > 100
