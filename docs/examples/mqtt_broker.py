@@ -76,7 +76,7 @@ from raftkv.plugin import (
 )
 from raftkv.server import door_of
 from raftkv.testing.local_cluster import free_ports
-from raftkv_lcr import LCR, Channel, ChannelGone, LcrApi, Message, OldNodes
+from raftkv_lcr import LCR, Channel, ChannelGone, LcrApi, Message, NothingToTakeOver, OldNodes
 
 # A client that connects must say who it is within this time.
 HELLO_TIMEOUT_S = 10.0
@@ -466,6 +466,8 @@ class BrokerNode:
         await session.decided.wait()
         if session.ended:
             raise ChannelGone("normal", "the session has ended")
+        if not session.hello.expiry_s:
+            raise NothingToTakeOver
         return session.freeze()
 
     async def end(self, channel: Channel) -> Sequence[Message]:

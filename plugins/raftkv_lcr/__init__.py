@@ -49,6 +49,7 @@ from .owner import (
     ChannelOwner,
     Failure,
     Message,
+    NothingToTakeOver,
     SessionKeeper,
     merge_pendings,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "ModeRow",
     "NoOrigin",
     "NotAdopted",
+    "NothingToTakeOver",
     "OldNodes",
     "OpenedSession",
     "OutdatedEarly",

@@ -59,7 +59,7 @@ from .commands import (
     Registered,
     Restart,
 )
-from .owner import ChannelGone, Failure
+from .owner import NOTHING, ChannelGone, Failure
 from .reaper import Doubt
 from .result import OpenedSession
 from .settings import keeps_older
@@ -276,7 +276,8 @@ class LinearFlow:
         try:
             course.begun = await self.begin(predecessor, contender, attempt.deadline)
         except ChannelGone as gone:
-            course.failure = gone.kind
+            # Without anything to take over nothing is lost.
+            course.failure = None if gone.reason == NOTHING else gone.kind
         finally:
             slow.cancel()
 

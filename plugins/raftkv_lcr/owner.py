@@ -24,7 +24,7 @@ What the two sides rely on:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -33,11 +33,13 @@ from raftkv.errors import RaftkvError
 from .commands import Channel
 
 __all__ = [
+    "NOTHING",
     "ChannelGone",
     "ChannelOwner",
     "ConnectionOwner",
     "Failure",
     "Message",
+    "NothingToTakeOver",
     "SessionKeeper",
     "merge_pendings",
 ]
@@ -65,13 +67,29 @@ class ChannelGone(RaftkvError):
         self.reason = reason
 
 
+#: The reason of `NothingToTakeOver`; nodes recognise it by this text.
+NOTHING: Final = "nothing to take over: the session ends with its connection"
+
+
+class NothingToTakeOver(ChannelGone):
+    """Raised by `begin`: the channel's session ends with its connection and is never handed over.
+
+    The newer connection begins without a session, in whatever order the log and the end of the
+    older connection come, and the older channel is discarded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("normal", NOTHING)
+
+
 class ChannelOwner(Protocol):
     """The embedding broker on one node. The caller bounds every call by a time-out."""
 
     async def begin(self, channel: Channel) -> bytes:
         """Freeze the channel and return its session's content.
 
-        Messages that arrive from now on are queued as pendings, not delivered.
+        Messages that arrive from now on are queued as pendings, not delivered. Raises
+        `NothingToTakeOver` for a session that does not outlive its connection.
         """
 
     async def end(self, channel: Channel) -> Sequence[Message]:

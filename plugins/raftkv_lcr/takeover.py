@@ -21,7 +21,7 @@ from raftkv.errors import RaftkvError, RemoteFailed
 from raftkv.plugin import Host
 
 from .commands import Channel, Registered
-from .owner import ChannelGone
+from .owner import NOTHING, ChannelGone
 from .registry import is_live
 from .wire import (
     ABORT,
@@ -110,7 +110,8 @@ class Takeovers:
                     return Begun(channel, contender, reply.parcel, content)
             raise ChannelGone("timeout", "the freeze ended before its content was fetched")
         except ChannelGone as gone:
-            self._failed("begin", gone)
+            if gone.reason != NOTHING:
+                self._failed("begin", gone)
             if gone.kind == "timeout":
                 # It may be frozen by now, or will be: this contender does not come back.
                 self.abort(channel, contender)

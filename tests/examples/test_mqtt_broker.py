@@ -204,3 +204,33 @@ def test_a_session_that_does_not_outlive_its_connection_leaves_no_row(
 def _known(broker: BrokerProcess, client_id: str) -> bool:
     channels = broker.get(f"/v1/lcr/clients?from={client_id}&limit=1")["channels"]
     return any(row["client_id"] == client_id for row in channels)
+
+
+@pytest.mark.parametrize("five", [True, False])
+def test_a_session_that_ends_with_its_connection_is_not_taken_over(
+    broker: BrokerProcess, five: bool
+) -> None:
+    """EMQX 18583: MQTT 5 with expiry 0, 3.1.1 with a clean session; in both orders."""
+    name = f"brief-{five}"
+    for leaves in (True, False):
+        with (
+            Paho(name, five=five, clean=True) as one,
+            Paho(name, five=five) as two,
+            Paho("s") as sender,
+        ):
+            one.connect(broker.ports[0])
+            one.subscribe(f"{name}/#")
+            if leaves:
+                one.leave()
+            assert two.connect(broker.ports[2]) is False
+            if not leaves:
+                code, _ = one.closed()
+                assert not five or code.value == TAKEN_OVER
+            sender.connect(broker.ports[1])
+            sender.publish(f"{name}/x", "unwanted")
+            two.subscribe(f"{name}/#")
+            sender.publish(f"{name}/x", "new")
+            assert two.until("new") == ["new"]
+        # The lasting session of the second must not be there in the next round.
+        with Paho(name, five=five, clean=True) as last:
+            last.connect(broker.ports[1])

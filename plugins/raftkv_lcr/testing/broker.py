@@ -16,7 +16,14 @@ from typing import Any, Protocol
 import msgspec
 
 from raftkv_lcr.commands import Channel
-from raftkv_lcr.owner import ChannelGone, ChannelOwner, Failure, Message, merge_pendings
+from raftkv_lcr.owner import (
+    ChannelGone,
+    ChannelOwner,
+    Failure,
+    Message,
+    NothingToTakeOver,
+    merge_pendings,
+)
 from raftkv_lcr.result import OpenedSession
 
 __all__ = ["MemoryBroker", "Session", "Sessions", "decode_content", "encode_content"]
@@ -100,6 +107,8 @@ class MemoryBroker:
         self.failing: dict[tuple[str, str], Failure] = {}
         #: (call, channel id) of calls that do not return before the event is set.
         self.hanging: dict[tuple[str, str], asyncio.Event] = {}
+        #: Channels whose sessions end with their connection.
+        self.ephemeral: set[str] = set()
         #: The calls that came, in order.
         self.calls: list[tuple[str, str]] = []
         self._opened: dict[Key, asyncio.Event] = {}
@@ -173,6 +182,8 @@ class MemoryBroker:
 
     async def begin(self, channel: Channel) -> bytes:
         session = await self._called("begin", channel)
+        if channel.channel in self.ephemeral:
+            raise NothingToTakeOver
         assert not session.frozen, "begin of a frozen channel"
         session.frozen = True
         return encode_content(session.content)

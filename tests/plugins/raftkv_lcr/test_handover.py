@@ -683,3 +683,37 @@ def test_a_slow_answer_gives_the_next_call_its_whole_time() -> None:
         assert (opened.outcome, opened.present) == ("ok", True)
 
     tell(body)
+
+
+# --- sessions that end with their connection ---------------------------------------------------
+
+
+@pytest.mark.parametrize("there", ["core1", "core2"])
+def test_a_session_that_ends_with_its_connection_is_not_taken_over(there: str) -> None:
+    """EMQX 18583: in both orders the newer connection begins without a session."""
+
+    async def body(cluster: Cluster) -> None:
+        old, new = cluster.nodes["core1"].broker, cluster.nodes[there]
+
+        async def close(node: FakeNode, channel: str) -> None:
+            session = node.broker.sessions["c", channel]
+            node.broker._close(session, "the connection has ended")
+            assert session.row is not None
+            await node.manager.close(session.row)
+
+        for closed_first in (False, True):
+            await old.connect("c", "old")
+            old.ephemeral.add("old")
+            old.publish("c", message(1))
+            if closed_first:
+                await close(cluster.nodes["core1"], "old")
+            opened = await new.broker.connect("c", "new")
+            assert (opened.outcome, opened.present) == ("ok", False)
+            assert (opened.handover, opened.failure, opened.session) == ("none", None, None)
+            await asyncio.sleep(1)
+            assert [session.channel for _, session in live(cluster)] == ["new"]
+            assert new.broker.sessions["c", "new"].content == []
+            await close(new, "new")
+        assert new.lcr.counters["takeover_failed_begin_normal"] == 0
+
+    tell(body)
