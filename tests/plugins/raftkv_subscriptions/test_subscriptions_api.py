@@ -59,7 +59,7 @@ async def test_topics(cluster: Cluster) -> None:
         {"retention_bytes": -1},
         {"backlog_bytes_max": INT_MAX + 1},
     ):
-        with pytest.raises(ValueError, match="cannot be"):
+        with pytest.raises(ValueError, match="cannot be|must be"):
             await subs.declare("u", **limits)  # type: ignore[arg-type]
     await subs.publish("u", messages("1", "2"))
     await subs.add_region("b")
