@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from raftkv.kv import KV, Put
 from raftkv.testing.patching import around
 from raftkv.testing.planting import Bug, Bugs, Wrap
-from raftkv_cluster_call import cursors, log, plugin, states, trimming, waiting, worker
+from raftkv_cluster_call import cursors, log, plugin, states, trimming, views, waiting, worker
 from raftkv_cluster_call.commands import Advance, Commit, Committed, Cursor, Skip, Sync
 from raftkv_cluster_call.proposing import NotWanted, Proposer
 from raftkv_cluster_call.views import decided_id, last_id, participants, record_of
@@ -341,3 +341,13 @@ def _nobody_is_waited_for(reached: Callable[..., Any]) -> Callable[..., Any]:
 )
 def _lost_states_unnoticed(covers: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *given: True
+
+
+@_wrapping(
+    "failed-calls-wipe-history",
+    "calls that failed push completed ones out of the history",
+    views,
+    "_before_completed",
+)
+def _failed_calls_wipe_history(before: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda view, floor, count: floor - count
