@@ -18,11 +18,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 
-from .config import parse_address
+from .address_rules import is_wildcard, parse_address
 from .errors import ConfigError
 from .state import Member
 
-__all__ = ["AddressBook"]
+__all__ = ["AddressBook", "usable"]
 
 # More cores than this are not believed in.
 HEARSAY_MAX = 64
@@ -44,14 +44,14 @@ class AddressBook:
     def greeted(self, name: str, address: str) -> None:
         """The node has just said where it is."""
         self._greeted.pop(name, None)
-        if _usable(address):
+        if usable(address):
             self._greeted[name] = address
         if len(self._greeted) > GREETED_MAX:
             del self._greeted[next(iter(self._greeted))]
 
     def heard(self, name: str, address: str) -> bool:
         """Another core says where the node is. False: that is no address, or too much hearsay."""
-        if not _usable(address) or (len(self._heard) >= HEARSAY_MAX and name not in self._heard):
+        if not usable(address) or (len(self._heard) >= HEARSAY_MAX and name not in self._heard):
             return False
         self._heard[name] = address
         return True
@@ -60,7 +60,7 @@ class AddressBook:
         """(name, address) of the cores as the log of this node's former directory had them."""
         self._remembered = {}
         for name, address in cores:
-            if _usable(address):
+            if usable(address):
                 self._remembered.setdefault(name, []).append(address)
 
     @property
@@ -78,7 +78,7 @@ class AddressBook:
             *self._remembered.get(name, ()),
             self._configured.get(name),
         )
-        return list(dict.fromkeys(address for address in known if address and _usable(address)))
+        return list(dict.fromkeys(address for address in known if address and usable(address)))
 
     def vouched(self, name: str) -> list[str]:
         """Where the node is by this node's own configuration file and log, not by hearsay.
@@ -111,10 +111,10 @@ class AddressBook:
         return [(core, address) for core in ordered for address in self.of(core)]
 
 
-def _usable(address: str) -> bool:
-    """Another node's word for where it is may be anything."""
+def usable(address: str) -> bool:
+    """Whether an address that another node names can be dialled: not every address of a machine."""
     try:
-        parse_address(address)
+        host, port = parse_address(address)
     except ConfigError:
         return False
-    return True
+    return port > 0 and not is_wildcard(host)

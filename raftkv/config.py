@@ -7,7 +7,6 @@ Every limit states its unit in its name, its default, and its reason in the comm
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from .address_rules import check_addresses, is_loopback, parse_address
 from .errors import ConfigError
 from .hostnames import normal_name, normal_origin
 
@@ -34,9 +34,6 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 _MAY_BE_ZERO = ("lease_ms", "clock_drift_permille", "snapshot_log_percent", "disk_reserve_bytes")
-
-# Of the number of a port. Longer ones are not even read: that has a limit of its own in Python.
-PORT_DIGITS_MAX = 5
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -252,6 +249,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # behind address translation, in a container, or with a proxy in front.
     listen_address: str | None = None
     http_address: str | None = None
+    # Where the HTTP API listens, if that is not `http_address`, which others get.
+    http_listen_address: str | None = None
     # Host names by which clients may address the HTTP API, besides IP addresses, localhost, and the
     # names in this node's addresses and certificate. "*" allows every name, which leaves the node
     # open to web pages that rebind a name of their own.
@@ -309,41 +308,52 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not self.cores:
             raise ConfigError("cores is empty: name at least one core with its peer address")
         self._check_role()
-        for label, address in self._addresses():
-            host, _ = parse_address(address, label)
-            if self.insecure or _is_loopback(host):
-                continue
-            if label == "http_address":
-                if self.http_tls is not None and self.http_tls.ca is not None:
-                    continue
-                lacks = "has no TLS" if self.http_tls is None else "asks for no client certificates"
-                raise ConfigError(
-                    f"{label} = {address!r} is not a loopback address, and the HTTP door {lacks}: "
-                    f"everybody who reaches it could read and write. Name a certificate, its key "
-                    f"and the clients' ca under [http_tls], or set insecure = true if the network "
-                    f"is trusted"
-                )
-            if self.tls is None:
-                raise ConfigError(
-                    f"{label} = {address!r} is not a loopback address, and this node has no "
-                    f"certificates: everybody who reaches it could read and write. Make them with "
-                    f"raftkv certs and name them under [tls], or set insecure = true if the "
-                    f"network is trusted"
-                )
+        self._check_addresses()
         self._check_web()
         self._check_numbers()
 
     def _core_names(self) -> list[tuple[str, str]]:
         return [("cores", name) for name in sorted(self.cores)]
 
-    def _addresses(self) -> list[tuple[str, str]]:
-        found = [("peer_address", self.peer_address)]
-        found += [(f"cores.{name}", self.cores[name]) for name in sorted(self.cores)]
-        for label in ("listen_address", "http_address"):
-            address = getattr(self, label)
-            if address is not None:
-                found.append((label, address))
-        return found
+    def _check_addresses(self) -> None:
+        for_others = [("peer_address", self.peer_address)]
+        for_others += [(f"cores.{name}", self.cores[name]) for name in sorted(self.cores)]
+        listening = [_listens("listen_address", self.listen_address, *for_others[0])]
+        if self.http_address is not None:
+            for_others.append(("http_address", self.http_address))
+            listening.append(
+                _listens("http_listen_address", self.http_listen_address, *for_others[-1])
+            )
+        elif self.http_listen_address is not None:
+            raise ConfigError(
+                f"http_listen_address = {self.http_listen_address!r}: name with http_address where "
+                f"clients reach the HTTP API, too"
+            )
+        check_addresses(self.name, self.role, self.cores, for_others, listening)
+        for label, address in dict.fromkeys((*for_others, *listening)):
+            host, _ = parse_address(address, label)
+            if not self.insecure and not is_loopback(host):
+                self._check_certificates(label, address)
+
+    def _check_certificates(self, label: str, address: str) -> None:
+        """An address that is not loopback needs certificates, or `insecure`."""
+        if label in ("http_address", "http_listen_address"):
+            if self.http_tls is not None and self.http_tls.ca is not None:
+                return
+            lacks = "has no TLS" if self.http_tls is None else "asks for no client certificates"
+            raise ConfigError(
+                f"{label} = {address!r} is not a loopback address, and the HTTP API {lacks}: "
+                f"everybody who reaches it could read and write. Name a certificate, its key "
+                f"and the clients' ca under [http_tls], or set insecure = true if the network "
+                f"is trusted"
+            )
+        if self.tls is None:
+            raise ConfigError(
+                f"{label} = {address!r} is not a loopback address, and this node has no "
+                f"certificates: everybody who reaches it could read and write. Make them with "
+                f"raftkv certs and name them under [tls], or set insecure = true if the "
+                f"network is trusted"
+            )
 
     def _check_role(self) -> None:
         if self.role == "replicant" and self.name in self.cores:
@@ -406,27 +416,14 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError("limits.snapshot_inflight_bytes_max must be at least one chunk")
 
 
+def _listens(label: str, address: str | None, other: str, advertised: str) -> tuple[str, str]:
+    """The key and the address that a node listens on: its own, or the advertised one."""
+    return (other, advertised) if address is None else (label, address)
+
+
 def is_name(text: str) -> bool:
     """Whether a node or a cluster may be called so."""
     return _NAME.fullmatch(text) is not None
-
-
-def parse_address(address: str, label: str = "address") -> tuple[str, int]:
-    """Split `host:port` (or `[v6]:port`); raise `ConfigError` naming `label` if it is not one."""
-    host, separator, port = address.rpartition(":")
-    number = int(port) if port.isdecimal() and len(port) <= PORT_DIGITS_MAX else -1
-    if not separator or not host or not 0 <= number <= 65_535:
-        raise ConfigError(f'{label} = {address!r} is not an address: write "host:port"')
-    return host.removeprefix("[").removesuffix("]"), number
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def load_config(path: str | os.PathLike[str]) -> NodeConfig:

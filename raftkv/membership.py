@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from .addresses import usable
 from .errors import (
     ChangePending,
     MembershipRefused,
@@ -169,6 +170,11 @@ class Membership:
         and not committed, or Timeout when it is not known how far it came. It may be called again:
         what was done stays done.
         """
+        if address is not None and not usable(address):
+            raise MembershipRefused(
+                f"address = {address!r} is none that the cores can dial: name HOST:PORT of the new "
+                f"core as they reach it"
+            )
         await self._ask(Request("add", name, False, timeout_s, address))
 
     async def promote(self, name: str, *, timeout_s: float = 60.0) -> None:

@@ -30,7 +30,8 @@ def door_of(node: Node, *, version: str = "") -> Door:
     config = node.config
     if config.http_address is None:
         raise ConfigError("http_address is not set: the node has no door")
-    host, port = parse_address(config.http_address, "http_address")
+    label = "http_address" if config.http_listen_address is None else "http_listen_address"
+    host, port = parse_address(config.http_listen_address or config.http_address, label)
     tls = None if config.http_tls is None else DoorTls(config.http_tls)
     sessions = Sessions(node, timeout_s=config.timeout_s)
     routes = with_own(
@@ -57,7 +58,7 @@ def door_of(node: Node, *, version: str = "") -> Door:
     )
     # The first scrape should hold the loop no longer than the others.
     node.metrics.prepare()
-    door = Door(app, host, port, tls=tls)
+    door = Door(app, host, port, tls=tls, label=label)
     node.metrics.add("door", door.metrics)
     # Before anybody waits for a first scrape.
     node.metrics.prepare()

@@ -24,6 +24,7 @@ import pytest
 
 from raftkv.cli.devcluster import DevCluster
 from raftkv.cli.door_client import DoorClient, request
+from raftkv.cli.processes import free_ports
 from raftkv.config import Limits, parse_address
 from raftkv.errors import (
     NoLeader,
@@ -117,7 +118,8 @@ def check_nothing_is_lost(dev: DevCluster) -> None:
         ('name = "core1"', 'name = "core1"\ncolour = "red"', "colour"),
         ('fsync = "on"', 'fsync = "sometimes"', "fsync"),
         ('name = "core1"', "name = core1", "not valid TOML"),
-        ("127.0.0.1", "0.0.0.0", "insecure = true"),
+        ("127.0.0.1", "10.0.0.1", "insecure = true"),
+        ("127.0.0.1", "0.0.0.0", "no address that others can reach"),
     ],
 )
 def test_a_wrong_configuration_is_named(solo: DevCluster, old: str, new: str, said: str) -> None:
@@ -162,7 +164,8 @@ def test_a_directory_in_use_is_refused(solo: DevCluster) -> None:
     solo.up(timeout_s=DEADLINE_S)
     config = solo.config("core1")
     assert config.http_address is not None
-    other = edited(solo, config.peer_address, "127.0.0.1:0")
+    (port,) = free_ports(1)
+    other = edited(solo, config.peer_address, f"127.0.0.1:{port}")
     said = refusal(start(other), FAULT)
     assert config.dir in said
     assert "in use by another process" in said

@@ -37,7 +37,7 @@ def test_certificates_open_the_peer_address_to_the_network() -> None:
 
 
 def test_certificates_do_not_open_the_door() -> None:
-    with pytest.raises(ConfigError, match="the HTTP door has no TLS"):
+    with pytest.raises(ConfigError, match="the HTTP API has no TLS"):
         config(tls=FILES, http_address="10.0.0.1:8000").validated()
     config(tls=FILES, http_address="10.0.0.1:8000", insecure=True).validated()
     config(tls=FILES, http_address="127.0.0.1:8000").validated()
@@ -73,8 +73,8 @@ def test_a_node_with_unusable_certificates_starts_nothing(tmp_path: Path) -> Non
     files = pki.write(tmp_path / "certs", pki.node(signer, "b"), signer)
     local: dict[str, Any] = {
         "dir": str(tmp_path / "data"),
-        "peer_address": "127.0.0.1:0",
-        "cores": {"a": "127.0.0.1:0"},
+        "peer_address": "127.0.0.1:1",
+        "cores": {"a": "127.0.0.1:1"},
     }
     with pytest.raises(CertificateError, match="certificate of 'b'"):
         started(config(tls=files, **local))
@@ -85,7 +85,7 @@ def test_a_node_with_unusable_certificates_starts_nothing(tmp_path: Path) -> Non
 
 def test_a_node_without_certificates_has_none_to_reload(tmp_path: Path) -> None:
     async def reload() -> None:
-        made = config(dir=str(tmp_path), peer_address="127.0.0.1:0", cores={"a": "127.0.0.1:0"})
+        made = config(dir=str(tmp_path), peer_address="127.0.0.1:1", cores={"a": "127.0.0.1:1"})
         async with Node(made, plugins=[]) as node:
             assert node.status().tls is None
             await node.reload_certificates()

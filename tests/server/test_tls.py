@@ -284,7 +284,7 @@ def configured(tmp_path: Path, more: str) -> NodeConfig:
 
 
 def test_a_door_for_others_needs_the_clients_certificates(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the HTTP door has no TLS"):
+    with pytest.raises(ConfigError, match="the HTTP API has no TLS"):
         configured(tmp_path, "")
     with pytest.raises(ConfigError, match="asks for no client certificates"):
         configured(tmp_path, '[http_tls]\ncertificate = "a.pem"\nkey = "a.key"\n')

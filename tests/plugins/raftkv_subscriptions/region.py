@@ -13,7 +13,7 @@ from raftkv.node import Node
 from raftkv.plugin import Change
 from raftkv.server import Door, door_of
 from raftkv.testing.distance import Distance
-from raftkv.testing.local_cluster import LocalCluster
+from raftkv.testing.local_cluster import LocalCluster, free_ports
 from raftkv_subscriptions import Subscriptions
 
 __all__ = ["DEADLINE_S", "Region", "Tls", "Way", "node_names", "until"]
@@ -48,10 +48,10 @@ class Region(LocalCluster):
         self.heard: Callable[[Region, Node, Sequence[Change]], None] | None = None
         self._starting: set[str] = set()
         self._acts: dict[type[msgspec.Struct], Callable[[Any], Awaitable[None]]] = {}
-        for node in self.configs:
+        for node, port in zip(self.configs, free_ports(len(self.configs)), strict=True):
             self.configs[node] = msgspec.structs.replace(
                 self.configs[node],
-                http_address="127.0.0.1:0",
+                http_address=f"127.0.0.1:{port}",
                 http_tls=None if tls is None else tls.door,
             )
 
