@@ -1,26 +1,25 @@
 """Holding something until a signal, the end of a command, or its loss: for `lock` and `elect`.
 
-SIGINT and SIGTERM end what this command does, not the process at once: what is held is given back
-first, so that the next one need not wait for the lease to run out. A command that runs meanwhile
-gets the signal and is waited for; whoever wants it gone at once kills it.
+SIGINT, SIGTERM, SIGHUP and SIGQUIT end what this command does, not the process at once: what is
+held is given back first, so that the next one need not wait for the lease to run out. While a
+command runs, these and SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP and SIGWINCH go to all its processes
+(command_group.py), and the command is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.errors import LockLost
 
-from .running import exit_code, start
-
 if TYPE_CHECKING:
     from raftkv.recipes import Session
+
+    from .command_group import CommandGroup
 
 __all__ = ["Signals", "hold"]
 
@@ -28,32 +27,69 @@ T = TypeVar("T")
 
 # A command gets so long to end by itself once the lock is lost; then it is killed.
 LOST_PATIENCE_S: Final = 10.0
+# What ends the command line's own work, and what is for a command only. SIGUSR1 and SIGUSR2 would
+# end this process before the command runs.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+OF_COMMANDS: Final = (signal.SIGUSR1, signal.SIGUSR2)
+WHILE_IT_RUNS: Final = (signal.SIGCONT, signal.SIGTSTP, signal.SIGWINCH)
 
 
 class Signals:
-    """SIGINT and SIGTERM, once they come: `number` is the latest."""
+    """Signals that end the work, once they come: `number` is the latest."""
 
     def __init__(self) -> None:
         self.number = 0
         self._arrived = asyncio.Event()
+        # Set while a command runs: it gets every signal at once, in the order of arrival.
+        self._forward: Callable[[int], None] | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def caught(cls) -> AsyncIterator[Signals]:
-        """Catch them for as long as the context lasts."""
-        loop = asyncio.get_running_loop()
+    async def caught(cls, *, command: bool = False) -> AsyncIterator[Signals]:
+        """Catch them for as long as the context lasts; with `command` those for one, too.
+
+        SIGHUP and SIGQUIT stay ignored where the process was started so (nohup).
+        """
         signals = cls()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, signals._catch, number)
-        try:
+        kept = [
+            number
+            for number in (signal.SIGHUP, signal.SIGQUIT)
+            if signal.getsignal(number) is signal.SIG_IGN
+        ]
+        numbers = [number for number in ENDING if number not in kept]
+        with signals._handling([*numbers, *(OF_COMMANDS if command else ())]):
             yield signals
+
+    @contextlib.contextmanager
+    def _handling(self, numbers: Sequence[int]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in numbers:
+            loop.add_signal_handler(number, self._catch, number)
+        try:
+            yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
+    @contextlib.contextmanager
+    def forwarded(self, forward: Callable[[int], None]) -> Iterator[None]:
+        """Every signal goes to `forward`, for as long as the context lasts."""
+        with self._handling(WHILE_IT_RUNS):
+            self._forward = forward
+            if self._arrived.is_set():  # after the command was started, before this line
+                self._arrived.clear()
+                forward(self.number)
+            try:
+                yield
+            finally:
+                self._forward = None
+
     def _catch(self, number: int) -> None:
-        self.number = number
-        self._arrived.set()
+        if self._forward is not None:
+            self._forward(number)
+        elif number in ENDING:
+            self.number = number
+            self._arrived.set()
 
     async def next(self) -> int:
         """Wait for a signal that was not taken yet."""
@@ -68,7 +104,7 @@ class Signals:
         try:
             await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
             if task.done() and stop.done():
-                self._arrived.set()  # not taken: whoever waits next is told
+                self._arrived.set()  # not taken: the next waiter gets it
             return task.result() if task.done() else None
         finally:
             for each in (task, stop):
@@ -93,40 +129,43 @@ async def hold(
         await signals.unless(_done(lost))
         session.check()
         return 0
-    child = await start(command, environment)
+    from .command_group import CommandGroup
+
+    group = await CommandGroup.started(command, environment)
     try:
-        return await _accompany(session, signals, child)
+        return await _accompany(session, signals, group)
     finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
+        if not group.ended.done():
+            await group.end(0)
+        group.give_back()
 
 
-async def _accompany(session: Session, signals: Signals, child: asyncio.subprocess.Process) -> int:
-    ended = asyncio.ensure_future(child.wait())
+async def _accompany(session: Session, signals: Signals, group: CommandGroup) -> int:
+    """Wait for the end of the command, or of the lock, which ends the command."""
     lost = session.lost
-    stop = asyncio.ensure_future(signals.next())
+
+    def forward(number: int) -> None:
+        if number != signal.SIGCONT:
+            group.send(number)
+        elif not session.is_lost:  # it may have run out while this process was stopped
+            group.resume()
+
+    def child_changed() -> None:
+        if group.has_stopped():
+            group.stop_with_it()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, child_changed)
     try:
-        while True:
-            await asyncio.wait((ended, lost, stop), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return exit_code(ended.result())
-            if lost.done():
-                child.terminate()
-                await asyncio.wait((ended,), timeout=LOST_PATIENCE_S)
-                raise LockLost("the lease was lost while the command ran, which was ended")
-            _forward(stop.result(), child)
-            stop = asyncio.ensure_future(signals.next())
+        with signals.forwarded(forward):
+            await asyncio.wait((group.ended, lost), return_when=asyncio.FIRST_COMPLETED)
+            if group.ended.done():
+                return group.code
+            await group.end(LOST_PATIENCE_S)
+            raise LockLost("the lease was lost while the command ran, which was ended")
     finally:
-        for each in (ended, stop, lost):
-            each.cancel()
-
-
-def _forward(number: int, child: asyncio.subprocess.Process) -> None:
-    if number == signal.SIGINT and os.isatty(sys.stdin.fileno()):
-        return  # Ctrl-C has reached the child as well
-    with contextlib.suppress(ProcessLookupError):
-        child.send_signal(number)
+        loop.remove_signal_handler(signal.SIGCHLD)
+        lost.cancel()
 
 
 async def _done(future: asyncio.Future[None]) -> None:

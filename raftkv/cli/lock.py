@@ -72,7 +72,8 @@ async def _lock(
 
     from .holding import Signals, hold
 
-    async with Session(client, ttl_s) as session, Signals.caught() as signals:
+    catching = Signals.caught(command=command is not None)
+    async with Session(client, ttl_s) as session, catching as signals:
         held = Lock(session, os.fsencode(name), b"%d" % os.getpid())
         if at_once:
             tried = await signals.unless(_tried(held))

@@ -15,7 +15,7 @@ from raftkv.errors import ConfigError, RaftkvError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import typer
 
@@ -47,9 +47,16 @@ def command_behind(context: typer.Context) -> list[str] | None:
 
 
 async def start(
-    command: Sequence[str], environment: Mapping[bytes, bytes], *, piped: bool = False
+    command: Sequence[str],
+    environment: Mapping[bytes, bytes],
+    *,
+    piped: bool = False,
+    of_child: Callable[[], None] | None = None,
 ) -> asyncio.subprocess.Process:
     """Start a command with more in its environment; `piped` gives it a stdin to be written to.
+
+    With `of_child` the command is the first process of a group of its own, and runs that before
+    its program.
 
     Raises `ConfigError` if there is no such program, `RaftkvError` if it cannot be started.
     """
@@ -58,7 +65,11 @@ async def start(
     stdin = asyncio.subprocess.PIPE if piped else None
     whole = {**os.environb, **environment}
     try:
-        return await asyncio.create_subprocess_exec(*command, stdin=stdin, env=whole)
+        if of_child is None:
+            return await asyncio.create_subprocess_exec(*command, stdin=stdin, env=whole)
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=stdin, env=whole, process_group=0, preexec_fn=of_child
+        )
     except (FileNotFoundError, PermissionError) as error:
         raise ConfigError(f"{command[0]} cannot be run: {error.strerror}") from None
     except OSError as error:
