@@ -11,8 +11,10 @@ entry that it had applied. These are read at that moment, by whichever thread lo
 structlog was looked at and left out: what it would do here is this formatter, and it would be one
 more package that every installation pulls in.
 
-`Flood` bounds what one place in the code may write. Writing to stderr holds the loop up, and a log
-that somebody else can fill costs the disk. The lines of which there could be most are bounded where
+A thread writes the lines (log_writer.py), because stderr may be a pipe that is not read.
+
+`Flood` bounds what one place in the code may write, because a log that others can fill costs the
+disk. The lines of which there could be most are bounded where
 they are written, too (raftkv/repeats.py, raftkv/raft/complaints.py): that also serves programs that
 embed a node.
 """
@@ -20,17 +22,22 @@ embed a node.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = ["BURST_LINES", "LINES_PER_S", "Flood", "JsonLines", "Place", "configure"]
+from raftkv.plugin import Metric
+
+from .log_writer import LogWriter, QueuedLines
+
+__all__ = ["BURST_LINES", "LINES_PER_S", "Flood", "JsonLines", "Logging", "Place", "configure"]
 
 _encode = msgspec.json.Encoder().encode
 _OUR_LEVELS: Final = {"uvicorn.error": logging.WARNING, "asyncio": logging.WARNING}
+
+STDERR: Final = 2
 
 # From one place in the code at once, and steadily: a start or an election is told in full.
 BURST_LINES: Final = 100
@@ -116,16 +123,37 @@ class Flood(logging.Filter):
         return said
 
 
-def configure(node: str, level: int = logging.INFO) -> Place:
-    """Send all log records to stderr as JSON lines. Called once, by the command.
+class Logging(Place):
+    """The place, and the writer of its lines."""
 
-    The caller sets `node` of what is returned once there is a Node.
+    writer: LogWriter
+
+    def metrics(self) -> list[Metric]:
+        """What the program that made it gives to `node.metrics.add`."""
+        count = self.writer.dropped_total
+        return [Metric("lines_dropped", "counter", count, "Lines of the log that were dropped.")]
+
+
+def configure(node: str, level: int = logging.INFO) -> Logging:
+    """Send all log records to stderr as JSON lines, by a thread. Called once, by the command.
+
+    The caller sets `node` of what is returned once there is a Node. Warnings of Python are records,
+    too.
     """
-    place = Place(node)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(place))
+    place = Logging(node)
+    formatter = JsonLines(place)
+
+    def report(dropped: int) -> str:
+        text = f"{dropped} lines were dropped: stderr was not read fast enough"
+        record = logging.LogRecord("raftkv.log", logging.WARNING, __file__, 0, text, (), None)
+        return formatter.format(record)
+
+    place.writer = LogWriter(STDERR, report)
+    handler = QueuedLines(place.writer)
+    handler.setFormatter(formatter)
     handler.addFilter(Flood())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
     for name, quieter in _OUR_LEVELS.items():
         logging.getLogger(name).setLevel(quieter)
     return place

@@ -75,12 +75,13 @@ def serve(
     from raftkv.config import load_config
 
     from . import logs
+    from .log_writer import QueuedText
 
     # Before the slow imports: SIGHUP must not end a node that starts. serve.py handles it later.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
     loaded = load_config(config)
     place = logs.configure(loaded.name, logging.DEBUG if verbose else logging.INFO)
+    QueuedText(place.writer).take_over()
     # Imported late: the other commands start faster without the engine.
     from .serve import run
 

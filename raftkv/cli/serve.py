@@ -27,7 +27,7 @@ from raftkv.hugepages import use_huge_pages
 from raftkv.node import Node
 from raftkv.server import Door, door_of
 
-from .logs import Place
+from .logs import Logging
 
 __all__ = ["run"]
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("raftkv.serve")
 _reloads: set[asyncio.Task[None]] = set()
 
 
-def run(config: NodeConfig, place: Place | None = None) -> None:
+def run(config: NodeConfig, place: Logging | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end.
 
     The process is the node's alone, so its garbage collector and its pages of memory are arranged
@@ -59,7 +59,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _until_signal(config: NodeConfig, place: Place | None) -> None:
+async def _until_signal(config: NodeConfig, place: Logging | None) -> None:
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,12 +77,14 @@ async def _until_signal(config: NodeConfig, place: Place | None) -> None:
     _log.info("stopped")
 
 
-async def _serve(config: NodeConfig, place: Place | None) -> None:
+async def _serve(config: NodeConfig, place: Logging | None) -> None:
     """Runs until it is cancelled, or until the node's fault, which it raises."""
     node = Node(config)
     if place is not None:
         place.node = node
     async with node:
+        if place is not None:
+            node.metrics.add("log", place.metrics)
         door: Door | None = None
         if config.http_address is not None:
             door = door_of(node, version=_version())

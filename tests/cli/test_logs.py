@@ -91,7 +91,7 @@ def test_debugging_lines_are_not_bounded() -> None:
         assert flood.filter(made)
 
 
-def test_configure_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configure_writes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     quieter = {name: logging.getLogger(name).level for name in ("uvicorn.error", "asyncio")}
@@ -101,7 +101,8 @@ def test_configure_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         logging.getLogger("raftkv.raft").info("leads")
         logging.getLogger("raftkv.raft").debug("too fine")
         logging.getLogger("asyncio").info("not ours")
-        (line,) = capsys.readouterr().err.splitlines()
+        assert place.writer.flush(30)
+        (line,) = capfd.readouterr().err.splitlines()
         assert json.loads(line)["message"] == "leads"
         assert json.loads(line)["term"] == 7
     finally:
