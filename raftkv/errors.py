@@ -61,6 +61,17 @@ from __future__ import annotations
 import copy
 from typing import Any, ClassVar, TypeVar
 
+#: What a Python program does about an unknown outcome. Other readers of the text cannot.
+ASK_NODE = "Ask node.outcome(error.session, error.seq)"
+ASK_CLIENT = "Ask client.outcome(error.session, error.seq)"
+
+
+def without_python(text: str) -> str:
+    """The text of an error without advice that only a Python program can follow."""
+    for advice in (ASK_NODE, ASK_CLIENT):
+        text = text.replace(f". {advice}", "")
+    return text
+
 
 class RaftkvError(Exception):
     """The root. `code` is a stable short name for logs, metrics and the HTTP API.

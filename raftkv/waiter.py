@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import NoLeader, NotApplied, Overloaded, Timeout, TooLarge
+from .errors import ASK_NODE, NoLeader, NotApplied, Overloaded, Timeout, TooLarge
 from .resending import NOT_SENT
 
 __all__ = [
@@ -102,8 +102,8 @@ def session_ended(session: int, seq: int) -> Timeout:
 
 def late(session: int, seq: int) -> Timeout:
     return Timeout(
-        "the deadline passed while the command was on its way; it may still be applied. Ask "
-        "node.outcome(error.session, error.seq)",
+        "the deadline passed while the command was on its way; it may still be applied. "
+        f"{ASK_NODE}",
         session=session,
         seq=seq,
     )

@@ -36,7 +36,10 @@ Prefix = Annotated[bool, typer.Option("--prefix", help="All keys that start with
 FromKey = Annotated[bool, typer.Option("--from-key", help="All keys from KEY on.")]
 PrevKv = Annotated[bool, typer.Option("--prev-kv", help="Print what was there before, too.")]
 Hex = Annotated[bool, typer.Option("--hex", help="Print bytes as \\xHH.")]
-ValueOnly = Annotated[bool, typer.Option("--print-value-only", help="Print no keys.")]
+ValueOnly = Annotated[
+    bool, typer.Option("--print-value-only", help="Print no keys; a line for each value.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Print the bytes of the values and nothing else.")]
 
 
 def put(
@@ -105,6 +108,7 @@ def get(
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Print no values.")] = False,
     count_only: Annotated[bool, typer.Option("--count-only", help="Only count the keys.")] = False,
     value_only: ValueOnly = False,
+    raw: Raw = False,
     consistency: Annotated[
         str,
         typer.Option(
@@ -121,10 +125,16 @@ def get(
     """
     from .connecting import run
     from .printing import Style, pair_document
+    from .quoting import shown
     from .requests import consistency_of, range_op
 
     if value_only and (keys_only or count_only):
         raise ConfigError("--print-value-only leaves nothing of --keys-only and --count-only")
+    if raw and (keys_only or count_only or hexed or at.output != "simple"):
+        raise ConfigError(
+            "--raw prints the values as they are: leave out --keys-only, --count-only, --hex and "
+            "--output"
+        )
     operation = range_op(
         os.fsencode(key),
         None if range_end is None else os.fsencode(range_end),
@@ -138,14 +148,14 @@ def get(
         count_only=count_only,
     )
     how = consistency_of(consistency)
-    style = Style(hexed, value_only, keys_only, count_only)
+    style = Style(hexed, value_only or raw, keys_only, count_only, raw)
     if at.output == "simple" and _pageable(operation):
         run(at, lambda client: _print_pages(client, operation, how, style))
         return
     found: RangeResult = run(at, lambda client: client.kv.read(operation, consistency=how))
     one = not operation.range_end and not count_only
     if one and not found.kvs:
-        sys.stderr.write(f"there is no key {key}\n")
+        sys.stderr.write(f"there is no key {shown(os.fsencode(key))}\n")
         raise typer.Exit(EXIT_NEGATIVE)
     if one and at.output == "json":
         from .output import print_json

@@ -71,6 +71,7 @@ async def _lock(
     from raftkv.recipes import Lock, Session
 
     from .holding import Signals, hold
+    from .quoting import shown
 
     catching = Signals.caught(command=command is not None)
     async with Session(client, ttl_s) as session, catching as signals:
@@ -81,7 +82,7 @@ async def _lock(
                 return signals.code
             (token,) = tried
             if token is None:
-                sys.stderr.write(f"the lock {name} is held by another\n")
+                sys.stderr.write(f"the lock {shown(os.fsencode(name))} is held by another\n")
                 return 1
         else:
             waited = await signals.unless(held.acquire())

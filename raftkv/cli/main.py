@@ -11,13 +11,25 @@ options; what a command needs it imports when it runs (tests/cli/test_startup.py
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
+import re
 import sys
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from raftkv.errors import ConfigError, FormatRefused, MembershipRefused, RaftkvError, Refused
+from raftkv.errors import (
+    ConfigError,
+    FormatRefused,
+    MembershipRefused,
+    OutcomeUnknown,
+    RaftkvError,
+    Refused,
+    without_python,
+)
 
 from . import (
     alarm,
@@ -36,6 +48,7 @@ from . import (
     watch,
 )
 from .options import MARKUP, ReaderGone, examples
+from .running import WithCommand
 
 __all__ = ["app", "main"]
 
@@ -44,11 +57,45 @@ EXIT_CONFIG: Final = 2
 EXIT_FAULT: Final = 3
 EXIT_INTERRUPTED: Final = 130
 
+# What anybody can do about a write whose outcome is unknown.
+ADVICE: Final = "Read what it changes before it is repeated"
+# Bytes that are not UTF-8, as Python's repr of an argument shows them; elsewhere they are \xHH.
+_LONE_SURROGATE: Final = re.compile(r"\\udc([89a-f][0-9a-f])")
+
 # Set, it shows where a defect of this command lies.
 TRACEBACK_VARIABLE: Final = "RAFTKV_TRACEBACK"
 
+
+class Commands(TyperGroup):
+    """All commands. An argument that was taken for an option is named with the remedy."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            if type(error).__name__ == "NoSuchOption" and isinstance(option, str):
+                error.message += _remedy(error.ctx, option)  # type: ignore[attr-defined]
+            raise
+
+
+def _remedy(context: Any, option: str) -> str:
+    """What to write if the option is none: a key or value that begins with a dash."""
+    if isinstance(context.command, WithCommand) or not any(
+        each.param_type_name == "argument" for each in context.command.params
+    ):
+        return ""
+    given = next((each for each in sys.argv[1:] if each.startswith(option)), option)
+    shown = given.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return (
+        f" A key or value that begins with a dash stands behind all options and --: "
+        f"{context.command_path} ... -- {shown}"
+    )
+
+
 app = typer.Typer(
     name="raftkv",
+    cls=Commands,
     help="raftkv: an embeddable, Raft-replicated key-value module.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -106,6 +153,7 @@ recover.register(app)
 def main() -> None:
     """The entry point: run the command and turn errors into one line and an exit code."""
     _open_standard_streams()
+    _accept_any_text()
     try:
         if _may_be_of_a_plugin(sys.argv[1:]):
             from .groups import add_plugin_groups
@@ -152,6 +200,28 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+def _accept_any_text() -> None:
+    """Print what the encoding of the terminal or pipe lacks with escapes, and bytes as \\xHH."""
+    codecs.register_error("raftkv", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="raftkv")
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    # Lone surrogates are the bytes of an argument that is not UTF-8.
+    parts = (
+        f"\\x{ord(each) - 0xDC00:02x}"
+        if 0xDC80 <= ord(each) <= 0xDCFF
+        else each.encode("ascii", "backslashreplace").decode()
+        for each in lacking
+    )
+    return "".join(parts), error.end
+
+
 def _may_be_of_a_plugin(arguments: list[str]) -> bool:
     """Whether the plugins must be asked for their commands: for help, completion, other words."""
     return not arguments or arguments[0] not in _own_commands()
@@ -164,5 +234,9 @@ def _own_commands() -> set[str]:
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+    text = str(error)
+    text = _LONE_SURROGATE.sub(r"\\x\1", without_python(text))
+    if isinstance(error, OutcomeUnknown) and ADVICE not in text:
+        text += f". {ADVICE}"
+    sys.stderr.write(f"error: {' '.join(text.split())}\n")
     sys.exit(code)

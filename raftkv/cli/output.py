@@ -98,10 +98,10 @@ def _plain_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on one line."""
+    """One JSON document on one line, in UTF-8 whatever the terminal or the pipe has."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    write_bytes(msgspec.json.encode(document) + b"\n")
 
 
 def write_bytes(data: bytes) -> None:

@@ -50,6 +50,8 @@ class Style(NamedTuple):
     value_only: bool = False
     keys_only: bool = False
     count_only: bool = False
+    #: No line ends either.
+    raw: bool = False
 
 
 def _bytes(data: bytes, style: Style) -> bytes:
@@ -62,7 +64,7 @@ def _pair(kv: KeyValue, style: Style) -> bytes:
         lines.append(_bytes(kv.key, style))
     if not style.keys_only:
         lines.append(_bytes(kv.value, style))
-    return b"".join(line + b"\n" for line in lines)
+    return b"".join(line if style.raw else line + b"\n" for line in lines)
 
 
 def result_text(result: OperationResult, style: Style = Style()) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BadQuoting", "hex_escaped", "quote", "shown", "unquote"]
+__all__ = ["BadQuoting", "OpenQuote", "hex_escaped", "quote", "shown", "unquote"]
 
 _NAMED: Final = {
     "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v",
@@ -22,6 +22,10 @@ _HEX: Final = {"x": 2, "u": 4, "U": 8}
 
 class BadQuoting(ValueError):
     """The text is not a quoted string; the message says why."""
+
+
+class OpenQuote(BadQuoting):
+    """The text ends inside a quoted string."""
 
 
 def quote(data: bytes) -> str:
@@ -67,7 +71,7 @@ def unquote(text: str) -> tuple[bytes, str]:
     if text[:1] == "`":
         inside, end, rest = text[1:].partition("`")
         if not end:
-            raise BadQuoting("the closing ` is missing")
+            raise OpenQuote("the closing ` is missing")
         return inside.encode("utf-8", "surrogateescape"), rest
     if text[:1] != '"':
         raise BadQuoting('a string in double quotes is expected: "..."')
@@ -83,7 +87,7 @@ def unquote(text: str) -> tuple[bytes, str]:
         else:
             found += char.encode("utf-8", "surrogateescape")
             place += 1
-    raise BadQuoting('the closing " is missing')
+    raise OpenQuote('the closing " is missing')
 
 
 def _escape(text: str, place: int) -> tuple[bytes, int]:

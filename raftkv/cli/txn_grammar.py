@@ -14,8 +14,8 @@ number may stand without quotes. The operand of lease is hexadecimal, as leases 
 
 An operation is a `put`, `get` or `del` with the options that the command of that name has for
 what is asked of the keyspace; how the answer is printed is said once, for the whole transaction. A
-word in double quotes is read with its escapes, one in single quotes as it is; quoted words are
-never options, and behind a lone -- none is.
+word in double quotes is read with its escapes, one in single quotes as it is; either may go over
+several lines. Quoted words are never options, and behind a lone -- none is.
 
 The end of the text ends the blocks that are still open. `parse` stops behind the third block and
 reads no further. Every error names its line.
@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, NamedTuple
 from raftkv.errors import ConfigError
 from raftkv.kv.commands import Compare, DeleteRangeOp, PutOp, RangeOp
 
-from .quoting import BadQuoting, unquote
+from .quoting import BadQuoting, OpenQuote, unquote
 from .requests import delete_op, lease_id, range_op
 
 __all__ = ["BLOCKS", "SimpleOperation", "TxnText", "parse", "parse_compare", "parse_operation"]
@@ -110,10 +110,22 @@ def _block(numbered: Iterator[tuple[int, str]], read: Callable[[str], Any]) -> I
         if not line.strip():
             return
         try:
-            found = read(line.strip())
+            found = _read_lines(line, numbered, read)
         except (BadQuoting, ConfigError) as error:
             raise ConfigError(f"line {number}: {error}") from None
         yield found
+
+
+def _read_lines(line: str, more: Iterator[tuple[int, str]], read: Callable[[str], Any]) -> Any:
+    """What a line says; a quoted word may hold ends of lines, and then `more` of them follow."""
+    while True:
+        try:
+            return read(line.strip())
+        except OpenQuote:
+            following = next(more, None)
+            if following is None:
+                raise
+            line = f"{line.removesuffix(chr(10))}\n{following[1]}"
 
 
 def parse_compare(line: str) -> Compare:
@@ -267,7 +279,7 @@ def _words(line: str) -> list[_Word]:
         elif quoted:
             text, end, rest = rest[1:].partition("'")
             if not end:
-                raise BadQuoting("the closing ' is missing")
+                raise OpenQuote("the closing ' is missing")
         else:
             text = rest.split(maxsplit=1)[0]
             rest = rest[len(text) :]

@@ -69,6 +69,7 @@ def watch(
 
     from .connecting import run
     from .printing import Style
+    from .quoting import shown
     from .requests import bounds
 
     wrong = [name for name in filters or [] if name.lower() not in ("noput", "nodelete")]
@@ -78,7 +79,7 @@ def watch(
     end = None if range_end is None else os.fsencode(range_end)
     first, last = bounds(os.fsencode(key), end, prefix=prefix, from_key=from_key)
     if last and last != FROM_KEY and last <= first:
-        raise ConfigError(f"there is no key between {key} and {range_end}")
+        raise ConfigError(f"there is no key between {shown(first)} and {shown(last)}")
     request: dict[str, Any] = {
         **_request(first, last),
         "start_revision": revision,

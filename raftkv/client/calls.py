@@ -27,6 +27,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from raftkv.errors import (
+    ASK_CLIENT,
     ConfigError,
     NoLeader,
     NotApplied,
@@ -718,9 +719,10 @@ def _write_failed(
     last: RaftkvError | None, session: Session | None, seq: int, *, delivered: bool
 ) -> RaftkvError:
     if delivered:
+        # Only a write under a session has a number to ask for.
+        advice = "Read what it changes before it is repeated" if session is None else ASK_CLIENT
         return Timeout(
-            f"the outcome is unknown, the write may still be applied; the last: {last}. "
-            f"Ask client.outcome(error.session, error.seq)",
+            f"the outcome is unknown, the write may still be applied; the last: {last}. {advice}",
             session=0 if session is None else session.id,
             seq=seq,
         )

@@ -175,7 +175,8 @@ def failure_of(error: Exception) -> Failure | None:
         case errors.NotApplied() | errors.NodeFault():
             return _failure(UNAVAILABLE, f"unavailable: {error}", error.code)
         case errors.OutcomeUnknown():
-            text = f"the outcome is unknown, the write may still be applied: {error}"
+            cause = errors.without_python(str(error))
+            text = f"the outcome is unknown, the write may still be applied: {cause}"
             return _failure(DEADLINE_EXCEEDED, text, error.code)
         case errors.Refused():
             return _refused(error)
