@@ -117,7 +117,7 @@ def _block(numbered: Iterator[tuple[int, str]], read: Callable[[str], Any]) -> I
 
 
 def _read_lines(line: str, more: Iterator[tuple[int, str]], read: Callable[[str], Any]) -> Any:
-    """What a line says; a quoted word may hold ends of lines, and then `more` of them follow."""
+    """Parse a line; a quoted word may hold ends of lines, and then `more` of them follow."""
     while True:
         try:
             return read(line.strip())
