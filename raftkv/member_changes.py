@@ -169,6 +169,12 @@ class MemberChange:
                 raise MembershipRefused(
                     f"{self._name} is a replicant and takes no part in consensus: just stop it"
                 )
+            removed = map(name_of, engine.configuration.removed)
+            if self._name not in removed and self._name not in self._node.machine.members:
+                raise MembershipRefused(
+                    f"{self._name} is no member of this cluster: the cores are "
+                    f"{', '.join(sorted(map(name_of, engine.configuration.members)))}"
+                )
             return await self._committed()  # asked twice
         if known == engine.me and len(engine.configuration.voters) > 1:
             if not await self._heard(lambda: self._check_succession(known)):

@@ -98,6 +98,9 @@ _NOT_STARTED = "the node has not been started: use `async with` or `await start(
 # How often a node looks whether its data directory is still there.
 DIRECTORY_CHECK_S = 1.0
 
+# What a node starts from that has read no snapshot: not even the entry that names the cores.
+EMPTY_INDEX = 1
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -784,7 +787,10 @@ class Node:
     async def barrier(
         self, consistency: Consistency = "linearizable", *, timeout_s: float | None = None
     ) -> None:
-        """Return when a read of this node's state is as fresh as asked. Raises ReadTimeout."""
+        """Return when a read of this node's state is as fresh as asked.
+
+        Raises ReadTimeout, or NoLeader for "local" on a node that has applied nothing yet.
+        """
         if not self._running or asyncio.get_running_loop() is not self._home:
             self._check_running()
         if timeout_s is not None:
@@ -800,6 +806,11 @@ class Node:
                 raise discarded()
         elif consistency != "local":
             require(Consistency, "consistency", consistency)
+        elif self.machine.index <= EMPTY_INDEX:
+            raise NoLeader(
+                f"{self.name} has applied nothing since its start, as without a quorum, so it has "
+                f"no state to read: ask another node, or start more of the cores"
+            )
 
     @checked
     def inject_lag(self, seconds: float) -> None:

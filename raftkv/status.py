@@ -132,7 +132,12 @@ def status_of(node: Node) -> Status:
         first_index=None if engine is None else engine.wal.first_index,
         snapshot_index=None if engine is None else engine.snapshotting.last_index,
         incarnation=node.incarnation,
-        ready=node.session != 0 and node.withdrawn is None,
+        ready=(
+            node.session != 0
+            and node.withdrawn is None
+            and node.leader is not None
+            and not node.hindrance.text
+        ),
         fsync=config.fsync,
         tls=None if node._keeper is None else node._keeper.status(),
         endpoint=_endpoint(config),

@@ -86,7 +86,7 @@ def disarm(at: At) -> None:
         path = "/v3/maintenance/alarm"
         return request(endpoint, "POST", path, body, timeout_s=left_s, context=context)
 
-    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask)
+    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
     ended = [each["alarm"] for each in found.get("alarms", [])]
     if at.output == "json":
         print_json({"disarmed": ended})

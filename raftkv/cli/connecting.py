@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from raftkv.errors import CertificateError, ConfigError
+from raftkv.errors import CertificateError, ConfigError, RaftkvError
 
 if TYPE_CHECKING:
     import ssl
@@ -74,10 +74,48 @@ async def client_of(at: At, *, exactly_once: bool = False) -> AsyncIterator[Clie
     # Imported late: the other commands start faster without it.
     from raftkv.client import Client
 
+    tls = tls_context(at)
+    endpoints = await _working_first(endpoints_of(at), tls, at.timeout_s)
     async with Client(
-        endpoints_of(at), tls=tls_context(at), timeout_s=at.timeout_s, exactly_once=exactly_once
+        endpoints, tls=tls, timeout_s=at.timeout_s, exactly_once=exactly_once
     ) as client:
         yield client
+
+
+async def _working_first(
+    endpoints: list[str], tls: ssl.SSLContext | None, timeout_s: float
+) -> list[str]:
+    """The endpoints, beginning with the first whose node knows a leader; as they are if none does.
+
+    A node that hangs or is cut off would take a write, and with it all the time that there is: a
+    write cannot be sent to another node once it may have been applied.
+    """
+    if len(endpoints) == 1:
+        return endpoints
+    import asyncio
+
+    from raftkv.client import Client
+
+    share_s = timeout_s / len(endpoints)
+    async with Client(endpoints, tls=tls, timeout_s=share_s, exactly_once=False) as prober:
+
+        async def works(endpoint: str) -> bool:
+            try:
+                answer = await prober.call("GET", "/health", at=endpoint, timeout_s=share_s)
+            except RaftkvError:
+                return False
+            return answer.good
+
+        looks = [asyncio.ensure_future(works(endpoint)) for endpoint in endpoints]
+        try:
+            for position, look in enumerate(looks):
+                if await look:
+                    return endpoints[position:] + endpoints[:position]
+        finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.wait(looks)
+    return endpoints
 
 
 def run(at: At, act: Callable[[Client], Awaitable[T]], *, exactly_once: bool = False) -> T:

@@ -26,7 +26,9 @@ def show(at: At) -> None:
     from .output import Row, Styled, cell, print_json, print_table
 
     context = tls_context(at)
-    found = ask_in_turn(endpoints_of(at), at.timeout_s, partial(_survey, context=context))
+    found = ask_in_turn(
+        endpoints_of(at), at.timeout_s, partial(_survey, context=context), context=context
+    )
     if at.output == "json":
         print_json(found)
         return
@@ -63,7 +65,7 @@ def raise_format(at: At) -> None:
             context=context,
         )
 
-    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask)
+    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
     if at.output == "json":
         print_json(found)
     else:

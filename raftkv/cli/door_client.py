@@ -38,7 +38,7 @@ from raftkv.errors import (
     TooLarge,
 )
 
-__all__ = ["Consistency", "DoorClient", "Found", "check_endpoint", "request"]
+__all__ = ["Consistency", "DoorClient", "Found", "check_endpoint", "request", "working_first"]
 
 Consistency = Literal["linearizable", "local"]
 
@@ -174,6 +174,24 @@ def in_turn(
         if time.monotonic() + ROUND_PAUSE_S >= deadline:
             raise last
         time.sleep(ROUND_PAUSE_S)
+
+
+def working_first(
+    endpoints: Sequence[str], timeout_s: float, context: ssl.SSLContext | None
+) -> tuple[list[str], bool]:
+    """The endpoints, beginning with the first whose node knows a leader, and whether there is one.
+
+    A node that hangs or is cut off may take a request and keep it until its time is up, or answer
+    from an old state. The nodes are asked in turn, `timeout_s` in all at most.
+    """
+    for position, endpoint in enumerate(endpoints):
+        try:
+            share_s = timeout_s / len(endpoints)
+            request(endpoint, "GET", "/health", timeout_s=share_s, context=context)
+        except RaftkvError:
+            continue  # it is down, hangs, or knows no leader
+        return [*endpoints[position:], *endpoints[:position]], True
+    return list(endpoints), False
 
 
 def _encoded(body: Any) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from raftkv.errors import RaftkvError
+from raftkv.errors import NoLeader, RaftkvError
 
 from .options import At, connected, examples, group
 
@@ -27,6 +27,9 @@ EXIT_FAULT: Final = 3
 ENDPOINTS_AT_ONCE_MAX: Final = 32
 # How often nodes that lag are looked at again.
 LAG_POLL_S: Final = 0.1
+
+# The index of a node that has applied nothing since its start.
+NOTHING_APPLIED: Final = 1
 
 # `health` reads this key, which need not exist, as etcdctl does.
 HEALTH_KEY: Final = "aGVhbHRo"
@@ -161,6 +164,11 @@ def hashkv(
     from .output import Styled, cell, print_json, print_table
 
     revision, behind = (rev, {}) if rev else _newest_revision(at, cluster)
+    if not revision:
+        raise NoLeader(
+            "no node that was asked has applied anything since its start, as without a quorum, or "
+            "none answers: there is nothing to compare"
+        )
     found = ask_all(
         at,
         cluster,
@@ -205,20 +213,30 @@ def hashkv(
     fail_if_any(found)
 
 
+def _has_state(answer: Any) -> bool:
+    """Whether the node with this maintenance status has applied anything since its start."""
+    applied = answer.get("raftAppliedIndex")
+    return applied is None or int(applied) > NOTHING_APPLIED
+
+
 def _newest_revision(at: At, cluster: bool) -> tuple[int, dict[str, str]]:
     """The newest revision that one of them has, once all others have it, or at --timeout.
 
     Also the endpoints that have not reached it by then, each with what to show for it.
     """
     until, newest = time.monotonic() + at.timeout_s, 0
+    seen: set[str] = set()
     while True:
         found = ask_all(at, cluster, lambda request: request("POST", "/v3/maintenance/status", {}))
         reached = {
             each.endpoint: int(each.answer["header"]["revision"])
             for each in found
-            if each.error is None
+            if each.error is None and _has_state(each.answer)
         }
-        newest = newest or max(reached.values(), default=1)
+        # Not that of the first look alone: a node that answers later may have a newer one. A newer
+        # one of a node that has answered does not count, or writes would never let this end.
+        newest = max(newest, *(reached[each] for each in reached if each not in seen), 0, 0)
+        seen.update(reached)
         late = {endpoint: at_most for endpoint, at_most in reached.items() if at_most < newest}
         if not late or time.monotonic() >= until:
             return newest, {
@@ -263,12 +281,24 @@ def ask_all(at: At, cluster: bool, ask: Callable[[Callable[..., Any]], Any]) -> 
         found.took_s = time.monotonic() - began
         return found
 
+    unknown: list[str] = []
     if cluster:
         from .member import endpoints_of_members
 
-        endpoints = endpoints_of_members(endpoints, at.timeout_s, context)
+        endpoints, unknown = endpoints_of_members(endpoints, at.timeout_s, context)
     with ThreadPoolExecutor(min(len(endpoints), ENDPOINTS_AT_ONCE_MAX)) as pool:
-        return list(pool.map(one, endpoints))
+        found = list(pool.map(one, endpoints))
+    return found + [_not_asked(name) for name in unknown]
+
+
+def _not_asked(name: str) -> _Answer:
+    """The row of a voter of whose HTTP address nothing is known."""
+    found = _Answer(name)
+    found.error = (
+        "its HTTP address is unknown: the node asked has applied nothing since its start, as "
+        "without a quorum; name it with --endpoint"
+    )
+    return found
 
 
 def _shown(value: object) -> str:

@@ -78,6 +78,7 @@ class Ask:
         self._endpoints = endpoints_of(at)
         self._context: ssl.SSLContext | None = tls_context(at)
         self._timeout_s = at.timeout_s
+        self._probed = False
 
     @property
     def endpoints(self) -> Sequence[str]:
@@ -91,8 +92,12 @@ class Ask:
         it is unknown whether it happened: `Timeout` then says so. Raises the last node's error when
         the time is up.
         """
-        from .door_client import in_turn, request
+        from .door_client import in_turn, request, working_first
 
+        if not (repeat or self._probed or len(self._endpoints) == 1):
+            # What is not repeated may take all the time at the first node.
+            self._probed, half_s = True, self._timeout_s / 2
+            self._endpoints, _ = working_first(self._endpoints, half_s, self._context)
         return in_turn(
             self._endpoints,
             self._timeout_s,

@@ -25,7 +25,6 @@ from raftkv.errors import (
     ConfigError,
     FormatRefused,
     MembershipRefused,
-    OutcomeUnknown,
     RaftkvError,
     Refused,
     without_python,
@@ -234,9 +233,10 @@ def _own_commands() -> set[str]:
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    text = str(error)
-    text = _LONE_SURROGATE.sub(r"\\x\1", without_python(text))
-    if isinstance(error, OutcomeUnknown) and ADVICE not in text:
+    said = str(error)
+    text = without_python(said)
+    if text != said:
         text += f". {ADVICE}"
+    text = _LONE_SURROGATE.sub(r"\\x\1", text)
     sys.stderr.write(f"error: {' '.join(text.split())}\n")
     sys.exit(code)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     import ssl
     from concurrent.futures import Future
 
-__all__ = ["LIST_TIMEOUT_S", "app", "ask_in_turn", "endpoints_of_members", "request"]
+__all__ = ["LIST_TIMEOUT_S", "Nodes", "app", "ask_in_turn", "endpoints_of_members", "request"]
 
 # Between two rounds over all endpoints.
 ROUND_PAUSE_S: Final = 0.2
+# How long a listing waits for a leader's answer, if others have answered: an election is over then.
+ELECTION_S: Final = 3.0
+EXIT_FAULT: Final = 3
 # How often the progress is asked for, and how long an answer may take.
 LOOK_S: Final = 0.3
 # A node has this long for a list; it asks the leader itself.
@@ -126,7 +129,7 @@ def forget(
         path, patience_s = "/v1/members/forget", left_s + 2.0
         return request(endpoint, "POST", path, body, timeout_s=patience_s, context=context)
 
-    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask)
+    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
     if at.output == "json":
         print_json({"verb": "forget", **found})
     else:
@@ -141,48 +144,115 @@ def list_members(
     """Show every node: what it is, where it is, and how far its log reaches."""
     from .output import print_json
 
-    found = ask_in_turn(endpoints_of(at), at.timeout_s, partial(_list, context=tls_context(at)))
+    context = tls_context(at)
+    found, of_leader = _best_listing(
+        endpoints_of(at), at.timeout_s, partial(_list, context=context)
+    )
     if at.output == "json":
         print_json(found)
-        return
-    _print_members(found)
-    if found["told_by"] != found["leader"]:
+    else:
+        _print_members(found)
+    sys.stdout.flush()
+    if not of_leader:
         typer.echo(f"no leader answers: this is what {found['told_by']} knows", err=True)
+        raise typer.Exit(EXIT_FAULT)
+
+
+def _best_listing(
+    endpoints: Sequence[str], timeout_s: float, look: Callable[[str, float], Any]
+) -> tuple[dict[str, Any], bool]:
+    """The leader's listing and True; without a leader that of the first node that answers.
+
+    Each endpoint is asked; an election has ELECTION_S to end. Raises the last error if none
+    answers.
+    """
+    began = time.monotonic()
+    first: dict[str, Any] | None = None
+    while True:
+        left_s = max(0.1, timeout_s - (time.monotonic() - began))
+        for endpoint in endpoints:
+            try:
+                found: dict[str, Any] = look(endpoint, left_s / len(endpoints))
+            except (NotApplied, Timeout) as error:
+                last: RaftkvError = error
+                continue
+            if found["told_by"] == found["leader"]:
+                return found, True
+            first = first or found
+        waited_s = time.monotonic() - began
+        if first is not None and waited_s >= ELECTION_S:
+            return first, False
+        if waited_s + ROUND_PAUSE_S >= timeout_s:
+            if first is None:
+                raise last
+            return first, False
+        time.sleep(ROUND_PAUSE_S)
+
+
+class Nodes(NamedTuple):
+    """The endpoints to ask for all nodes, and the nodes of which no endpoint is known."""
+
+    endpoints: list[str]
+    unknown: list[str]
 
 
 def endpoints_of_members(
     endpoints: Sequence[str], timeout_s: float, context: ssl.SSLContext | None
-) -> list[str]:
-    """The HTTP addresses of all nodes that have one, by the first of `endpoints` that answers.
+) -> Nodes:
+    """Where all nodes of the cluster are asked, by the leader's listing or the best there is.
 
-    Raises NoLeader if that one knows none: it has applied nothing since its start.
+    A node that has applied nothing since its start knows the voters from its log, and no HTTP
+    address: then `endpoints` are asked too, and the voters that none of them is are `unknown`.
     """
-    found = ask_in_turn(endpoints, timeout_s, partial(_list, context=context))
+    found, _ = _best_listing(endpoints, timeout_s, partial(_list, context=context))
     scheme = endpoints[0].partition("://")[0]
-    doors = [row["http_address"] for row in found["members"] if row["standing"] != "removed"]
-    known = [f"{scheme}://{address}" for address in doors if address is not None]
-    if not known:
-        raise NoLeader(
-            f"{found['told_by']} knows no node's HTTP address: it has applied nothing since its "
-            f"start, as without a quorum. Name the nodes with --endpoint instead of --cluster"
-        )
-    return known
+    rows = [row for row in found["members"] if row["standing"] != "removed"]
+    known = [f"{scheme}://{row['http_address']}" for row in rows if row["http_address"] is not None]
+    lost = [
+        row["name"]
+        for row in rows
+        # Its row in the log is unknown. A node that has no HTTP API has one.
+        if row["incarnation"] is None and row["standing"] in ("voter", "copy")
+    ]
+    if not lost and known:
+        return Nodes(known, [])
+    names = {_name_at(endpoint, timeout_s, context) for endpoint in endpoints}
+    every = list(dict.fromkeys([*endpoints, *known]))
+    return Nodes(every, [name for name in lost if name not in names])
+
+
+def _name_at(endpoint: str, timeout_s: float, context: ssl.SSLContext | None) -> str | None:
+    """The name of the node at an endpoint, if it answers."""
+    with contextlib.suppress(RaftkvError):
+        patience_s = min(timeout_s, LIST_TIMEOUT_S)
+        found = request(endpoint, "GET", "/v1/status", timeout_s=patience_s, context=context)
+        return str(found.get("name"))
+    return None
 
 
 def ask_in_turn(
-    endpoints: Sequence[str], timeout_s: float, ask: Callable[[str, float], Any]
+    endpoints: Sequence[str],
+    timeout_s: float,
+    ask: Callable[[str, float], Any],
+    *,
+    context: ssl.SSLContext | None = None,
 ) -> Any:
     """Ask the nodes in turn until one answers; a refusal is an answer. Raises the last error.
 
-    Raises Refused if no node serves what is asked, as during an upgrade.
+    `ask` gets an endpoint and the seconds that it may take: all that are left for a node that is
+    known to work, a share for another, so that one that hangs leaves time for the rest. Raises
+    Refused if no node serves what is asked, as during an upgrade.
     """
-    from .door_client import NotServed
+    from .door_client import NotServed, working_first
 
-    deadline = time.monotonic() + timeout_s
+    deadline, works = time.monotonic() + timeout_s, len(endpoints) == 1
+    if not works:
+        endpoints, works = working_first(endpoints, timeout_s / 2, context)
     while True:
         serving = False
-        for endpoint in endpoints:
-            left_s = max(deadline - time.monotonic(), 0.05)
+        for position, endpoint in enumerate(endpoints):
+            share = 1 if works and position == 0 else len(endpoints)
+            left_s = max((deadline - time.monotonic()) / share, 0.05)
             try:
                 return ask(endpoint, left_s)
             except (MembershipRefused, FormatRefused):
@@ -216,21 +286,26 @@ def _change(verb: str, body: dict[str, Any], at: At) -> None:
 
     endpoints, context = endpoints_of(at), tls_context(at)
     look = partial(_list, context=context)
+    deadline = time.monotonic() + at.timeout_s
 
     def ask(endpoint: str, left_s: float) -> Any:
-        if look(endpoint, left_s)["leader"] is None:
+        listed = look(endpoint, left_s)
+        if listed["told_by"] != listed["leader"]:
             # It would wait for one until the time is up; the core that is to be added hears none.
-            raise NoLeader(f"{endpoint} knows no leader")
+            raise NoLeader(f"{endpoint} does not reach the leader")
+        left_s = max(deadline - time.monotonic(), 0.05)  # that one works: all the time is its own
         asked = {**body, "timeout_s": left_s}
         # The node answers at its deadline; that must still arrive.
         path, patience_s = f"/v1/members/{verb}", left_s + 2.0
         return request(endpoint, "POST", path, asked, timeout_s=patience_s, context=context)
 
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(ask_in_turn, endpoints, at.timeout_s, ask)
+        done = pool.submit(ask_in_turn, endpoints, at.timeout_s, ask, context=context)
         if verb != "remove":
             _show_progress(
-                body["name"], partial(ask_in_turn, endpoints, LIST_TIMEOUT_S, look), done
+                body["name"],
+                partial(ask_in_turn, endpoints, LIST_TIMEOUT_S, look, context=context),
+                done,
             )
         done.result()
     found = _listing_after_change(endpoints, look)
@@ -294,7 +369,7 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
     def line(row: dict[str, Any] | None) -> None:
         nonlocal said
         text = _stage(name, row)
-        if text != said:
+        if text is not None and text != said:
             said = text
             typer.echo(text, err=True)
 
@@ -306,12 +381,12 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{name} connects", total=None)
+        task = progress.add_task(f"{name}: asking", total=None)
 
         def bar(row: dict[str, Any] | None) -> None:
             lag = None if row is None else row["lag_entries"]
             if row is None or lag is None:
-                progress.update(task, description=_stage(name, row))
+                progress.update(task, description=_stage(name, row) or f"{name}: asking")
             else:
                 match = row["match_index"]
                 progress.update(
@@ -321,9 +396,10 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
         yield bar
 
 
-def _stage(name: str, row: dict[str, Any] | None) -> str:
+def _stage(name: str, row: dict[str, Any] | None) -> str | None:
+    """How far the change is; None before there is any: it may still be refused."""
     if row is None or row["standing"] in ("replicant", "removed"):
-        return f"{name} becomes a copy"
+        return None
     if row["standing"] == "voter":
         return f"{name} votes"
     if row["connected"] is False:

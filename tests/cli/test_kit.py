@@ -98,8 +98,16 @@ def test_what_may_have_happened_is_repeated_only_if_that_does_no_harm(door: Door
     unknown, good = door(504, {}), door(200, {"a": 1})
     assert ask(unknown, good)("POST", "/v1/x", {}) == {"a": 1}
     with pytest.raises(Timeout):
-        ask(unknown, good)("POST", "/v1/x", {}, repeat=False)
+        # Neither is known to work.
+        ask(unknown, door(504, {}))("POST", "/v1/x", {}, repeat=False)
+    assert unknown.asked.count("POST /v1/x") == 2
     assert len(good.asked) == 1
+    # One that works is asked first.
+    cut_off = door(503, {"error": "no leader", "reason": "no_leader"})
+    good = door(200, {"a": 1})
+    assert ask(cut_off, good)("POST", "/v1/x", {}, repeat=False) == {"a": 1}
+    assert cut_off.asked == ["GET /health"]
+    assert good.asked == ["GET /health", "POST /v1/x"]
     # What was never sent may be sent to another.
     assert ask(DEAD, good)("POST", "/v1/x", {}, repeat=False) == {"a": 1}
 

@@ -90,14 +90,19 @@ def test_the_list_shows_what_is_pending(endpoint: str, monkeypatch: pytest.Monke
     assert "voter, removal pending" in lines[3]
 
 
-def test_a_node_that_knows_no_http_address_is_an_error_with_the_remedy(
+def test_a_voter_whose_http_address_is_unknown_is_a_row_with_the_remedy(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a core without a quorum that has applied nothing since its start lists the members."""
-    monkeypatch.setitem(LISTING, "members", [{**ROW, "http_address": None}])
-    for command in (("health",), ("endpoint", "status"), ("alarm", "list")):
+    unknown = {**ROW, "http_address": None, "incarnation": None}
+    monkeypatch.setitem(LISTING, "members", [unknown])
+    for command in (("health",), ("endpoint", "status")):
         done = raftkv(*command, "--cluster", "--endpoint", endpoint)
-        assert "Name the nodes with --endpoint instead" in one_line_error(done, 3)
+        assert done.returncode == 3
+        said = (done.stdout + done.stderr).decode()
+        assert "core1" in said
+        assert "its HTTP address is unknown" in said
+        assert "name it with --endpoint" in said
 
 
 def test_a_change_that_is_pending_is_no_success(endpoint: str) -> None:
@@ -137,7 +142,7 @@ def test_a_node_without_a_leader_is_not_asked(
 ) -> None:
     monkeypatch.setattr(Scripted, "leader", None)
     done = raftkv("member", "remove", "core2", "--endpoint", endpoint, "--timeout", "0.5")
-    assert "knows no leader" in one_line_error(done, 3)
+    assert "does not reach the leader" in one_line_error(done, 3)
     assert not Scripted.asked
 
 
