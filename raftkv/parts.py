@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .config import NodeConfig
 from .detector import FORMAT_PRESENCE, PERIOD_S, Detector
 from .failure_detector import Verdict
+from .leader_log import LeaderLog
 from .link_renewal import LinkRenewal
 from .namesakes import Namesakes
 from .peering import Peering
@@ -108,6 +109,7 @@ class CorePart:
         self._peering = peering
         self._replica = replica
         self._reader = reader
+        self._leader_log = LeaderLog(config.name, runtime.monotonic)
         self.proposals = Proposals(config.limits.command_bytes_max, runtime.monotonic)
         self._relayed: dict[int, tuple[Link, int]] = {}
         self._relay_number = _RELAY_START
@@ -252,6 +254,9 @@ class CorePart:
         if told == self._told:
             return False
         self._told = told
+        if not engine.stopped:
+            leader = None if engine.leader is None else name_of(engine.leader)
+            self._leader_log.changed(leader, engine.term, engine.leader_lost)
         self.feeds.office_changed()
         return True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import wire
 from .election import Candidacy, Deadline, Stage, VoteRequest, judge_vote
+from .membership import name_of
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -57,6 +58,13 @@ class Campaigning:
         """A hint that the leader's process ended; pre-vote keeps it harmless if it did not."""
         self.deadline.leader_lost(now, self._retry_delay_s())
 
+    def _silence(self) -> str:
+        """Why this node campaigns, for the log."""
+        engine = self._engine
+        if engine.leader is not None and engine.leader not in engine.links:
+            return "the connection to it ended"
+        return "nothing was received from it within the election time-out"
+
     def _retry_delay_s(self) -> float:
         return RETRY_DELAY_MAX_S * self._engine.runtime.rng.random()
 
@@ -71,7 +79,7 @@ class Campaigning:
                 # end died without a word is found out by sending; a copy sends nothing, so it
                 # ends the stream and dials again.
                 link = engine.links.get(engine.leader)
-                engine.become_follower(engine.term, None)
+                engine.become_follower(engine.term, None, self._silence())
                 if link is not None:
                     link.close()
             else:
@@ -88,13 +96,13 @@ class Campaigning:
         self._attempt += 1
         if stage is Stage.VOTE:
             engine.counts.elections += 1
-            engine.become_candidate()
+            engine.become_candidate("it hands leadership over" if transfer else self._silence())
             term = engine.term
         else:
             engine.counts.pre_votes += 1
             term = engine.term + 1
             if engine.leader is not None:
-                engine.become_follower(engine.term, None)
+                engine.become_follower(engine.term, None, self._silence())
         candidacy = Candidacy(stage, term, self._attempt, transfer)
         self._candidacy = candidacy
         candidacy.grant(
@@ -145,7 +153,8 @@ class Campaigning:
             engine.links[sender].close()  # it dials again, and the greeting tells it (rule 23)
             return
         if verdict.adopt_term:
-            engine.become_follower(message.term, None)
+            name = name_of(sender)
+            engine.become_follower(message.term, None, f"{name} campaigns in term {message.term}")
         if verdict.granted and not message.pre_vote:
             engine.set_term(engine.term, sender)
             self.deadline.redraw(now)
@@ -161,7 +170,8 @@ class Campaigning:
         if sender not in engine.configuration.members:
             return
         if message.term > engine.term:
-            engine.become_follower(message.term, None)
+            name = name_of(sender)
+            engine.become_follower(message.term, None, f"{name} is in term {message.term}")
             return
         candidacy, asked_term, attempt = self._candidacy, message.asked_term, message.attempt
         if candidacy is None:

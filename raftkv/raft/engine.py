@@ -168,6 +168,8 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         # Messages and ticks wait until the disk's thread has written a batch.
         self._frozen_since: float | None = None
         self._complain_at = 0.0
+        #: Why the leader was lost, for the log.
+        self.leader_lost = ""
         self._durable_term = wal.term
         # Who waits for the disk: (index, number, future), a heap.
         self._storing: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -283,8 +285,12 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         log.info("%s leads term %d from index %d", self.me, self.term, self.wal.last_index)
         self.application.office_changed()
 
-    def become_follower(self, term: int, leader: str | None) -> None:
-        """Step down, adopt a term or recognise a leader: the only way back to follower."""
+    def become_follower(self, term: int, leader: str | None, reason: str = "") -> None:
+        """Step down, adopt a term or recognise a leader: the only way back to follower.
+
+        `reason`, for the log: why no leader is known now.
+        """
+        self.leader_lost = reason
         leading, self.leading = self.leading, None
         changed = (term, leader, FOLLOWER) != (self.term, self.leader, self.role)
         if leader is not None:
@@ -295,13 +301,14 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.set_leader(leader)
         self.campaigning.ended(self.runtime.monotonic())
         if leading is not None:
-            log.info("%s steps down in term %d", self.me, self.term)
+            log.info("%s steps down in term %d%s", self.me, self.term, reason and f": {reason}")
             self.counts.step_downs += 1
             leading.stop()
         if changed:
             self.application.office_changed()
 
-    def become_candidate(self) -> None:
+    def become_candidate(self, reason: str) -> None:
+        self.leader_lost = reason
         self.set_leader(None)
         self.set_role(CANDIDATE)
         self.set_term(self.term + 1, self.me)
@@ -461,7 +468,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         if not self.configuration.is_member(sender):
             return False
         if term > self.term:
-            self.become_follower(term, None)
+            self.become_follower(term, None, f"{name_of(sender)} is in term {term}")
             return False
         return term == self.term
 
@@ -517,7 +524,7 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         elif self.configuration.voters != (self.me,):
             # Nothing of this waits for the disk. A lone voter has nobody to leave the office to.
             log.warning("%s: a write to the disk does not return", name_of(self.me))
-            self.become_follower(self.term, None)
+            self.become_follower(self.term, None, "a write to its own disk does not return")
 
     # -- durability
 

@@ -226,7 +226,8 @@ class Leading:
         engine = self._engine
         heard = {peer: progress.heard_at for peer, progress in self._progress.items()}
         if not quorum_alive(engine.configuration, engine.me, heard, now, self._window_s):
-            engine.become_follower(engine.term, None)
+            reason = "no majority of the voters answered within the election time-out"
+            engine.become_follower(engine.term, None, reason)
             return
         # Silence cannot outweigh a majority before this one is forgotten.
         since = quorum_time(engine.configuration, engine.me, heard)

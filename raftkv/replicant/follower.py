@@ -23,6 +23,7 @@ from raftkv import collector
 from raftkv.config import NodeConfig
 from raftkv.errors import CorruptState, DamagedSnapshot, Diverged, InternalFault, NodeFault
 from raftkv.histogram import Histogram
+from raftkv.leader_log import LeaderLog
 from raftkv.raft import wire
 from raftkv.raft.applying import Applying
 from raftkv.raft.engine import (
@@ -97,6 +98,7 @@ class Follower:
         self._runtime = runtime
         self._application = application
         self._timeout_s = config.raft.election_timeout_max_ms / 1000
+        self._leader_log = LeaderLog(config.name, runtime.monotonic)
         self._cores = cores
         self.applied = 1
         self.applied_term = 0
@@ -170,7 +172,7 @@ class Follower:
             await asyncio.wait([link.closed], timeout=self._timeout_s / 4)
             silence = self._runtime.monotonic() - self._heard_at
             if silence > self._timeout_s:
-                log.info("%s says nothing for %.1f s: trying another core", name, silence)
+                self._leader_log.missing(f"{name} has sent nothing for {silence:.1f} s")
                 link.abort()
                 break
         await asyncio.wait([link.closed])
@@ -193,6 +195,9 @@ class Follower:
             self.link = None
             self.upstream = None
             self.leader = None
+            if not self.stopped:
+                reason = f"the stream from {link.peer_name} ended"
+                self._leader_log.changed(None, self.term, reason)
             self._application.office_changed()
 
     @property
@@ -243,12 +248,13 @@ class Follower:
         self._heard_at = self._runtime.monotonic()
         lost = message.age_ms > self._timeout_s * 1000
         if lost and any(name != link.peer_name for name, _ in self._cores()):
-            log.info("%s knows no leader: trying another core", link.peer_name)
+            self._leader_log.missing(f"{link.peer_name} knows no leader; trying another core")
             link.close()
             return
         leader = message.leader or None
         if (leader, message.term) != (self.leader, self.term):
             self.leader, self.term = leader, max(self.term, message.term)
+            self._leader_log.changed(leader, self.term, f"{link.peer_name} knows none")
             self._application.office_changed()
 
     def on_feed(self, link: Link, message: wire.Feed) -> None:

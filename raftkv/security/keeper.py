@@ -136,7 +136,7 @@ class Keeper:
             raise CertificateError(
                 f"{files.certificate} is the certificate of {name!r} in the cluster {cluster!r}, "
                 f"but this node is {config.name!r} in {config.cluster!r}: correct [tls], or make "
-                f"one with raftkv certs issue {config.name}"
+                f"one with raftkv certs issue {config.name}, or raftkv certs renew if it has one"
             )
         if replicant_only and config.role != "replicant":
             raise CertificateError(
