@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import os
 import subprocess
 import sys
@@ -133,3 +134,16 @@ def fresh_environment(folder: Path) -> str:
     seen = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     Path(asked.stdout.strip(), "dependencies.pth").write_text("\n".join(sorted(seen)) + "\n")
     return str(python)
+
+
+def test_each_announced_group_of_commands_is_one_of_its_plugin() -> None:
+    """The names in setup.cfg are those that the plugins give."""
+    announced: dict[str, set[str]] = {}
+    for line in metadata()["options.entry_points"]["raftkv.commands"].split("\n"):
+        name, _, value = line.partition("=")
+        if value:
+            announced.setdefault(value.strip(), set()).add(name.strip())
+    for value, names in announced.items():
+        module, _, plugin = value.partition(":")
+        made = getattr(importlib.import_module(module), plugin)().cli()
+        assert set(made) == names, value

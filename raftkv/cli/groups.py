@@ -2,26 +2,32 @@
 
 A plugin has one group under its own name, or several under names that it chooses. A name that is
 taken, by raftkv itself or by a plugin before it in the order of the names, is not given twice: the
-later one is left out and warned of, like a plugin that cannot be loaded.
+later one is left out and warned of, like a plugin that cannot be loaded. A command imports one
+plugin, help and completion all of them.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
 __all__ = ["add_plugin_groups"]
 
 
-def add_plugin_groups(app: typer.Typer) -> None:
+def add_plugin_groups(app: typer.Typer, wanted: str | None = None) -> None:
     """Add the command groups of every installed plugin that has some.
+
+    With `wanted`, the name of a group, only the plugin that has it is imported, if that is known
+    without importing any: by its own name, or by the entry points `raftkv.commands`.
 
     A plugin that cannot be loaded costs a warning, not the other commands: the broken one may be
     the very thing that somebody is about to look into.
     """
+    if wanted is not None and _add_group(app, wanted):
+        return
     taken = set(_names(app))
     for point in sorted(entry_points(group="raftkv.plugins"), key=lambda point: point.name):
         try:
@@ -37,6 +43,23 @@ def add_plugin_groups(app: typer.Typer) -> None:
                 continue
             taken.add(name)
             app.add_typer(group, name=name)
+
+
+def _add_group(app: typer.Typer, wanted: str) -> bool:
+    """Add one group; False if it is not known which plugin has it, or if that one has not."""
+    points: list[EntryPoint] = [
+        *entry_points(group="raftkv.plugins", name=wanted),
+        *entry_points(group="raftkv.commands", name=wanted),
+    ]
+    for point in points:
+        try:
+            group = _by_name(point.name, point.load()().cli()).get(wanted)
+        except Exception:
+            return False  # with the others it gets its warning
+        if group is not None:
+            app.add_typer(group, name=wanted)
+            return True
+    return False
 
 
 def _by_name(

@@ -157,7 +157,7 @@ def main() -> None:
         if _may_be_of_a_plugin(sys.argv[1:]):
             from .groups import add_plugin_groups
 
-            add_plugin_groups(app)
+            add_plugin_groups(app, _wanted(sys.argv[1:]))
         app()
     except ConfigError as error:
         _fail(error, EXIT_CONFIG)
@@ -224,6 +224,12 @@ def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
 def _may_be_of_a_plugin(arguments: list[str]) -> bool:
     """Whether the plugins must be asked for their commands: for help, completion, other words."""
     return not arguments or arguments[0] not in _own_commands()
+
+
+def _wanted(arguments: list[str]) -> str | None:
+    """The group that a command line is for; None for help and completion, which are for all."""
+    completes = any(name.endswith("_COMPLETE") for name in os.environ)
+    return None if completes or not arguments or arguments[0].startswith("-") else arguments[0]
 
 
 def _own_commands() -> set[str]:

@@ -95,3 +95,37 @@ def test_a_plugin_may_have_several_groups_and_no_name_is_given_twice(
     assert said == {"one": "1\n", "toy": "another\n", "two": "mine\n"}
     missing = [line.split("`")[1] for line in capsys.readouterr().err.splitlines()]
     assert missing == ["two", "toy", "one", "toy", "two"]
+
+
+def test_a_group_that_is_wanted_imports_its_plugin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def point(name: str, plugin: Callable[[], Any]) -> Point:
+        def load() -> Any:
+            loaded.append(name)
+            return plugin()
+
+        return Point(name, load)
+
+    plugins = [point("broken", broken), point("many", Many), point("toy", Toy)]
+    commands = [point("one", Many), point("gone", Silent)]
+
+    def found(*, group: str, name: str | None = None) -> list[Point]:
+        points = plugins if group == "raftkv.plugins" else commands
+        return [each for each in points if name in (None, each.name)]
+
+    monkeypatch.setattr(groups, "entry_points", found)
+    for wanted, expected in (
+        ("toy", ["toy"]),
+        ("one", ["one"]),
+        # Not announced, announced in vain, or broken: then all are asked.
+        ("two", ["broken", "many", "toy"]),
+        ("gone", ["gone", "broken", "many", "toy"]),
+        ("broken", ["broken", "broken", "many", "toy"]),
+    ):
+        loaded.clear()
+        app = typer.Typer()
+        groups.add_plugin_groups(app, wanted)
+        assert loaded == expected, wanted
+        names = {each.name for each in app.registered_groups}
+        assert wanted in names or wanted in ("gone", "broken")

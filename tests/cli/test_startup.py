@@ -54,5 +54,35 @@ def test_a_read_imports_no_engine_and_draws_nothing() -> None:
     assert not within(modules, ENGINE + DRAWING)
 
 
+PLUGINS = (
+    "raftkv_cluster_call",
+    "raftkv_conf",
+    "raftkv_lcr",
+    "raftkv_limbo",
+    "raftkv_subscriptions",
+    "raftkv_txqueue",
+)
+AT = ("--endpoint", "http://127.0.0.1:1", "--timeout", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (("lcr", "lookup", "client"), ("raftkv_lcr",)),
+        (("calls", "status"), ("raftkv_cluster_call",)),
+        # It is made of cluster calls.
+        (("conf", "list"), ("raftkv_conf", "raftkv_cluster_call")),
+        (("limbo", "status"), ("raftkv_limbo",)),
+    ],
+)
+def test_a_plugins_command_imports_that_plugin_alone(
+    arguments: tuple[str, ...], needed: tuple[str, ...]
+) -> None:
+    modules = imported(*arguments, *AT)
+    others = tuple(each for each in PLUGINS if each not in needed)
+    assert needed[0] in modules
+    assert not within(modules, (*others, *ENGINE, *DRAWING))
+
+
 def test_the_probe_sees_what_is_imported() -> None:
     assert within(imported("recover", "--dir", "x", "--dry-run"), ENGINE)
