@@ -132,12 +132,7 @@ def status_of(node: Node) -> Status:
         first_index=None if engine is None else engine.wal.first_index,
         snapshot_index=None if engine is None else engine.snapshotting.last_index,
         incarnation=node.incarnation,
-        ready=(
-            node.session != 0
-            and node.withdrawn is None
-            and node.leader is not None
-            and not node.hindrance.text
-        ),
+        ready=_is_ready(node),
         fsync=config.fsync,
         tls=None if node._keeper is None else node._keeper.status(),
         endpoint=_endpoint(config),
@@ -184,6 +179,12 @@ def _alarms(node: Node) -> list[str]:
     identity = [IDENTITY] if twins else []
     epoch = [EPOCH] if node._peering.credibility.alarm else []
     return [*([DISK] if disk else []), *corrupt, *identity, *epoch, *node.quotas.alarms]
+
+
+def _is_ready(node: Node) -> bool:
+    """Whether calls through this node succeed."""
+    takes_part = node.session != 0 and node.withdrawn is None and not node.hindrance.text
+    return takes_part and node.leader is not None
 
 
 def _endpoint(config: NodeConfig) -> str | None:

@@ -128,13 +128,8 @@ def get(
     from .quoting import shown
     from .requests import consistency_of, range_op
 
-    if value_only and (keys_only or count_only):
-        raise ConfigError("--print-value-only leaves nothing of --keys-only and --count-only")
-    if raw and (keys_only or count_only or hexed or at.output != "simple"):
-        raise ConfigError(
-            "--raw prints the values as they are: leave out --keys-only, --count-only, --hex and "
-            "--output"
-        )
+    style = Style(hexed, value_only or raw, keys_only, count_only, raw)
+    _check_style(style, at)
     operation = range_op(
         os.fsencode(key),
         None if range_end is None else os.fsencode(range_end),
@@ -148,7 +143,6 @@ def get(
         count_only=count_only,
     )
     how = consistency_of(consistency)
-    style = Style(hexed, value_only or raw, keys_only, count_only, raw)
     if at.output == "simple" and _pageable(operation):
         run(at, lambda client: _print_pages(client, operation, how, style))
         return
@@ -163,6 +157,18 @@ def get(
         print_json(pair_document(found.kvs[0]))
         return
     show_result(at, found, style)
+
+
+def _check_style(style: Style, at: At) -> None:
+    """Raise ConfigError for options of the output that contradict each other."""
+    narrow = style.keys_only or style.count_only
+    if style.raw and (narrow or style.hexed or at.output != "simple"):
+        raise ConfigError(
+            "--raw prints the values as they are: leave out --keys-only, --count-only, --hex and "
+            "--output"
+        )
+    if style.value_only and narrow:
+        raise ConfigError("--print-value-only leaves nothing of --keys-only and --count-only")
 
 
 def _pageable(operation: RangeOp) -> bool:
