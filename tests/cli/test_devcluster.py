@@ -229,7 +229,9 @@ def test_a_port_that_was_taken_meanwhile_fails_up_with_the_address(cluster: DevC
     host, _, port = (cluster.config("core1").http_address or "").rpartition(":")
     with (
         socket.create_server((host, int(port))),
-        pytest.raises(NodeFault, match=f"core1 has ended: .*{port} is already in use"),
+        pytest.raises(
+            NodeFault, match=f"core1 has ended: .*{port}': the address is already in use"
+        ),
     ):
         cluster.up(timeout_s=UP_S)
 
