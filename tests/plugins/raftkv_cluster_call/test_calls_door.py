@@ -175,7 +175,7 @@ async def test_bad_calls_say_what_is_right(stand: Stand) -> None:
         (b"", "missing required field"),
         (b"\xff", "JSON with function, args, version, required, timeout_s"),
         (b"[]", "Expected `object`"),
-        (b'{"args": ' + 100_000 * b"[" + 100_000 * b"]" + b"}", "nested too deep"),
+        (b'{"args": ' + 10_000 * b"[" + 10_000 * b"]" + b"}", "nested too deep"),
         ({**good, "arguments": 1}, "unknown field"),
         ({**good, "version": 0}, ">= 1"),
         ({**good, "timeout_s": 0}, "> 0"),

@@ -18,7 +18,7 @@ from tests.plugins.raftkv_conf.conf_world import ConfWorld
 BAD = (400, "bad_request")
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SECRET = "s3cret"
-DEEP = b'{"value": ' + 100_000 * b"[" + 100_000 * b"]" + b"}"
+DEEP = b'{"value": ' + 10_000 * b"[" + 10_000 * b"]" + b"}"
 
 
 class Stand:
