@@ -61,6 +61,39 @@ class LeaseStatus(msgspec.Struct, frozen=True):
     keys: tuple[bytes, ...] = ()
 
 
+class Searches:
+    """Calls that look for the lessor, so that they end with their node."""
+
+    def __init__(self) -> None:
+        # In their order, so that they end in it: a simulated run can be replayed.
+        self._looking: dict[asyncio.Task[Any], None] = {}
+        # Those of them that were ended with the node.
+        self._ended: set[asyncio.Task[Any]] = set()
+
+    @contextlib.contextmanager
+    def until_end(self) -> Iterator[None]:
+        """Cancel the body when the node stops or faults, and raise Stopped in its place."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._looking[task] = None
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task in self._ended and task.uncancel() == 0:
+                raise Stopped("the node has stopped") from None
+            raise
+        finally:
+            self._looking.pop(task, None)
+            self._ended.discard(task)
+
+    def end(self) -> None:
+        """The node stops or has faulted: end what looks for the lessor."""
+        for task in self._looking:
+            if task not in self._ended:
+                self._ended.add(task)
+                task.cancel()
+
+
 @checked
 class LeaseApi:
     """Grant leases, keep them alive, end them; keys attached to a lease end with it.
@@ -76,9 +109,8 @@ class LeaseApi:
         self._host = host
         # Keep-alives of this turn of the loop, by lease.
         self._waiting: dict[int, _Waiters] = {}
-        # Tasks that look for the lessor, and those of them that were ended with the node.
-        self._looking: set[asyncio.Task[Any]] = set()
-        self._ended: set[asyncio.Task[Any]] = set()
+        #: The node's service ends these.
+        self.searches = Searches()
 
     async def grant(
         self, ttl_s: int, *, id: int = 0, timeout_s: float | None = None
@@ -147,7 +179,7 @@ class LeaseApi:
         Raises Stopped, or the fault, when the node ends.
         """
         try:
-            with self._until_end():
+            with self.searches.until_end():
                 return await self._attempts(attempt, timeout_s)
         except Stopped:
             await self._host.barrier("local")  # raises the fault, if that is why
@@ -176,28 +208,6 @@ class LeaseApi:
         raise NoLeader(
             f"no lessor in {limit_s:g} s ({reason}). If it lasts, the cluster has lost its quorum"
         )
-
-    @contextlib.contextmanager
-    def _until_end(self) -> Iterator[None]:
-        """Cancel the body when the node stops or faults, and raise Stopped in its place."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._looking.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if task in self._ended and task.uncancel() == 0:
-                raise Stopped("the node has stopped") from None
-            raise
-        finally:
-            self._looking.discard(task)
-            self._ended.discard(task)
-
-    def end(self) -> None:
-        """The node stops or has faulted: end what looks for the lessor."""
-        for task in self._looking - self._ended:
-            self._ended.add(task)
-            task.cancel()
 
     async def _call(self, method: str, leases: tuple[int, ...]) -> bytes:
         leader = self._host.leader

@@ -31,7 +31,7 @@ class KVService(Service):
         self.lessor.start()
 
     async def stop(self) -> None:
-        self._api.leases.end()
+        self._api.leases.searches.end()
         self.lessor.stop()
         self.hub.stop()
 
@@ -54,7 +54,7 @@ class KVService(Service):
         self.hub.restored()
 
     def on_fault(self) -> None:
-        self._api.leases.end()
+        self._api.leases.searches.end()
         self.hub.stop()
 
     def routes(self) -> Sequence[Route]:
