@@ -215,6 +215,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Bytes of requests that are received and not answered yet, over all connections: 85 of the
     # largest body. The first 64 KiB of each need no room, so that small ones are always taken.
     request_bytes_max: int = 256 * MIB
+    # New client sessions (POST /v1/sessions) a second from one address, and ten seconds' worth at
+    # once. The cluster has 10,000, and one address must not use them up.
+    sessions_per_s_max: int = 50
     # Watches on one stream, about a kilobyte each, without what waits in their buffers.
     stream_watches_max: int = 1000
     # Request line and headers of one request. Apache and nginx allow 8 KiB a line, Node.js 16 KiB

@@ -293,6 +293,17 @@ class SessionExpired(Refused):
     has_text = True
 
 
+class TooManySessions(Refused):
+    """All client sessions of the cluster are in use: open one again in a while.
+
+    A session that has written is kept for ten minutes after its last write, so that no other client
+    ends what it retries.
+    """
+
+    code = "too_many_sessions"
+    has_text = True
+
+
 class OutcomeExpired(Refused):
     """The sequence number lies below the session's floor: its answer is no longer kept."""
 

@@ -91,6 +91,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     formats: FormatStatus
     # Of the configuration in force; empty on a replicant, which does not know it.
     distrusted: list[str] = []
+    # Client sessions (exactly-once writes) of the cluster, and how many it may have. One that has
+    # written is kept for so many seconds after its last write, whatever others do; 0: no promise,
+    # at core format 1.
+    client_sessions: int = 0
+    client_sessions_max: int = 0
+    client_session_kept_s: int = 0
     # On a leader, from core format 2: cores that at most half of the other voters have heard.
     isolated: list[str] = []
 
@@ -152,6 +158,9 @@ def status_of(node: Node) -> Status:
         quotas=node.quotas.usage(),
         disk_left_bytes=None if engine is None else engine.snapshotting.space.left_bytes,
         unproved_epoch=node._peering.credibility.unproved_epoch,
+        client_sessions=machine.clients.open,
+        client_sessions_max=machine.clients.max,
+        client_session_kept_s=machine.clients.kept_ms // 1000,
         isolated=[] if not isinstance(node._part, CorePart) else node._part.detector.isolated,
         distrusted=(
             [] if engine is None else [name_of(each) for each in engine.configuration.distrusted]

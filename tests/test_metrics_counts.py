@@ -368,7 +368,7 @@ def test_a_replicants_snapshots_are_counted() -> None:
 def test_sessions_that_made_room_and_idle_ones_are_told_apart() -> None:
     sessions = Sessions(clients_max=2, client_idle_ms=1000)
     for number in range(3):
-        sessions.open_client(number, nonce=number, now=0)
+        sessions.open_client(number, nonce=number, now=0, keeps=False)
     assert (sessions.evicted, sessions.expired) == (1, 0)
     sessions.expire(now=2000)
     assert (sessions.evicted, sessions.expired) == (1, 2)

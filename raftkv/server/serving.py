@@ -6,12 +6,14 @@ from raftkv import descriptors
 from raftkv.config import NodeConfig, parse_address
 from raftkv.errors import ConfigError
 from raftkv.node import Node
+from raftkv.plugin import Metric
 
 from .admission import Admission
 from .app import App
 from .door import Door
 from .format_routes import format_routes
 from .members import member_routes
+from .peer_rate import PeerRate
 from .quota_routes import quota_routes
 from .routes import with_own
 from .sessions import Sessions
@@ -33,7 +35,8 @@ def door_of(node: Node, *, version: str = "") -> Door:
     label = "http_address" if config.http_listen_address is None else "http_listen_address"
     host, port = parse_address(config.http_listen_address or config.http_address, label)
     tls = None if config.http_tls is None else DoorTls(config.http_tls)
-    sessions = Sessions(node, timeout_s=config.timeout_s)
+    rate = PeerRate(config.http.sessions_per_s_max, node.runtime.monotonic)
+    sessions = Sessions(node, timeout_s=config.timeout_s, rate=rate)
     routes = with_own(
         {
             "members": member_routes(node),
@@ -59,7 +62,13 @@ def door_of(node: Node, *, version: str = "") -> Door:
     # The first scrape should hold the loop no longer than the others.
     node.metrics.prepare()
     door = Door(app, host, port, tls=tls, label=label)
-    node.metrics.add("door", door.metrics)
+
+    def figures() -> list[Metric]:
+        limit = {"limit": "sessions_per_s_max"}
+        by_rate = Metric("refused", "counter", rate.refused, "Refused, by the limit.", limit)
+        return [*door.metrics(), by_rate]
+
+    node.metrics.add("door", figures)
     # Before anybody waits for a first scrape.
     node.metrics.prepare()
     return door

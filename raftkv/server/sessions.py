@@ -9,9 +9,10 @@
 
 A write with these headers is applied once, however often and at however many nodes it is asked for;
 a repetition gets the first answer. `outcome` settles a number: after "not_applied" it never will be
-applied. A session ends when it was not used for an hour of the log's clock, or as the one that was
-used longest ago when the cluster has CLIENTS_MAX (raftkv/state/sessions.py); a write under an ended
-one is refused as `session_expired`.
+applied. A session ends when it was not used for an hour of the log's clock, or to make room when
+the cluster has CLIENTS_MAX (raftkv/state/sessions.py): first one that never wrote, never one within
+ten minutes of its last write. A write under an ended one is refused as `session_expired`. An
+address may open `http.sessions_per_s_max` a second; beyond that, and without room, it gets 429.
 
 How a word proposes under the client's number is told in raftkv/foreign.py.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from raftkv.errors import Refused, SessionExpired
+from raftkv.errors import Refused, SessionExpired, TooManySessions
 from raftkv.foreign import Foreign, Ticket, TicketHost
 from raftkv.kv import (
     CompactResult,
@@ -37,7 +38,8 @@ from raftkv.kv import (
 from raftkv.kv.transactions import reads_only
 from raftkv.plugin import Consistency, Host, Outcome, Request, Response, Route
 
-from .answers import INVALID_ARGUMENT, BadRequest, failure_body
+from .answers import INVALID_ARGUMENT, BadRequest, Busy, failure_body
+from .peer_rate import PeerRate
 from .ports import KeyspaceWriter, LeaseWriter
 
 __all__ = ["NUMBER_MAX", "SessionWriter", "Sessions", "SessionsNode"]
@@ -85,8 +87,11 @@ class SessionsNode(Protocol):
 class Sessions:
     """The client sessions at a node's door: the `SessionBinder` of the gateway, and two routes."""
 
-    def __init__(self, node: SessionsNode, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, node: SessionsNode, *, timeout_s: float = 5.0, rate: PeerRate | None = None
+    ) -> None:
         self._node = node
+        self._rate = rate
         self._timeout_s = timeout_s
 
     def bind(self, headers: Mapping[bytes, bytes]) -> SessionWriter:
@@ -133,7 +138,16 @@ class Sessions:
         }
 
     async def _open(self, request: Request) -> Response:
-        return Response({"session": await self._node.foreign.open_session(self._timeout_s)})
+        host = request.peer.rpartition(":")[0]
+        if self._rate is not None and not self._rate.take(host):
+            raise Busy(
+                f"{host} has opened too many client sessions (http.sessions_per_s_max): use the "
+                f"ones that are open, or try again later"
+            )
+        try:
+            return Response({"session": await self._node.foreign.open_session(self._timeout_s)})
+        except TooManySessions as refusal:
+            raise Busy(str(refusal)) from None
 
     async def _outcome(self, request: Request) -> Response:
         try:

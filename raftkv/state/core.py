@@ -37,6 +37,7 @@ from raftkv.errors import (
     Refused,
     SequenceTooFar,
     StaleIncarnation,
+    TooManySessions,
     UnknownCommand,
 )
 
@@ -87,6 +88,8 @@ OPENINGS_KEPT: Final = 16
 NAME_CHARS_MAX: Final = 255
 PLUGINS_MAX: Final = 256
 VOTERS_MAX: Final = 255
+# From this core format on no client ends the session of another one that still retries.
+SESSIONS_KEPT_SINCE: Final = 2
 # The one row of the table of voters.
 _VOTERS: Final = "now"
 
@@ -458,8 +461,10 @@ class Core:
         known = self._sessions.client_of(command.nonce)
         if known is not None:
             return OpenSessionResult(known)
-        session, now = ctx.serial, ctx.now
-        self._after(lambda: self._sessions.open_client(session, command.nonce, now))
+        session, now, keeps = ctx.serial, ctx.now, ctx.version >= SESSIONS_KEPT_SINCE
+        if keeps and not self._sessions.has_room(now):
+            raise TooManySessions
+        self._after(lambda: self._sessions.open_client(session, command.nonce, now, keeps=keeps))
         return OpenSessionResult(session)
 
     def _set_setting(self, command: SetSetting, ctx: Context) -> None:

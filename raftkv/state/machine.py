@@ -51,7 +51,16 @@ from .contract import (
     SettingChange,
     View,
 )
-from .core import CORE, Core, NodeUp, OpenSession, OpenSessionResult, OutcomeReport, Voters
+from .core import (
+    CORE,
+    SESSIONS_KEPT_SINCE,
+    Core,
+    NodeUp,
+    OpenSession,
+    OpenSessionResult,
+    OutcomeReport,
+    Voters,
+)
 from .costs import Work, of_size
 from .estimating import costly_marks, estimated, foreseen
 from .hiding import Hidden
@@ -60,7 +69,9 @@ from .refusals import Refusals, fresh
 from .routing import Routed, in_use_order
 from .rows import SMALL_ROWS_MAX
 from .sessions import (
+    CLIENT_KEPT_MS,
     OUTCOME_BYTES_MAX,
+    Clients,
     RestoredResult,
     Session,
     Sessions,
@@ -631,6 +642,12 @@ class StateMachine:
     def sessions_ended(self) -> tuple[int, int]:
         """Client sessions ended since this machine was made: for others' room, and idle ones."""
         return self._sessions.evicted, self._sessions.expired
+
+    @property
+    def clients(self) -> Clients:
+        """The client sessions in figures."""
+        kept_ms = CLIENT_KEPT_MS if self.core_format >= SESSIONS_KEPT_SINCE else 0
+        return self._sessions.clients(kept_ms)
 
     def row_counts(self) -> dict[tuple[str, str], int]:
         """Rows by (plugin, table)."""

@@ -31,9 +31,12 @@ Rules of this file
 
 Two kinds of sessions. A *node's* session lives as long as the incarnation of its member and is
 ended by the NodeUp or NodeDown that ends it. A *client's* session (the network door) has no such
-event: it ends when it was idle for CLIENT_IDLE_MS on the log's clock, or as the least recently
-used one when CLIENTS_MAX are open. Its next command is then refused with `SessionExpired`, which
-says that older answers are lost: an explicit unknown rather than a silent second execution.
+event: it ends when it was idle for CLIENT_IDLE_MS on the log's clock, or to make room when
+CLIENTS_MAX are open. Its next command is then refused with `SessionExpired`: older answers are
+lost, an explicit unknown rather than a silent second execution. From core format 2 on room is made
+by the oldest session that never wrote, and if all did by the least recently used one, but not
+within CLIENT_KEPT_MS of its last write: until then a new session is refused. So no client ends the
+session of another one that still retries. In format 1 the least recently used one makes room.
 
 What is not pretty: the machine's hot path reads `floor` and `done` itself; a method call per
 command would cost more than the check it makes.
@@ -44,7 +47,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -57,10 +60,12 @@ __all__ = [
     "ABANDONED",
     "CLIENTS_MAX",
     "CLIENT_IDLE_MS",
+    "CLIENT_KEPT_MS",
     "DROPPED",
     "OUTCOMES_BYTES_MAX",
     "OUTCOME_BYTES_MAX",
     "SESSION_WINDOW",
+    "Clients",
     "FrozenSessions",
     "RestoredResult",
     "Session",
@@ -83,6 +88,9 @@ OUTCOME_KEPT_BYTES: Final = 128
 CLIENTS_MAX: Final = 10_000
 # Longer than any sensible retry of one call, short enough that abandoned clients do not pile up.
 CLIENT_IDLE_MS: Final = 3_600_000
+# For so long after its last write, by the log's clock, no other session takes the place of one:
+# longer than clients retry.
+CLIENT_KEPT_MS: Final = 600_000
 # Idle sessions ended per batch, so that no batch pays for many.
 _EXPIRED_PER_BATCH: Final = 16
 
@@ -206,6 +214,14 @@ class Session:
         return outcome
 
 
+class Clients(NamedTuple):
+    """The client sessions: how many are open, how many may be, and how long one is kept."""
+
+    open: int
+    max: int
+    kept_ms: int
+
+
 class FrozenSessions:
     """The sessions at the moment of the freeze, to be taken one by one, in the order of ids."""
 
@@ -260,6 +276,8 @@ class Sessions:
         self.by_id: dict[int, Session] = {}
         self._by_node: dict[str, int] = {}
         self._clients: OrderedDict[int, Session] = OrderedDict()  # least recently used first
+        # Those of them that never wrote, the oldest first: no serial is that of its opening twice.
+        self._unused: dict[int, Session] = {}
         self._by_nonce: dict[int, int] = {}  # of client sessions
         #: What the outcomes of all client sessions count, see OUTCOMES_BYTES_MAX.
         self.outcome_bytes = 0
@@ -295,11 +313,32 @@ class Sessions:
         if id is not None:
             del self.by_id[id]
 
-    def open_client(self, id: int, nonce: int, now: int) -> None:
-        """Open a client's session; the least recently used one makes room when there are many."""
+    def clients(self, kept_ms: int) -> Clients:
+        """The client sessions in figures."""
+        return Clients(len(self._clients), self._clients_max, kept_ms)
+
+    def has_room(self, now: int) -> bool:
+        """Whether a client's session may be opened that ends none within CLIENT_KEPT_MS."""
+        return len(self._clients) < self._clients_max or self._spare(now) is not None
+
+    def _spare(self, now: int) -> Session | None:
+        """The client session that makes room, from core format 2 on."""
+        for session in self._unused.values():
+            return session
+        oldest = next(iter(self._clients.values()))
+        return oldest if now - oldest.used_ms > CLIENT_KEPT_MS else None
+
+    def open_client(self, id: int, nonce: int, now: int, *, keeps: bool) -> None:
+        """Open a client's session; another one makes room when there are many.
+
+        `keeps`: as from core format 2 on, and `has_room` was asked. Else that is the least recently
+        used one.
+        """
         while len(self._clients) >= self._clients_max:
+            spare = self._spare(now) if keeps else next(iter(self._clients.values()))
+            assert spare is not None, "it is refused without room"
             self.evicted += 1
-            self._end_client(next(iter(self._clients.values())))
+            self._end_client(spare)
         self._add(Session(id, "", nonce, now))
 
     def client_of(self, nonce: int) -> int | None:
@@ -308,6 +347,8 @@ class Sessions:
 
     def touch(self, session: Session, now: int, serial: int) -> None:
         """Note that a client's session was used."""
+        if session.used_serial == session.id:
+            self._unused.pop(session.id, None)
         session.used_ms = now
         session.used_serial = serial
         self._clients.move_to_end(session.id)
@@ -366,6 +407,7 @@ class Sessions:
         self.by_id = {}
         self._by_node.clear()
         self._clients.clear()
+        self._unused.clear()
         self._by_nonce.clear()
         self.outcome_bytes = 0
         for session in sorted(sessions, key=lambda session: session.used_serial):
@@ -377,12 +419,15 @@ class Sessions:
             self._by_node[session.node] = session.id
         else:
             self._clients[session.id] = session
+            if session.used_serial == session.id:
+                self._unused[session.id] = session
             self._by_nonce[session.nonce] = session.id
             self.count(session)
 
     def _end_client(self, session: Session) -> None:
         del self.by_id[session.id]
         del self._clients[session.id]
+        self._unused.pop(session.id, None)
         del self._by_nonce[session.nonce]
         self.outcome_bytes -= session.counted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from raftkv.errors import (
     SequenceTooFar,
     SessionExpired,
     StaleIncarnation,
+    TooManySessions,
     UnknownPlugin,
 )
 from raftkv.state import (
@@ -24,7 +26,7 @@ from raftkv.state import (
     SettleOutcome,
     StateMachine,
 )
-from raftkv.state.sessions import ABANDONED, Session, Sessions
+from raftkv.state.sessions import ABANDONED, CLIENT_KEPT_MS, Session, Sessions
 from raftkv.state.tables import ABSENT
 from tests.state.harness import (
     Balance,
@@ -212,6 +214,62 @@ def test_the_least_recently_used_client_makes_room() -> None:
     for driver.session in sessions:
         outcomes.append(type(driver.send(Deposit("a", 1), seq=2)))
     assert outcomes == [Balance, SessionExpired, Balance]
+
+
+def at_format_2(machine: StateMachine) -> Driver:
+    driver = started(machine)
+    driver.machine.raise_format(driver.machine.index + 1, msgspec.msgpack.encode(2))
+    return driver
+
+
+def opened(driver: Driver, nonce: int) -> Any:
+    """What opening one more session gives: its number, or a refusal."""
+    outcome = driver.batch([Envelope(0, nonce, 0, "core", encode(OpenSession(nonce)))])[0]
+    return outcome if isinstance(outcome, TooManySessions) else outcome.session
+
+
+def test_a_flood_of_sessions_ends_none_that_writes() -> None:
+    """From core format 2 on; in format 1 the least recently used one goes."""
+    survives = []
+    for driver in (started(small(clients_max=5)), at_format_2(small(clients_max=5))):
+        client = driver.session = open_client(driver, 1)
+        assert driver.send(Deposit("a", 1), seq=1) == Balance("a", 1)
+        for nonce in range(2, 50):
+            assert opened(driver, nonce)
+        driver.session = client
+        survives.append(type(driver.send(Deposit("a", 1), seq=1)))
+        assert driver.machine.session_count == 1 + 5
+    assert survives == [SessionExpired, Balance]
+
+
+def test_the_oldest_session_that_never_wrote_makes_room() -> None:
+    driver = at_format_2(small(clients_max=3))
+    first, second, third = (open_client(driver, nonce) for nonce in (5, 6, 7))
+    driver.session = first
+    driver.send(Deposit("a", 1), seq=1)
+    fourth = opened(driver, 8)
+    nonces = [driver.machine.client_nonce(each) for each in (first, second, third, fourth)]
+    assert nonces == [5, None, 7, 8]
+
+
+def test_no_session_makes_room_within_ten_minutes_of_its_write() -> None:
+    driver = at_format_2(small(clients_max=2, idle_ms=10 * CLIENT_KEPT_MS))
+    clients = [open_client(driver, nonce) for nonce in (5, 6)]
+    for driver.session in clients:
+        driver.send(Deposit("a", 1), seq=1)
+    driver.now += CLIENT_KEPT_MS - 100  # a batch takes 10 ms
+    assert isinstance(opened(driver, 7), TooManySessions)
+    driver.session = clients[0]
+    driver.send(Deposit("a", 1), seq=2)
+    driver.now += 100
+    assert isinstance(opened(driver, 7), int)
+    assert [driver.machine.client_nonce(each) for each in clients] == [5, None]
+    # The same from a snapshot.
+    restored = small(clients_max=2, idle_ms=10 * CLIENT_KEPT_MS)
+    restored.restore(list(driver.machine.freeze().slices()), driver.machine.index)
+    assert isinstance(opened(driver, 8), int), "7 never wrote"
+    replay(driver.bodies[-1:], restored)
+    assert restored.digest() == driver.machine.digest()
 
 
 def test_idle_clients_expire_on_the_logs_clock_and_nodes_do_not() -> None:
