@@ -12,6 +12,7 @@ has the shape of the door's own errors (docs/door.md). `raftkv.plugin` gives the
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, Literal, Protocol, TypeVar
 
@@ -28,12 +29,14 @@ __all__ = [
     "body_of",
     "error_response",
     "fresh",
+    "handle_of",
     "number_of",
     "only_query",
     "query_flag",
     "query_number",
     "query_seconds",
     "query_word",
+    "read_handle",
     "value_of",
 ]
 
@@ -48,6 +51,7 @@ JSON_OBJECTS_MAX: Final = 52_000
 _GRPC_CODES: Final = {400: 3, 404: 5, 409: 9, 412: 9, 429: 8, 500: 13, 501: 12, 503: 14, 504: 4}
 # Nineteen digits hold every id; longer ones could be slow to read.
 _DIGITS_MAX: Final = 19
+_HANDLE: Final = re.compile(r"([0-9]{1,19})-([0-9a-f]{16})")
 # How much of a value that cannot be read is shown to whoever sent it.
 _SHOWN_CHARS: Final = 20
 # And of what the decoder says of it, which may name a field of a megabyte.
@@ -204,6 +208,22 @@ def query_seconds(request: Request, name: str, default: float, highest: float) -
         shown = text[:_SHOWN_CHARS]
         raise BadRequest(f"{name} is {shown!r}: say more than 0 and at most {highest:g}")
     return seconds
+
+
+def handle_of(number: int, nonce: int) -> str:
+    """How a client names what was made for it: by a number, and a secret that only it knows."""
+    return f"{number}-{nonce:016x}"
+
+
+def read_handle(name: str, text: str) -> tuple[int, int]:
+    """Number and secret of a handle of `handle_of`, which the client got for the thing `name`."""
+    found = _HANDLE.fullmatch(text)
+    if found is None:
+        shown = text[:_SHOWN_CHARS]
+        raise BadRequest(
+            f"{name} is {shown!r}: name it as it was given when it was opened, NUMBER-SECRET"
+        )
+    return int(found[1]), int(found[2], 16)
 
 
 def number_of(name: str, text: str, lowest: int, highest: int) -> int:

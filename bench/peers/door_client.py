@@ -110,12 +110,12 @@ async def _consume(door: _Door, asked: ConsumeBatches) -> DoorTold:
     sessions = await door.open("plain", asked.consumers)
     taken = 0
 
-    async def get(session: int) -> list[int]:
+    async def get(session: str) -> list[int]:
         wanted = {"queue": asked.queue, "count": max(1, asked.prefetch // 2), "wait_s": 0}
         answer = await door.ask("POST", f"sessions/{session}/get", wanted)
         return [each["seq"] for each in answer["messages"]]
 
-    async def accept(session: int, seqs: list[int], free: asyncio.Semaphore) -> None:
+    async def accept(session: str, seqs: list[int], free: asyncio.Semaphore) -> None:
         async with free:
             await door.ask(
                 "POST",
@@ -123,7 +123,7 @@ async def _consume(door: _Door, asked: ConsumeBatches) -> DoorTold:
                 {"queue": asked.queue, "seqs": seqs, "how": "accept"},
             )
 
-    async def consumer(session: int) -> None:
+    async def consumer(session: str) -> None:
         nonlocal taken
         free = asyncio.Semaphore(ACCEPTS_AT_ONCE)
         seqs = await get(session)

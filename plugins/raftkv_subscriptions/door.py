@@ -61,7 +61,6 @@ from raftkv.plugin import (
     body_of,
     error_response,
     fresh,
-    number_of,
     only_query,
     query_flag,
     query_number,
@@ -325,30 +324,32 @@ class _Consumers:
         only_query(request)
         asked = body_of(request, WantedConsumer)
         with _checked():
-            consumer = await self._consumers.open(asked)
-        return Response(consumer_report(consumer, self._host.name, self._consumers.idle_s))
+            consumer, handle = await self._consumers.open(asked)
+        return Response(consumer_report(consumer, handle, self._host.name, self._consumers.idle_s))
 
     async def consumer(self, request: Request) -> Response:
         only_query(request)
-        async with self._consumers.using(_number(request)) as consumer:
-            return Response(consumer_report(consumer, self._host.name, self._consumers.idle_s))
+        handle = request.params["id"]
+        async with self._consumers.using(handle) as consumer:
+            idle_s = self._consumers.idle_s
+            return Response(consumer_report(consumer, handle, self._host.name, idle_s))
 
     async def close(self, request: Request) -> Response:
         only_query(request)
-        number = _number(request)
-        await self._consumers.close(number)
-        return Response({"consumer": number, "closed": True})
+        handle = request.params["id"]
+        await self._consumers.close(handle)
+        return Response({"consumer": handle, "closed": True})
 
     async def receive(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedReceive)
-        async with self._consumers.using(_number(request)) as consumer:
+        async with self._consumers.using(request.params["id"]) as consumer:
             found = await consumer.receive(
                 asked.count, wait_s=asked.wait_s, bytes_max=ANSWER_BYTES_MAX
             )
             return Response(
                 {
-                    "consumer": consumer.id,
+                    "consumer": request.params["id"],
                     "active": consumer.active,
                     "messages": received_report(found),
                 }
@@ -357,40 +358,40 @@ class _Consumers:
     async def ack(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedAck)
-        async with self._consumers.using(_number(request)) as consumer:
+        async with self._consumers.using(request.params["id"]) as consumer:
             with _checked():
                 mark = await consumer.ack(*asked.positions, epoch=asked.epoch)
-            return Response({"consumer": consumer.id, "mark": mark})
+            return Response({"consumer": request.params["id"], "mark": mark})
 
     async def ack_to(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedAckTo)
-        async with self._consumers.using(_number(request)) as consumer:
+        async with self._consumers.using(request.params["id"]) as consumer:
             with _checked():
                 mark = await consumer.ack_to(asked.position, epoch=asked.epoch)
-            return Response({"consumer": consumer.id, "mark": mark})
+            return Response({"consumer": request.params["id"], "mark": mark})
 
     async def nack(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedAck)
-        async with self._consumers.using(_number(request)) as consumer:
+        async with self._consumers.using(request.params["id"]) as consumer:
             with _checked():
                 done = await consumer.nack(*asked.positions, epoch=asked.epoch)
-            return Response({"consumer": consumer.id, "done": done})
+            return Response({"consumer": request.params["id"], "done": done})
 
     async def seek(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedSeek)
-        async with self._consumers.using(_number(request)) as consumer:
+        async with self._consumers.using(request.params["id"]) as consumer:
             with _checked():
                 done = await consumer.seek(asked.position, at_ms=asked.at_ms)
-            return Response({"consumer": consumer.id, **fields(done)})
+            return Response({"consumer": request.params["id"], **fields(done)})
 
     async def keepalive(self, request: Request) -> Response:
         only_query(request)
         body_of(request, WantedNothing)
-        async with self._consumers.using(_number(request)) as consumer:
-            return Response({"consumer": consumer.id, "idle_s": self._consumers.idle_s})
+        async with self._consumers.using(request.params["id"]):
+            return Response({"consumer": request.params["id"], "idle_s": self._consumers.idle_s})
 
 
 # --- what a request may say, and is told ----------------------------------------------------------
@@ -398,10 +399,6 @@ class _Consumers:
 
 def _named(request: Request) -> tuple[str, str]:
     return request.params["topic"], request.params["sub"]
-
-
-def _number(request: Request) -> int:
-    return number_of("the consumer", request.params["id"], 1, NUMBER_MAX)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,9 @@ has used for `door_idle_s` is closed, and what it had not acknowledged is delive
 request of it is under way it is in use, however long it waits. The watcher runs only while there
 are any.
 
+A consumer is named by its number and a secret, which only the client knows that opened it: numbers
+are small, and shown to all. For a wrong secret there is no such consumer.
+
 Requests to one consumer run side by side: a `receive` that waits must not hold up an `ack`. They
 may be repeated when their answer is lost, but for two. A repeated `receive` gives what comes next:
 what the first one had stays in the consumer's hands until it is given back or closed. And a
@@ -21,7 +24,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from raftkv.errors import RaftkvError, Refused
-from raftkv.plugin import Host, Metric
+from raftkv.plugin import Host, Metric, handle_of, read_handle
 
 from .errors import ConsumerEnded
 from .options import options_of
@@ -73,8 +76,9 @@ class TooManyDoorConsumers(Refused):
 class _Open:
     """A consumer, when it was used last, and how many requests use it now."""
 
-    def __init__(self, consumer: Consumer, now: float) -> None:
+    def __init__(self, consumer: Consumer, nonce: int, now: float) -> None:
         self.consumer = consumer
+        self.nonce = nonce
         self.used_at = now
         self.busy = 0
 
@@ -97,9 +101,11 @@ class DoorConsumers:
         """The option door_idle_s."""
         return options_of(self._host).door_idle_s
 
-    async def open(self, asked: WantedConsumer) -> Consumer:
-        """A consumer of this node for whoever asks. Raises TooManyDoorConsumers, and what the API's
-        `consumer` raises."""
+    async def open(self, asked: WantedConsumer) -> tuple[Consumer, str]:
+        """Open a consumer of this node for a client; the consumer and its handle.
+
+        Raises TooManyDoorConsumers, and what the API's `consumer` raises.
+        """
         limit = options_of(self._host).door_consumers_max
         if len(self._open) + self._opening >= limit:
             raise TooManyDoorConsumers(limit)
@@ -118,18 +124,19 @@ class DoorConsumers:
             )
         finally:
             self._opening -= 1
-        self._open[consumer.id] = _Open(consumer, self._host.runtime.monotonic())
+        nonce = int.from_bytes(self._host.runtime.token(8), "big")
+        self._open[consumer.id] = _Open(consumer, nonce, self._host.runtime.monotonic())
         if self._watcher is None or self._watcher.done():
             self._watcher = self._host.spawn(self._watch(), "door consumers")
-        return consumer
+        return consumer, handle_of(consumer.id, nonce)
 
     @contextlib.asynccontextmanager
-    async def using(self, number: int) -> AsyncIterator[Consumer]:
+    async def using(self, handle: str) -> AsyncIterator[Consumer]:
         """The consumer, for the time of one request.
 
-        Raises ConsumerElsewhere, which names the node to ask, or ConsumerEnded.
+        Raises ConsumerElsewhere, which names the node to ask, ConsumerEnded, or BadRequest.
         """
-        found = self._find(number)
+        found = self._find(handle)
         found.busy += 1
         try:
             yield found.consumer
@@ -137,11 +144,11 @@ class DoorConsumers:
             found.busy -= 1
             found.used_at = self._host.runtime.monotonic()
 
-    async def close(self, number: int) -> None:
+    async def close(self, handle: str) -> None:
         """End it. Raises what `using` does."""
-        found = self._find(number)
+        found = self._find(handle)
         await found.consumer.close()
-        self._open.pop(number, None)
+        self._open.pop(found.consumer.id, None)
 
     def metrics(self) -> Sequence[Metric]:
         limit = options_of(self._host).door_consumers_max
@@ -150,8 +157,11 @@ class DoorConsumers:
             Metric("door_consumers_limit", "gauge", limit, "The option door_consumers_max."),
         )
 
-    def _find(self, number: int) -> _Open:
+    def _find(self, handle: str) -> _Open:
+        number, nonce = read_handle("the consumer", handle)
         found = self._open.get(number)
+        if found is not None and found.nonce != nonce:
+            raise ConsumerEnded(number)
         if found is not None and not found.consumer.ended:
             return found
         self._open.pop(number, None)

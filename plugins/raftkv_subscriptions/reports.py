@@ -78,10 +78,13 @@ def received_report(found: Sequence[Received]) -> list[dict[str, Any]]:
     ]
 
 
-def consumer_report(consumer: Consumer, node: str, idle_s: float) -> dict[str, Any]:
-    """A consumer of a door. `active` false: another one of its subscription is before it."""
+def consumer_report(consumer: Consumer, handle: str, node: str, idle_s: float) -> dict[str, Any]:
+    """A consumer of a client over HTTP, which knows it by `handle`.
+
+    `active` false: another one of its subscription is before it.
+    """
     return {
-        "consumer": consumer.id,
+        "consumer": handle,
         "topic": consumer.topic,
         "sub": consumer.sub,
         "kind": consumer.kind,

@@ -23,7 +23,6 @@ from .commands import (
     Overflow,
     PublishTo,
     Seq,
-    SessionId,
 )
 from .rows import SettlingVerb
 
@@ -134,7 +133,7 @@ class WantedSettle(Wanted, frozen=True):
 
 
 class WantedBegin(Wanted, frozen=True):
-    session: SessionId
+    session: str
 
 
 class WantedStage(Wanted, frozen=True):
@@ -155,20 +154,20 @@ class WantedRollback(Wanted, frozen=True):
 
 
 class WantedStart(Wanted, frozen=True):
-    session: SessionId
+    session: str
     join: bool = False
     resume: bool = False
     timeout_s: BranchSeconds | None = None
 
 
 class WantedEnd(Wanted, frozen=True):
-    session: SessionId
+    session: str
     suspend: bool = False
     fail: bool = False
 
 
 class WantedStageBranch(Wanted, frozen=True):
-    session: SessionId
+    session: str
     operations: tuple[WantedOperation, ...]
     at: Count | None = None
 

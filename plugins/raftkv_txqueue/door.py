@@ -67,6 +67,7 @@ from raftkv.plugin import (
     only_query,
     query_flag,
     query_number,
+    read_handle,
     settings_routes,
 )
 
@@ -271,39 +272,41 @@ class _Door:
     async def open(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedSession)
-        session = await self._sessions.open(asked.kind, asked.timeout_s)
+        opened = await self._sessions.open(asked.kind, asked.timeout_s)
+        kind = opened.session.kind
         return Response(
             {
-                "session": session.id,
-                "kind": session.kind,
+                "session": opened.handle,
+                "kind": kind,
                 "node": self._host.name,
                 "idle_s": self._sessions.idle_s,
-                "txid": session.next_txid if session.kind == "tx" else "",
+                "txid": opened.next_txid if kind == "tx" else "",
             }
         )
 
     async def session(self, request: Request) -> Response:
         only_query(request)
-        number = self._number(request)
-        async with self._sessions.using(number, together=True):
-            return Response(held_report(self._host.view(), number, LIST_MAX))
+        handle = request.params["id"]
+        async with self._sessions.using(handle, together=True) as used:
+            found = held_report(self._host.view(), used.session.id, LIST_MAX)
+            return Response({**found, "session": handle})
 
     async def close(self, request: Request) -> Response:
         only_query(request)
-        number = self._number(request)
-        await self._sessions.close(number)
-        return Response({"session": number, "closed": True})
+        handle = request.params["id"]
+        await self._sessions.close(handle)
+        return Response({"session": handle, "closed": True})
 
     async def keepalive(self, request: Request) -> Response:
         only_query(request)
         body_of(request, WantedNothing)
-        async with self._sessions.using(self._number(request), together=True) as used:
-            return Response({"session": used.session.id, "idle_s": self._sessions.idle_s})
+        async with self._sessions.using(request.params["id"], together=True) as used:
+            return Response({"session": used.handle, "idle_s": self._sessions.idle_s})
 
     async def get(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedGet)
-        async with self._sessions.using(self._number(request), together=True) as used:
+        async with self._sessions.using(request.params["id"], together=True) as used:
             found = await used.session.get(
                 asked.queue, asked.count, wait_s=asked.wait_s, bytes_max=ANSWER_BYTES_MAX
             )
@@ -312,7 +315,7 @@ class _Door:
     async def settle(self, request: Request) -> Response:
         only_query(request)
         asked = body_of(request, WantedSettle)
-        async with self._sessions.using(self._number(request)) as used:
+        async with self._sessions.using(request.params["id"]) as used:
             with _checked():
                 done = await used.session.settle(asked.how, {asked.queue: asked.seqs})
         settled = done.get(asked.queue)
@@ -325,38 +328,38 @@ class _Door:
 
     async def begin(self, request: Request) -> Response:
         only_query(request)
-        number = body_of(request, WantedBegin).session
-        async with self._sessions.using(number) as used:
+        handle = body_of(request, WantedBegin).session
+        async with self._sessions.using(handle) as used:
             self._check_kind(used.session)
             txid = await self._begun(used.session)
-            return Response({"txid": txid, "operations": used.sent(txid)})
+            return Response({"txid": used.next_txid, "operations": used.sent(txid)})
 
     async def outcome(self, request: Request) -> Response:
         only_query(request)
-        txid = request.params["txid"]
-        _session_of(txid)
-        return Response(fate_report(txid, await self._api.outcome(txid)))
+        given = request.params["txid"]
+        txid = _plain(given)
+        return Response({**fate_report(txid, await self._api.outcome(txid)), "txid": given})
 
     async def stage(self, request: Request) -> Response:
         only_query(request)
-        txid, asked = request.params["txid"], body_of(request, WantedStage)
-        operations = _operations(asked.operations)
-        async with self._sessions.using(_session_of(txid)) as used:
+        given, asked = request.params["txid"], body_of(request, WantedStage)
+        operations, txid = _operations(asked.operations), _plain(given)
+        async with self._sessions.using(_session_of(given)) as used:
             self._check_kind(used.session)
             if txid != used.session.next_txid:
                 over = txid == used.session.txid or self._is_over(txid)
                 raise TransactionOver(txid) if over else UnknownTransaction(txid)
             with _checked():
                 sent = await used.take(txid, operations, asked.at)
-        return Response({"txid": txid, "operations": sent})
+        return Response({"txid": given, "operations": sent})
 
     async def commit(self, request: Request) -> Response:
         only_query(request)
-        txid, asked = request.params["txid"], body_of(request, WantedCommit)
-        operations, number = _operations(asked.operations), _session_of(txid)
-        if not self._sessions.is_here(number):
-            return await self._decided_elsewhere(txid, number)
-        async with self._sessions.using(number) as used:
+        given, asked = request.params["txid"], body_of(request, WantedCommit)
+        operations, handle, txid = _operations(asked.operations), _session_of(given), _plain(given)
+        if not self._sessions.is_here(handle):
+            return await self._decided_elsewhere(given)
+        async with self._sessions.using(handle) as used:
             self._check_kind(used.session)
             if self._goes_on(used.session, txid):
                 used.session.begin()
@@ -367,29 +370,33 @@ class _Door:
                     await used.session.rollback()
                     raise
             done = await used.session.commit(txid, timeout_s=asked.timeout_s)
-            return Response({**committed_report(done), "next": used.session.next_txid})
+            told = {**committed_report(done), "txid": given, "next": used.next_txid}
+            return Response(told)
 
     async def rollback(self, request: Request) -> Response:
         only_query(request)
-        txid, asked = request.params["txid"], body_of(request, WantedRollback)
-        async with self._sessions.using(_session_of(txid)) as used:
+        given, asked = request.params["txid"], body_of(request, WantedRollback)
+        txid = _plain(given)
+        async with self._sessions.using(_session_of(given)) as used:
             self._check_kind(used.session)
             if txid == used.session.next_txid and not self._is_over(txid):
                 if self._goes_on(used.session, txid):
                     used.session.begin()
                 await used.session.rollback(timeout_s=asked.timeout_s)
             fate = await self._api.outcome(txid)
-            return Response({**fate_report(txid, fate), "next": used.session.next_txid})
+            told = {**fate_report(txid, fate), "txid": given, "next": used.next_txid}
+            return Response(told)
 
-    async def _decided_elsewhere(self, txid: str, number: int) -> Response:
-        """A commit at a door that does not have the session: only the answer to a decided one."""
+    async def _decided_elsewhere(self, given: str) -> Response:
+        """A commit at a node that does not have the session: only the answer to a decided one."""
+        txid = _plain(given)
         fate = await self._api.outcome(txid)
         if fate.state == "committed":
-            return Response(fate_report(txid, fate))
+            return Response({**fate_report(txid, fate), "txid": given})
         if fate.state == "rolled back":
             raise TransactionAborted(txid, fate.cause, fate.reason)
         # It names the node that has it; or the session has ended, and another look tells.
-        async with self._sessions.using(number):
+        async with self._sessions.using(_session_of(given)):
             raise UnknownTransaction(txid)
 
     @staticmethod
@@ -423,10 +430,6 @@ class _Door:
         only_query(request, "consistency", *known)
         await fresh(self._host, request)
 
-    @staticmethod
-    def _number(request: Request) -> int:
-        return number_of("the session", request.params["id"], 1, NUMBER_MAX)
-
 
 # --- what a request may say, and is told ----------------------------------------------------------
 
@@ -444,13 +447,21 @@ def _operations(asked: Sequence[WantedOperation]) -> list[Operation]:
     return [operation_of(each) for each in asked]
 
 
-def _session_of(txid: str) -> int:
-    """The session of "12.7". Raises BadRequest."""
-    session, dot, counter = txid.partition(".")
+def _session_of(given: str) -> str:
+    """The handle of the session of a transaction's id. Raises BadRequest."""
+    handle, _, _ = given.partition(".")
+    read_handle("the transaction's session", handle)
+    return handle
+
+
+def _plain(given: str) -> str:
+    """The id as all nodes know it, "12.7", with or without the session's secret. BadRequest."""
+    session, dot, counter = given.partition(".")
     if not dot:
-        raise BadRequest(f"{txid[:40]!r} is no transaction: say SESSION.COUNTER, like 12.7")
+        raise BadRequest(f"{given[:40]!r} is no transaction: say SESSION.COUNTER, like 12.7")
     number_of("the transaction", counter, 1, NUMBER_MAX)
-    return number_of("the transaction's session", session, 1, NUMBER_MAX)
+    number = session.partition("-")[0]
+    return f"{number_of('its session', number, 1, NUMBER_MAX)}.{int(counter)}"
 
 
 def _fields(done: msgspec.Struct) -> dict[str, Any]:

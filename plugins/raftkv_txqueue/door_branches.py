@@ -100,7 +100,7 @@ class BranchDoor:
         operations = [operation_of(each) for each in asked.operations]
         async with self._sessions.using(asked.session) as used:
             if used.session.branch != xid:
-                raise NotInBranch(asked.session)
+                raise NotInBranch(used.session.id)
             sent = await used.take(str(xid), operations, asked.at)
         return Response({"xid": str(xid), "operations": sent})
 

@@ -162,7 +162,7 @@ class DoorSession:
         self._client = client
         self._endpoint = endpoint
         self._timeout_s = timeout_s
-        self.id: int = opened["session"]
+        self.id: str = opened["session"]
         self.kind: Kind = opened["kind"]
         self.idle_s: float = opened["idle_s"]
         #: Of the transaction that runs, or the next one; of a session of kind "tx".

@@ -1,8 +1,12 @@
-"""Sessions of clients that speak HTTP: kept by the node of the door until nobody uses them.
+"""Sessions of clients that speak HTTP: kept by their node until nobody uses them.
 
 A session lives in one node's life, so one that was opened at a door can be used at that door only.
 A client that goes away cannot say so: a session that nobody has used for `door_idle_s` is closed,
 and what it held goes back. The watcher runs only while there are any.
+
+A session is named by its number and a secret, which only the client knows that opened it, and its
+transactions by both and a counter: numbers are small, and shown to all. For a wrong secret there is
+no such session.
 
 HTTP repeats what it does not hear the answer to. A `get`, a settlement and a commit are safe to
 repeat by themselves; operations of a transaction are counted here: a request that says how many
@@ -20,7 +24,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from raftkv.errors import OutcomeUnknown, RaftkvError, Refused
-from raftkv.plugin import Host, Metric
+from raftkv.plugin import Host, Metric, handle_of, read_handle
 
 from .api import TxQueueApi
 from .commands import Kind, Operation, PublishTo, SessionRow
@@ -69,14 +73,22 @@ class TooManyDoorSessions(Refused):
 class DoorSession:
     """A session, when it was used last, and how far its transaction has arrived."""
 
-    def __init__(self, session: Session, now: float) -> None:
+    def __init__(self, session: Session, nonce: int, now: float) -> None:
         self.session = session
+        self.nonce = nonce
+        #: How its client names it.
+        self.handle = handle_of(session.id, nonce)
         self.used_at = now
         self.lock = asyncio.Lock()
         #: Requests under way; one that is used is not closed for being idle.
         self.busy = 0
         self._transaction = ""
         self._sent = 0
+
+    @property
+    def next_txid(self) -> str:
+        """The id of its running transaction, or of the next one, as its client names it."""
+        return f"{self.handle}.{self.session.next_txid.partition('.')[2]}"
 
     def sent(self, transaction: str) -> int:
         """How many operations of that transaction have arrived."""
@@ -124,8 +136,8 @@ class DoorSessions:
         """The option door_idle_s."""
         return self._api.options.door_idle_s
 
-    async def open(self, kind: Kind, timeout_s: float) -> Session:
-        """A session of this node for whoever asks. Raises TooManyDoorSessions."""
+    async def open(self, kind: Kind, timeout_s: float) -> DoorSession:
+        """Open a session of this node for a client. Raises TooManyDoorSessions."""
         limit = self._api.options.door_sessions_max
         if len(self._open) + self._opening >= limit:
             raise TooManyDoorSessions(limit)
@@ -134,20 +146,22 @@ class DoorSessions:
             session = await self._api.session(kind, timeout_s=timeout_s)
         finally:
             self._opening -= 1
-        self._open[session.id] = DoorSession(session, self._host.runtime.monotonic())
+        nonce = int.from_bytes(self._host.runtime.token(8), "big")
+        opened = DoorSession(session, nonce, self._host.runtime.monotonic())
+        self._open[session.id] = opened
         if self._watcher is None or self._watcher.done():
             self._watcher = self._host.spawn(self._watch(), "door sessions")
-        return session
+        return opened
 
     @contextlib.asynccontextmanager
-    async def using(self, number: int, *, together: bool = False) -> AsyncIterator[DoorSession]:
+    async def using(self, handle: str, *, together: bool = False) -> AsyncIterator[DoorSession]:
         """The session, for the time of one request.
 
         Requests run one after the other, but for those that may run `together`: a `get` that waits
-        must not hold up a settlement. Raises NotYourSession, which names the node to ask, or
-        SessionEnded.
+        must not hold up a settlement. Raises NotYourSession, which names the node to ask,
+        SessionEnded, or BadRequest.
         """
-        found = self._find(number)
+        found = self._find(handle)
         found.busy += 1
         try:
             if together:
@@ -159,15 +173,15 @@ class DoorSessions:
             found.busy -= 1
             found.used_at = self._host.runtime.monotonic()
 
-    def is_here(self, number: int) -> bool:
-        """Whether the session was opened at this door and lives."""
-        found = self._open.get(number)
+    def is_here(self, handle: str) -> bool:
+        """Whether the session was opened at this node's HTTP API and lives."""
+        found = self._open.get(read_handle("the session", handle)[0])
         return found is not None and not found.session.ended
 
-    async def close(self, number: int) -> None:
+    async def close(self, handle: str) -> None:
         """End it. Raises what `using` does."""
-        found = self._find(number)
-        self._open.pop(number, None)
+        found = self._find(handle)
+        self._open.pop(found.session.id, None)
         await found.session.close()
 
     def metrics(self) -> Sequence[Metric]:
@@ -177,8 +191,11 @@ class DoorSessions:
             Metric("door_sessions_limit", "gauge", limit, "The option door_sessions_max."),
         )
 
-    def _find(self, number: int) -> DoorSession:
+    def _find(self, handle: str) -> DoorSession:
+        number, nonce = read_handle("the session", handle)
         found = self._open.get(number)
+        if found is not None and found.nonce != nonce:
+            raise SessionEnded(number)
         if found is not None and not found.session.ended:
             return found
         self._open.pop(number, None)

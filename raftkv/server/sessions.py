@@ -19,6 +19,7 @@ How a word proposes under the client's number is told in raftkv/foreign.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -51,6 +52,8 @@ NUMBER_MAX: Final = 2**62
 # Longer values are no handle or number of ours.
 _CHARS_MAX: Final = 64
 
+# int() would take signs, blanks, underscores and 0x as well.
+_HANDLE: Final = re.compile(r"([0-9]{1,20})-([0-9a-fA-F]{1,16})")
 _SESSION: Final = b"raftkv-session"
 _SEQ: Final = b"raftkv-seq"
 _FLOOR: Final = b"raftkv-floor"
@@ -288,12 +291,9 @@ def _report(outcome: Outcome) -> dict[str, Any]:
 
 
 def _parts(handle: str) -> tuple[int, int]:
-    number, dash, nonce = handle.partition("-")
-    if dash and len(handle) <= _CHARS_MAX and number.isascii() and number.isdecimal():
-        try:
-            return int(number), int(nonce, 16)
-        except ValueError:
-            pass  # told below
+    found = _HANDLE.fullmatch(handle)
+    if found is not None:
+        return int(found[1]), int(found[2], 16)
     raise BadRequest("a session is named as POST /v1/sessions has given it: <number>-<secret>")
 
 

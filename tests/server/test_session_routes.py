@@ -62,3 +62,13 @@ def test_without_room_a_session_is_refused_and_none_is_ended(
     status, headers, body = server.ask("POST", "/v1/sessions")
     assert (status, headers["retry-after"]) == (429, "1")
     assert "in use: open one again" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "handle", ["1-0x1f", "1-+1f", "1--1f", "1-1_f", "1-%201f", "1-", "-1f", "1", "%2B1-1f", "1-1g"]
+)
+def test_a_handle_is_digits_and_nothing_else(
+    stand: tuple[Served, Opener, PeerRate], handle: str
+) -> None:
+    status, _, body = stand[0].ask("GET", f"/v1/outcome?session={handle}&seq=1")
+    assert (status, json.loads(body)["reason"]) == (400, "bad_request")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from raftkv.plugin import Request, Response
+from raftkv.plugin import Request, Response, handle_of
 from raftkv.testing.clock import run
 from raftkv.testing.plugin_cluster import FakeCluster, FakeHost, until
 from raftkv_subscriptions import Subscriptions, SubscriptionsApi, SubscriptionsOptions, bodies
@@ -401,9 +401,33 @@ async def test_another_door_names_the_node(stand: Stand) -> None:
         assert elsewhere[1]["node"] == "core2"
         assert "http_address" in elsewhere[1]
     assert await stand.receive(consumer, at="core2") == [1, 2, 3]
-    unknown = await stand.ask("GET", "consumers/99")
+    unknown = await stand.ask("GET", f"consumers/{handle_of(99, 1)}")
     assert reason(unknown) == (409, "subscriptions_consumer_ended")
-    assert reason(await stand.ask("GET", "consumers/x")) == BAD
+    for wrong in ("x", "99", "99-", "99-0x00000000000001", f"{handle_of(99, 1)}0"):
+        assert reason(await stand.ask("GET", f"consumers/{wrong}")) == BAD
+
+
+@doors()
+async def test_a_consumer_is_its_clients_alone(stand: Stand) -> None:
+    """Its number is small, and shown to all: only the secret opens the way to its messages."""
+    consumer = await stand.open("s")
+    (shown,) = (await stand.good("GET", "topics/t/subs"))["subs"][0]["consumers"]
+    for guess, told in (
+        (handle_of(shown["id"], 0), (409, "subscriptions_consumer_ended")),
+        (shown["id"], BAD),
+    ):
+        for method, verb, body in (
+            ("GET", "", None),
+            ("DELETE", "", None),
+            ("POST", "/receive", {}),
+            ("POST", "/ack", {"positions": [1]}),
+            ("POST", "/ack_to", {"position": 1}),
+            ("POST", "/nack", {"positions": [1]}),
+            ("POST", "/seek", {"position": 1}),
+            ("POST", "/keepalive", {}),
+        ):
+            assert reason(await stand.ask(method, f"consumers/{guess}{verb}", body)) == told
+    assert await stand.receive(consumer) == [1, 2, 3]
 
 
 @doors()
@@ -411,7 +435,7 @@ async def test_a_program_of_the_node_keeps_its_consumer(stand: Stand) -> None:
     """The door does not hand out what it did not open."""
     subs = stand.cluster.nodes["core1"].opened
     async with subs.consumer("t", "s", initial="earliest") as own:
-        taken = await stand.ask("POST", f"consumers/{own.id}/receive", {})
+        taken = await stand.ask("POST", f"consumers/{handle_of(own.id, 7)}/receive", {})
         assert reason(taken) == (409, "subscriptions_consumer_elsewhere")
         assert len(await own.receive(5)) == 3
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from raftkv.plugin import Request, Response
+from raftkv.plugin import Request, Response, handle_of
 from raftkv.testing.clock import run
 from raftkv.testing.plugin_cluster import FakeCluster, FakeHost, until
 from raftkv_txqueue import StillUnderWay, TxQueue, TxQueueApi, bodies, reports
@@ -256,6 +256,31 @@ async def test_a_session_acquires_and_settles(stand: Stand) -> None:
 
 
 @doors()
+async def test_a_session_is_its_clients_alone(stand: Stand) -> None:
+    """Numbers are small and shown to all: only the secret opens the way to what a session does."""
+    session, opened = await stand.open("tx")
+    await stand.good("POST", f"tx/{opened['txid']}/stage", {"operations": [publishes("p")]})
+    number = int(opened["session"].partition("-")[0])
+    for guess, told in ((handle_of(number, 0), (409, "txqueue_session_ended")), (number, BAD)):
+        for method, path, body in (
+            ("GET", f"sessions/{guess}", None),
+            ("DELETE", f"sessions/{guess}", None),
+            ("POST", f"sessions/{guess}/get", {"queue": "a"}),
+            ("POST", f"sessions/{guess}/settle", {"queue": "a", "seqs": [1]}),
+            ("POST", f"sessions/{guess}/keepalive", {}),
+            ("POST", "tx", {"session": str(guess)}),
+            ("POST", f"tx/{guess}.1/stage", {"operations": [publishes("q")]}),
+            ("POST", f"tx/{guess}.1/commit", {}),
+            ("POST", f"tx/{guess}.1/rollback", {}),
+        ):
+            assert reason(await stand.ask(method, path, body)) == told, path
+    assert (await stand.good("GET", session))["session"] == opened["session"]
+    done = await stand.good("POST", f"tx/{opened['txid']}/commit", {})
+    assert (done["state"], done["txid"]) == ("committed", opened["txid"])
+    assert await stand.bodies("b") == ["p"]
+
+
+@doors()
 async def test_who_asks_another_node_is_told_which(stand: Stand) -> None:
     session, opened = await stand.open(at="core2")
     for path, body in (
@@ -265,13 +290,14 @@ async def test_who_asks_another_node_is_told_which(stand: Stand) -> None:
     ):
         answer = await stand.ask("POST", path, body)
         assert reason(answer) == (409, "txqueue_not_your_session")
-        assert (answer[1]["node"], answer[1]["session"]) == ("core2", opened["session"])
+        number = int(opened["session"].partition("-")[0])
+        assert (answer[1]["node"], answer[1]["session"]) == ("core2", number)
         # Where to ask: none here, for these nodes have no door of their own.
         address = stand.cluster.nodes["core1"].members["core2"].http_address
         assert answer[1]["http_address"] == address
     mine = await stand.cluster.nodes["core1"].opened.session("plain")
     # The program's own, at its own node: not the door's to use.
-    answer = await stand.ask("DELETE", f"sessions/{mine.id}")
+    answer = await stand.ask("DELETE", f"sessions/{handle_of(mine.id, 7)}")
     assert reason(answer) == (409, "txqueue_not_your_session")
     assert not mine.ended
 
@@ -389,7 +415,10 @@ async def test_a_transaction_that_cannot_be_done_says_why(stand: Stand) -> None:
     body = {"operations": [publishes(BODY), publishes(BODY, to="nowhere"), accepts(1)]}
     answer = await stand.ask("POST", f"tx/{txid}/commit", body)
     assert reason(answer) == (409, "txqueue_transaction_aborted")
-    assert (answer[1]["txid"], answer[1]["cause"]) == (txid, "txqueue_unknown_queue")
+    plain = f"{txid.partition('-')[0]}.1"
+    assert (answer[1]["txid"], answer[1]["cause"]) == (plain, "txqueue_unknown_queue")
+    # What became of it is no secret.
+    assert (await stand.good("GET", f"tx/{plain}", at="core2"))["state"] == "rolled back"
     assert "nowhere" in answer[1]["why"]
     assert await stand.bodies("b") == []
     fate = await stand.good("GET", f"tx/{txid}", at="core3")
@@ -437,7 +466,8 @@ async def test_transactions_that_are_none_are_told_apart(stand: Stand) -> None:
         body = {"operations": [publishes("p")]}
         answer = await stand.ask("POST", f"tx/{number}.9/{verb}", body)
         assert reason(answer) == (404, "txqueue_unknown_transaction"), verb
-    nobody = await stand.ask("POST", "tx/999.1/commit", {})
+    assert reason(await stand.ask("POST", "tx/999.1/commit", {})) == BAD
+    nobody = await stand.ask("POST", f"tx/{handle_of(999, 1)}.1/commit", {})
     assert reason(nobody) == (409, "txqueue_session_ended")
     # Undecided, and its session is elsewhere.
     far = await stand.ask("POST", f"tx/{number}.1/commit", {}, at="core2")
