@@ -89,6 +89,17 @@ class TopicFeed:
             topic.backlog_bytes_max,
         )
 
+    def sent_of(self, told: Vector) -> tuple[Vector, bool]:
+        """What of `told` the target can have, and whether this feed has yet to send some of it.
+
+        Origins that this feed does not carry are the target's to tell: it has them from elsewhere.
+        """
+        counts = tuple(
+            (origin, min(seq, self.known.get(origin, 0)) if self._wanted(origin) else seq)
+            for origin, seq in told
+        )
+        return tuple(each for each in counts if each[1]), counts != tuple(told)
+
     def _has(self, vector: Vector) -> bool:
         """Whether the target has all of this that it wants."""
         return all(

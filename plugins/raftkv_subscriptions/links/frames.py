@@ -110,21 +110,26 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkReport(msgspec.Struct, frozen=True):
-    """`region` says what it has, so that it need not be kept for it any longer."""
+    """`region` says what it has, so that it need not be kept for it any longer.
+
+    `link` is that of the `Hello` of the link that it came over, at the node that serves it.
+    """
 
     region: Name
     topics: dict[Name, Vector]
+    link: str = ""
 
 
 # --- what the source says -------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first frame. `node` serves."""
+    """The first frame. `node` serves. `link` is a secret, by which the target reports."""
 
     region: Name
     node: str
     protocol: int = PROTOCOL
+    link: str = ""
 
 
 class TopicFrame(msgspec.Struct, frozen=True, tag="topic"):

@@ -252,6 +252,7 @@ class Pull:
         self._refused_at = None
         self._local.clear()
         self._dropped.clear()
+        self.reporter.begin()
         try:
             async with asyncio.TaskGroup() as group:
                 self._lanes = Lanes(group, self._work, self._bytes_max)
@@ -334,6 +335,7 @@ class Pull:
 
     def _greeted(self, hello: Hello) -> None:
         check_name(hello, self.region, self.endpoint)
+        self.reporter.open(hello.link)
         self.state = "connected"
         self.opened += 1
         self._error = ""

@@ -30,9 +30,21 @@ class Reporter:
         self._transport = transport
         self._topics: dict[str, None] = {}
         self._news = asyncio.Event()
+        # Of the link, from its first frame.
+        self._link = ""
+        self._greeted = asyncio.Event()
         self.sent = 0
         #: Why the last report was not taken; "": it was.
         self.error = ""
+
+    def begin(self) -> None:
+        """A link is opened; `open` follows with its first frame."""
+        self._greeted.clear()
+
+    def open(self, link: str) -> None:
+        """The link has begun, and `link` is what a report names it by."""
+        self._link = link
+        self._greeted.set()
 
     def moved(self, topic: str) -> None:
         """Messages came here, over whichever link."""
@@ -48,6 +60,7 @@ class Reporter:
                 self._topics[name] = None
         self._news.set()
         every_s = options_of(self._host).report_s
+        await self._greeted.wait()
         while True:
             await self._news.wait()
             await self._host.runtime.sleep(every_s)
@@ -70,10 +83,13 @@ class Reporter:
         if not topics:
             return True
         try:
-            await self._transport.report(LinkReport(own_region(view), topics))
+            early = await self._transport.report(LinkReport(own_region(view), topics, self._link))
         except LinkError as error:
             self.error = f"{self._region} was not told what is here: {error}"[:500]
             return False
         self.error = ""
         self.sent += 1
+        # What came over another link, and this one has yet to send.
+        for name in early:
+            self.moved(name)
         return True

@@ -14,7 +14,10 @@ Rules of this file
 3. Under load frames are at least GATHER_S apart, so that many small entries share a line.
 4. At most STREAMS_PER_REGION streams of one region, the oldest ends first: one that is half-open
    must not stand in the way of its successor.
-5. What is reported is proposed only if it says something new: the same again costs no entry.
+5. A report counts only over an open link of its region, which it names by a secret that only the
+   target of that link got, and of what this link carries only up to what it has sent, or the target
+   had when it began. Else any client could have messages deleted that the region never got.
+6. What is reported is proposed only if it says something new: the same again costs no entry.
 """
 
 from __future__ import annotations
@@ -101,14 +104,24 @@ class Serving:
             )
         check_region(self._host.view(), region)
 
-    async def report(self, report: LinkReport) -> None:
-        """What another region has. Raises LinkRefused, and what `Host.propose` does."""
+    async def report(self, report: LinkReport) -> list[str]:
+        """Take what another region has; the topics that it is to report again later.
+
+        Raises LinkRefused, and what `Host.propose` does.
+        """
         view = self._host.view()
         check_region(view, report.region)
+        stream = self._stream_of(report)
         new: list[tuple[str, Vector]] = []
-        for name, vector in sorted(report.topics.items()):
+        early: list[str] = []
+        for name, told in sorted(report.topics.items()):
             topic: Topic | None = view.table("topics").get(name)
             if topic is None:
+                continue
+            vector, is_early = stream.sent_of(name, told)
+            if is_early:
+                early.append(name)
+            if is_early and not vector:
                 continue
             known: Vector | None = view.table("fetched").get((report.region, topic.id))
             if known is None or not covers(known, vector):
@@ -117,6 +130,17 @@ class Serving:
             await self._host.propose(
                 Report(report.region, tuple(new[start : start + REPORT_TOPICS]))
             )
+        return early
+
+    def _stream_of(self, report: LinkReport) -> _Stream:
+        for stream in self._streams:
+            if stream.region == report.region and stream.link == report.link:
+                return stream
+        raise LinkRefused(
+            "no_link",
+            f"{report.region!r} has no such link here: a region reports over the link that it "
+            f"fetches by, to the node that serves it (upgrade it, if it is of an older version)",
+        )
 
     # --- streams ---
 
@@ -207,6 +231,8 @@ class _Stream:
 
     def __init__(self, serving: Serving, host: Host, request: LinkRequest) -> None:
         self.region = request.region
+        #: By which its target reports: who cannot read the link does not know it.
+        self.link = host.runtime.token(8).hex()
         self._serving = serving
         self._host = host
         self._request = request
@@ -223,6 +249,11 @@ class _Stream:
         self._gone: dict[str, None] = {}
         self._alive = False
         self._bye: Bye | None = None
+
+    def sent_of(self, name: str, told: Vector) -> tuple[Vector, bool]:
+        """What counts of a report for one topic, and whether more of it may count later."""
+        feed = self._feeds.get(name)
+        return ((), True) if feed is None else feed.sent_of(told)
 
     # --- what happens here ---
 
@@ -265,7 +296,7 @@ class _Stream:
         self._serving.enter(self)
         try:
             view = self._host.view()
-            yield self._line(encode(Hello(self._own, self._host.name)))
+            yield self._line(encode(Hello(self._own, self._host.name, link=self.link)))
             self._alive = True
             for name, topic in view.table("topics").scan():
                 if topic.replicated:

@@ -56,8 +56,11 @@ class LinkTransport(Protocol):
     async def open(self, request: LinkRequest) -> LinkStream:
         """Begin to fetch. Raises LinkRefused, or LinkBroken when nobody answers."""
 
-    async def report(self, report: LinkReport) -> None:
-        """Say what was fetched. Raises as `open`."""
+    async def report(self, report: LinkReport) -> list[str]:
+        """Say what was fetched, to the node that serves the stream opened last.
+
+        Gives the topics that are to be reported again. Raises as `open`.
+        """
 
     async def close(self) -> None:
         """Hang up for good. Idempotent."""
@@ -91,6 +94,8 @@ class DoorTransport:
         self._link = link
         self._turn = 0
         self._client: Client | None = None
+        # Where the stream is served that was opened last.
+        self._serves: str | None = None
 
     async def open(self, request: LinkRequest) -> LinkStream:
         body = msgspec.json.encode(request)
@@ -113,16 +118,21 @@ class DoorTransport:
         if stream.answer is not None:
             stream.close()
             raise _refusal(stream.endpoint, stream.answer)
+        self._serves = stream.endpoint
         return _DoorStream(stream)
 
-    async def report(self, report: LinkReport) -> None:
+    async def report(self, report: LinkReport) -> list[str]:
         client = self._client or await self._renew()
         try:
-            answer = await client.call("POST", REPORT_PATH, report, repeat=True, timeout_s=REPORT_S)
+            answer = await client.call(
+                "POST", REPORT_PATH, report, repeat=True, timeout_s=REPORT_S, at=self._serves
+            )
         except RaftkvError as error:
             raise LinkBroken(str(error)) from None
         if not answer.good:
-            raise _refusal(client.endpoint, answer)
+            raise _refusal(self._serves or client.endpoint, answer)
+        again = answer.body.get("again", ()) if isinstance(answer.body, dict) else ()
+        return [name for name in again if name in report.topics]
 
     async def close(self) -> None:
         client, self._client = self._client, None

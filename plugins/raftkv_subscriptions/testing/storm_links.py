@@ -151,6 +151,8 @@ class SimTransport:
         self._target = target
         self._source = source
         self._turn = 0
+        # The node of the stream that was opened last.
+        self._serves: str | None = None
 
     async def open(self, request: LinkRequest) -> _Stream:
         network = self._network
@@ -167,23 +169,25 @@ class SimTransport:
         except BaseException:
             stream.reset("it was not opened")
             raise
+        self._serves = name
         return stream
 
-    async def report(self, report: LinkReport) -> None:
+    async def report(self, report: LinkReport) -> list[str]:
         wire = self._network.wire(self._target, self._source)
         said = msgspec.json.decode(msgspec.json.encode(report), type=LinkReport)
-        name = await self._reach(wire)
-        await self._call(name, self._network.take_report(name, said))
+        name = await self._reach(wire, self._serves)
+        again: list[str] = await self._call(name, self._network.take_report(name, said))
         await self._delay(wire)
+        return again
 
     async def close(self) -> None:
         """Streams are closed by those who have them."""
 
-    async def _reach(self, wire: _Wire) -> str:
-        """A node of the source that runs, after the way there."""
+    async def _reach(self, wire: _Wire, wanted: str | None = None) -> str:
+        """A node of the source that runs, the `wanted` one if given, after the way there."""
         names = self._network.nodes_of(self._source)
-        name = names[self._turn % len(names)]
-        self._turn += 1
+        name = names[self._turn % len(names)] if wanted is None else wanted
+        self._turn += wanted is None
         await self._delay(wire)
         if not self._network.is_up(name):
             raise LinkBroken(f"{name} does not answer")
@@ -199,10 +203,10 @@ class SimTransport:
         if wire.is_cut:
             raise LinkBroken("connection reset")
 
-    async def _call(self, name: str, work: Any) -> None:
+    async def _call(self, name: str, work: Any) -> Any:
         """Let the source's node do it. Raises LinkRefused, LinkBroken, as a door would."""
         try:
-            await self._network.world.call(name, work)
+            return await self._network.world.call(name, work)
         except LinkRefused as refusal:
             if refusal.reason in OF_A_NODE:
                 raise LinkBroken(f"{name}: {refusal}") from None
@@ -301,11 +305,12 @@ class Network:
         finally:
             await lines.aclose()
 
-    async def take_report(self, name: str, report: LinkReport) -> None:
+    async def take_report(self, name: str, report: LinkReport) -> list[str]:
         seat = self._seat_of(name)
         if seat is None:
             raise LinkBroken(f"{name} does not answer")
-        await seat.serving.report(report)
+        again: list[str] = await seat.serving.report(report)
+        return again
 
     # --- faults ---
 

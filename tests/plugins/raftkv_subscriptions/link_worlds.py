@@ -161,6 +161,7 @@ class _Transport:
         self._source = source
         self._way = world.way(source, target)
         self._turn = 0
+        self._serves: Node | None = None
 
     def _node(self) -> Node:
         nodes = list(self._world.regions[self._source].nodes.values())
@@ -182,21 +183,26 @@ class _Transport:
             self._turn += 1
             raise LinkBroken(str(error)) from None
         self._turn += 1
+        self._serves = node
         return _Stream(self._way, node, lines)
 
-    async def report(self, report: LinkReport) -> None:
+    async def report(self, report: LinkReport) -> list[str]:
         await asyncio.sleep(2 * self._way.delay_s)
         while self._way.is_mute:
             await asyncio.sleep(0.1)
-        node = self._node()
+        node = self._serves
+        if self._way.is_cut or node is None or not node.alive or not node.started:
+            raise LinkBroken("it cannot be reached")
         if self._way.refuses_reports:
             self._way.refuses_reports -= 1
             raise LinkBroken("the report was lost")
         self._way.reports.append(report)
         try:
-            await node.service.serving.report(report)  # type: ignore[attr-defined]
+            serving = node.service.serving  # type: ignore[attr-defined]
+            again: list[str] = await serving.report(report)
         except RaftkvError as error:
             raise LinkBroken(str(error)) from None
+        return again
 
     async def close(self) -> None:
         pass

@@ -46,7 +46,7 @@ class Away:
     async def open(self, request: LinkRequest) -> LinkStream:
         raise LinkBroken("it is away")
 
-    async def report(self, report: LinkReport) -> None:
+    async def report(self, report: LinkReport) -> list[str]:
         raise LinkBroken("it is away")
 
     async def close(self) -> None:

@@ -54,7 +54,7 @@ async def test_who_is_not_served_hears_why(world: World) -> None:
             await serving.open(LinkRequest(region=region))
         assert caught.value.reason == reason
         with pytest.raises(LinkRefused):
-            await serving.report(LinkReport(region, {}))
+            await serving.report(LinkReport(region, {}, "link"))
     await world.propose("a", PutRegion("b", "excluded"))
     with pytest.raises(LinkRefused, match="is excluded in a") as caught:
         await serving.open(LinkRequest(region="b"))
@@ -75,7 +75,8 @@ async def test_a_stream_tells_what_is_there_and_then_what_comes(world: World) ->
     serving = serving_of(world)
     lines = await serving.open(LinkRequest(region="b", topics={"t": (("a", 1),)}))
     hello, topic, messages, alive = await frames_of(lines, 4)
-    assert hello == Hello("a", "core1")
+    assert isinstance(hello, Hello)
+    assert (hello.region, hello.node) == ("a", "core1")
     assert isinstance(topic, TopicFrame)
     assert (topic.topic, topic.head) == ("t", (("a", 3),))
     assert isinstance(messages, MessagesFrame)
@@ -222,15 +223,58 @@ async def test_a_report_costs_an_entry_only_if_it_says_something(world: World) -
     await world.declare("a", "t")
     await world.publish("a", "t", "x", "y")
     serving = serving_of(world)
+    lines = await serving.open(LinkRequest(region="b"))
+    hello, *_ = await frames_of(lines, 3)
+    assert isinstance(hello, Hello)
     topics = {"t": (("a", 2),), "unknown": (("a", 9),)}
-    await serving.report(LinkReport("b", topics))
+    assert await serving.report(LinkReport("b", topics, hello.link)) == []
     entries = len(world["a"].log)
-    await serving.report(LinkReport("b", topics))
-    await serving.report(LinkReport("b", {"t": (("a", 1),)}))
+    await serving.report(LinkReport("b", topics, hello.link))
+    await serving.report(LinkReport("b", {"t": (("a", 1),)}, hello.link))
+    await lines.aclose()
     assert len(world["a"].log) == entries
     topic = world.topic("a", "t")
     assert topic is not None
     assert world["a"].table("fetched") == {("b", topic.id): (("a", 2),)}
+
+
+@links(shape=ALONE, connected=False)
+async def test_a_report_counts_only_over_a_link_and_up_to_what_it_sent(world: World) -> None:
+    for name in ("b", "c"):
+        await world.propose("a", PutRegion(name))
+    await world.declare("a", "t")
+    await world.publish("a", "t", "x", "y")
+    serving = serving_of(world)
+    told = {"t": (("a", 2),)}
+    lines, others = [await serving.open(LinkRequest(region=name)) for name in ("b", "c")]
+    (hello,) = await frames_of(lines, 1)
+    (other,) = await frames_of(others, 1)
+    assert isinstance(hello, Hello)
+    assert isinstance(other, Hello)
+    entries = len(world["a"].log)
+    for stranger in ("", "0" * 16, other.link):
+        with pytest.raises(LinkRefused) as caught:
+            await serving.report(LinkReport("b", told, stranger))
+        assert caught.value.reason == "no_link"
+    # Its own link, which has sent nothing yet.
+    assert await serving.report(LinkReport("b", told, hello.link)) == ["t"]
+    assert len(world["a"].log) == entries
+    assert world["a"].table("fetched") == {}
+    head, messages = await frames_of(lines, 2)
+    assert isinstance(head, TopicFrame)
+    assert isinstance(messages, MessagesFrame)
+    topic = world.topic("a", "t")
+    assert topic is not None
+    # Of what it was sent all counts, and nothing else.
+    assert await serving.report(LinkReport("b", {"t": (("a", 7),)}, hello.link)) == ["t"]
+    assert world["a"].table("fetched") == {("b", topic.id): (("a", 2),)}
+    # What this link does not carry is the region's to tell.
+    await serving.report(LinkReport("b", {"t": (("a", 2), ("b", 4))}, hello.link))
+    assert world["a"].table("fetched") == {("b", topic.id): (("a", 2), ("b", 4))}
+    await lines.aclose()
+    with pytest.raises(LinkRefused):
+        await serving.report(LinkReport("b", told, hello.link))
+    await others.aclose()
 
 
 @links(shape=ALONE, connected=False)
@@ -254,6 +298,9 @@ async def test_the_routes_say_what_serving_says(world: World) -> None:
     assert (await ask("report", b"[]")).status == 400
     await world.propose("a", PutRegion("b"))
     answer = await ask("link", LinkRequest(region="b"))
-    assert (answer.status, type(decode(await anext(answer.stream)))) == (200, Hello)
+    hello = decode(await anext(answer.stream))
+    assert (answer.status, type(hello)) == (200, Hello)
+    assert isinstance(hello, Hello)
+    assert (await ask("report", LinkReport("b", {}, hello.link))).body == {}
     await answer.stream.aclose()
-    assert (await ask("report", LinkReport("b", {}))).body == {}
+    assert (await ask("report", LinkReport("b", {}, hello.link))).status == 409
