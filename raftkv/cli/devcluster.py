@@ -29,6 +29,7 @@ import msgspec
 
 from raftkv.config import NodeConfig, load_config
 from raftkv.errors import ConfigError, NodeFault, NotApplied, RaftkvError
+from raftkv.security.ownership import make_directory, open_own, require_own
 
 from . import processes
 from .door_client import DoorClient, request
@@ -220,9 +221,12 @@ class DevCluster:
                 f"{self.config_path(name)} is missing, so the cluster in {self.directory} is not "
                 f"complete: restore the file, or choose another directory"
             )
+        for part in ("", "data"):
+            require_own(self._path(name, part).rstrip(os.sep))
         child = processes.start(self._command, self.config_path(name), self.log_path(name))
         self._children[name] = child
-        with open(self._path(name, "pid"), "w", encoding="ascii") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_own(self._path(name, "pid"), flags), "w", encoding="ascii") as file:
             file.write(f"{child.pid}\n")
         return True
 
@@ -355,16 +359,13 @@ class DevCluster:
             self._make_directory()
         elif not self.exists:
             _ = self.shape  # raises the error that says so
+        else:
+            require_own(self.directory)
         with processes.exclusive(self._path("lock"), timeout_s=120.0):
             yield
 
     def _make_directory(self) -> None:
-        try:
-            os.makedirs(self.directory, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.directory} cannot be used as a directory: {error.strerror}"
-            ) from None
+        make_directory(self.directory)
 
 
 def _endpoint(config: NodeConfig) -> str:

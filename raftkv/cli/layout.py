@@ -12,6 +12,7 @@ import msgspec
 
 from raftkv.config import load_config
 from raftkv.errors import ConfigError
+from raftkv.security.ownership import make_directory, open_own
 
 from . import processes
 
@@ -33,6 +34,7 @@ CLUSTER: Final = "dev"
 CERTIFICATES: Final = "certs"
 # All nodes share one machine; more of them show nothing that fewer do not.
 NODES_MAX: Final = 31
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 # What stands below it in a node.toml is written anew by each `set_options`.
 OPTIONS_MARK: Final = "# What plugins know locally."
 
@@ -104,12 +106,12 @@ def lay_out(directory: str, shape: ClusterShape, plugins: Sequence[str] | None) 
     for name in names:
         text = _toml(name, peers[name], doors[name], cores, shape, plugins)
         path = os.path.join(directory, name, "node.toml")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
+        make_directory(os.path.dirname(path))
+        with open(open_own(path, _WRITE), "w", encoding="utf-8") as file:
             file.write(text)
         load_config(path)
     temporary = shape_path(directory) + ".new"
-    with open(temporary, "wb") as binary:
+    with open(open_own(temporary, _WRITE), "wb") as binary:
         binary.write(msgspec.json.encode(shape))
     os.rename(temporary, shape_path(directory))
 
@@ -153,7 +155,7 @@ def set_options(path: str, options: Mapping[str, Mapping[str, Any]]) -> None:
         text, _, _ = file.read().partition(f"\n{OPTIONS_MARK}\n")
     lines = [line for name, given in options.items() for line in _table(("options", name), given)]
     temporary = f"{path}.new"
-    with open(temporary, "w", encoding="utf-8") as file:
+    with open(open_own(temporary, _WRITE), "w", encoding="utf-8") as file:
         file.write("\n".join([text, OPTIONS_MARK, *lines, ""]) if lines else text)
     try:
         load_config(temporary)

@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from raftkv.errors import ConfigError
+from raftkv.security.ownership import make_directory, open_own
 
 from . import processes
 from .devcluster import ClusterStatus, DevCluster
@@ -92,12 +93,7 @@ class LocalClusters:
         `names` is empty. The options are written again, and read by the nodes that start. Returns
         the names. Raises `ConfigError` when the directory holds others, and `NodeFault`.
         """
-        try:
-            os.makedirs(self.directory, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.directory} cannot be used as a directory: {error.strerror}"
-            ) from None
+        make_directory(self.directory)
         with self._locked():
             found = self._create(names, cores, replicants, fsync)
             endpoints = {name: self.cluster(name).endpoints() for name in found}
@@ -153,7 +149,8 @@ class LocalClusters:
         for name in found:
             self.cluster(name).create(cores=cores, replicants=replicants, fsync=fsync)
         path = several_path(self.directory)
-        with open(f"{path}.new", "wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_own(f"{path}.new", flags), "wb") as file:
             file.write(msgspec.json.encode(_Listed(found)))
         os.rename(f"{path}.new", path)
         return found

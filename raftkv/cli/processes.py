@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from raftkv.errors import ConfigError, NodeFault
+from raftkv.security.ownership import open_own
 
 __all__ = ["exclusive", "find_pid", "free_ports", "start", "terminate"]
 
@@ -36,7 +37,8 @@ _PORT_TRIES: Final = 2_000
 
 def start(command: Sequence[str], config_path: str, log_path: str) -> subprocess.Popen[bytes]:
     """Start one node in a session of its own, so that Ctrl-C in a terminal does not reach it."""
-    with open(log_path, "ab") as log:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    with open(open_own(log_path, flags), "ab") as log:
         return subprocess.Popen(
             [*command, "serve", "--config", config_path],
             stdin=subprocess.DEVNULL,
@@ -160,7 +162,7 @@ def _ephemeral_min() -> int:
 def exclusive(path: str, timeout_s: float) -> Iterator[None]:
     """Hold a lock file, so that two commands do not start or stop the same nodes at once."""
     deadline = time.monotonic() + timeout_s
-    with open(path, "ab") as file:
+    with open(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,6 +25,7 @@ from raftkv.descriptors import raise_limit
 from raftkv.errors import RaftkvError
 from raftkv.hugepages import use_huge_pages
 from raftkv.node import Node
+from raftkv.security.ownership import require_own
 from raftkv.server import Door, door_of
 
 from .logs import Logging
@@ -41,7 +42,9 @@ def run(config: NodeConfig, place: Logging | None = None) -> None:
 
     The process is the node's alone, so its garbage collector and its pages of memory are arranged
     for a large state, and its limit of open files is raised. `place` gets the node, for the log.
+    A data directory that other users may change is refused.
     """
+    require_own(config.dir)
     raise_limit()
     tune_gc()
     use_huge_pages()

@@ -47,6 +47,7 @@ from .authority import (
 )
 from .credentials import fingerprint, signed_by
 from .identity import CertificateIdentity
+from .ownership import make_directory, require_own
 
 __all__ = ["CertificateDirectory", "Described", "certify"]
 
@@ -87,12 +88,7 @@ class CertificateDirectory:
     ) -> list[Described]:
         """Make the directory and a cluster's first authority."""
         made = new_authority(cluster, now=_now(), days=days)
-        try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise CertificateError(
-                f"{self.path} cannot be used as a directory: {error.strerror}"
-            ) from None
+        make_directory(self.path)
         if not force:
             for file in (self._file("ca.pem"), self._file("ca.key")):
                 if os.path.exists(file):
@@ -277,6 +273,8 @@ class CertificateDirectory:
 
     def _write(self, name: str, content: bytes, *, replace: bool) -> None:
         """All of the file or nothing, durably. A key is for its owner only from the beginning."""
+        # Keys that another user could replace are worth nothing.
+        require_own(self.path)
         path = self._file(name)
         temporary = f"{path}.{os.getpid()}.new"
         mode = 0o600 if name.endswith(".key") else 0o644
