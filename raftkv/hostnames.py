@@ -9,12 +9,13 @@ import ipaddress
 import re
 from typing import Final
 
-__all__ = ["host_of", "is_address", "normal_name", "normal_origin"]
+__all__ = ["host_of", "is_address", "normal_name", "normal_origin", "source_of"]
 
 # As DNS bounds it, in text form.
 _NAME_CHARS_MAX: Final = 253
 # Underscores are no part of a host name in DNS, but container networks use them.
 _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_-])?")
+_IPV6_PREFIX_BITS: Final = 64
 _PORT: Final = re.compile(r"(?::[0-9]{0,5})?")
 _ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 # Browsers leave these out of an origin.
@@ -28,6 +29,22 @@ def is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def source_of(host: str) -> str:
+    """The address that a peer's `host` counts as: itself, or its IPv6 network of 64 bits.
+
+    Each host in such a network has all of its addresses.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX_BITS), strict=False))
 
 
 def normal_name(text: str) -> str | None:

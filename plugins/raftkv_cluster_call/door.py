@@ -47,7 +47,7 @@ from raftkv.plugin import (
 
 from .api import CallsApi
 from .errors import DeadlinePassed, StaleView, TooManyRequired
-from .functions import UnknownFunction
+from .functions import CallError, UnknownFunction
 from .operating import STATUS_CALLS, STATUS_CALLS_MAX
 from .reports import NodeIsDown, NotFollowing, OperationFailed, UnknownCall, UnknownNode
 
@@ -184,7 +184,7 @@ class _Door:
                 "id": done.id,
                 "result": _showable(done.result),
                 "nodes": done.nodes,
-                "error": done.error,
+                "error": _without_places(done.error),
             }
         )
 
@@ -242,6 +242,11 @@ class _Door:
 
 
 # --- what a request may say -----------------------------------------------------------------------
+
+
+def _without_places(error: CallError | None) -> dict[str, str] | None:
+    """An error without its stack: files and lines of the server are for its log alone."""
+    return None if error is None else {"kind": error.kind, "reason": error.reason}
 
 
 def _answer_to(error: Exception) -> Response | None:

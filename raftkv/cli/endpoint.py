@@ -15,6 +15,7 @@ import typer
 from raftkv.errors import NoLeader, RaftkvError
 
 from .options import At, connected, examples, group
+from .quoting import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +134,7 @@ def health(at: At, cluster: Cluster = False) -> None:
                 took = _took(each.took_s)
                 typer.echo(f"{each.endpoint} is healthy: confirmed a linearizable read in {took}")
             else:
-                typer.echo(f"{each.endpoint} is unhealthy: {each.error}", err=True)
+                typer.echo(f"{each.endpoint} is unhealthy: {printable(str(each.error))}", err=True)
     fail_if_any(found)
 
 

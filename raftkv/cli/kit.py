@@ -29,6 +29,7 @@ from raftkv.errors import ConfigError, RaftkvError
 
 from .options import At, Directory, Format, connected, examples, formatted, group
 from .plugin_settings import add_setting
+from .quoting import printable_lines
 
 if TYPE_CHECKING:
     import ssl
@@ -256,10 +257,10 @@ def path_part(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line on stdout."""
-    typer.echo(text)
+    """Lines on stdout; what is not printable in them is escaped."""
+    typer.echo(printable_lines(text))
 
 
 def note(text: str) -> None:
-    """A line on stderr: what is no result."""
-    typer.echo(text, err=True)
+    """Lines on stderr: what is no result; what is not printable in them is escaped."""
+    typer.echo(printable_lines(text), err=True)

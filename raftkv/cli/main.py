@@ -47,6 +47,7 @@ from . import (
     watch,
 )
 from .options import MARKUP, ReaderGone, examples
+from .quoting import printable
 from .running import WithCommand
 
 __all__ = ["app", "main"]
@@ -244,5 +245,5 @@ def _fail(error: Exception, code: int) -> NoReturn:
     if text != said:
         text += f". {ADVICE}"
     text = _LONE_SURROGATE.sub(r"\\x\1", text)
-    sys.stderr.write(f"error: {' '.join(text.split())}\n")
+    sys.stderr.write(f"error: {printable(' '.join(text.split()))}\n")
     sys.exit(code)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .quoting import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -48,6 +50,11 @@ def cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
+def _shown(each: str | Styled) -> str:
+    """Names and texts come from the cluster."""
+    return printable(each.text if isinstance(each, Styled) else each)
+
+
 def console() -> Console:
     """A console for stdout, which is a terminal."""
     from rich.console import Console
@@ -75,8 +82,7 @@ def rich_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[s
     for row in rows:
         # As text, because a key or a name may hold what rich would take for markup.
         cells = (
-            Text(each.text, style=each.style) if isinstance(each, Styled) else Text(each)
-            for each in row
+            Text(_shown(each), style=each.style if isinstance(each, Styled) else "") for each in row
         )
         table.add_row(*cells)
     return table
@@ -85,7 +91,7 @@ def rich_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[s
 def _plain_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[str]) -> str:
     lines = [tuple(headings)]
     for row in rows:
-        lines.append(tuple(each.text if isinstance(each, Styled) else each for each in row))
+        lines.append(tuple(_shown(each) for each in row))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
     for line in lines:

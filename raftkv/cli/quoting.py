@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BadQuoting", "OpenQuote", "hex_escaped", "quote", "shown", "unquote"]
+__all__ = [
+    "BadQuoting",
+    "OpenQuote",
+    "hex_escaped",
+    "printable",
+    "printable_lines",
+    "quote",
+    "shown",
+    "unquote",
+]
 
 _NAMED: Final = {
     "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v",
@@ -56,6 +65,22 @@ def _escaped(data: bytes, named: dict[str, str]) -> str:
         else:
             parts.append(f"\\U{number:08x}")
     return "".join(parts)
+
+
+def printable(text: str) -> str:
+    """`text` from elsewhere, as a terminal may get it: what is not printable is escaped.
+
+    Else the text of an error, or a name, could move the cursor, or change what stands above.
+    """
+    if text.isprintable():
+        return text
+    return _escaped(text.encode("utf-8", "backslashreplace"), {"\n": "\\n", "\t": "\\t"})
+
+
+def printable_lines(text: str) -> str:
+    """The same for several lines, which may have tabs."""
+    lines = ("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def hex_escaped(data: bytes) -> str:

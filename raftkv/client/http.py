@@ -75,6 +75,11 @@ class Answer(NamedTuple):
     numbered: bool = False
 
 
+#: Of the head of an answer, with words before it, and of what stands beside a body: chunk sizes and
+#: trailers. Nodes send a few hundred; one read of the loop may exceed it once.
+HEAD_BYTES_MAX: Final = 64 * 1024
+
+
 class _Connection(asyncio.Protocol):
     """One TCP or TLS connection. `waiter` ends with the answer, or at a stream's headers."""
 
@@ -92,6 +97,8 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = 0
         self._numbered = False
+        # Since the request, or the last piece of a body: what is none of it.
+        self._beside_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are no subclasses of asyncio's.
@@ -101,6 +108,7 @@ class _Connection(asyncio.Protocol):
         assert self.transport is not None
         self.waiter, self.reusable = waiter, False
         self._parts, self._size, self._numbered = [], 0, False
+        self._beside_bytes = 0
         self.transport.write(head + body)
 
     def data_received(self, data: bytes) -> None:
@@ -108,10 +116,15 @@ class _Connection(asyncio.Protocol):
             # Nobody has asked: it must not become the answer to the next request.
             self.close()
             return
+        self._beside_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the answer is not HTTP: {error}")
+            return
+        if self._beside_bytes > HEAD_BYTES_MAX:
+            text = f"the head of the answer exceeds {HEAD_BYTES_MAX} bytes: is this a node?"
+            self._fail(text, Excess)
 
     def on_message_begin(self) -> None:
         if self.waiter is None:
@@ -133,6 +146,7 @@ class _Connection(asyncio.Protocol):
                 waiter.set_result(Answer(200, b""))
 
     def on_body(self, body: bytes) -> None:
+        self._beside_bytes = 0
         if self.stream is not None and self.stream.flowing:
             self.stream.feed(body)
             return

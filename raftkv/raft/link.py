@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from raftkv.hostnames import source_of
 from raftkv.security.channel import Channel, ChannelBroken
 from raftkv.security.identity import CertificateIdentity
 from raftkv.security.proof import Kind, Proof
@@ -134,6 +135,12 @@ class Link(asyncio.Protocol):
             return self.dialled
         found = None if self._transport is None else self._transport.get_extra_info("peername")
         return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "an unknown address"
+
+    @property
+    def source(self) -> str:
+        """What the address of the other end counts as (hostnames.py); empty if it is not known."""
+        found = None if self._transport is None else self._transport.get_extra_info("peername")
+        return source_of(str(found[0])) if isinstance(found, tuple) else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass

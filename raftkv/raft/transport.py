@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ class Hub:
         self.received_bytes = 0
         self.closed_for_cause = 0
         self.over_pending_max = 0
-        # Accepted, but not greeted yet; the oldest first.
+        # Accepted, without a handshake yet; the oldest first.
         self._pending: dict[Link, None] = {}
         self._listener: Listener | None = None
         self._links: dict[Link, None] = {}
@@ -155,11 +156,17 @@ class Hub:
         elif link.dialled is None:
             self._pending[link] = None
             if len(self._pending) > PENDING_LINKS_MAX:
-                oldest = next(iter(self._pending))
-                del self._pending[oldest]
+                spare = self._spare()
+                del self._pending[spare]
                 self.over_pending_max += 1
-                self.complain(oldest, f"more than {PENDING_LINKS_MAX} connections have not greeted")
-                oldest.abort()
+                self.complain(spare, f"more than {PENDING_LINKS_MAX} connections have not greeted")
+                spare.abort()
+
+    def _spare(self) -> Link:
+        """The oldest pending connection of the address that has most of them."""
+        counts = Counter(link.source for link in self._pending)
+        most = max(counts.values())
+        return next(link for link in self._pending if counts[link.source] == most)
 
     def greeted(self, link: Link) -> None:
         self._pending.pop(link, None)

@@ -8,6 +8,7 @@ to a node on loopback. Two checks stand against that, the class of etcd's CVE-20
   host that is an IP literal or loopback cannot be rebound; a name is known if it is one of the
   node's: of its addresses, of its certificate, or of the setting `host_whitelist`. Any other one
   is answered with 421. `*` in the setting knows every host, as etcd does by default.
+  A request of HTTP/1.1 without a host, or with two, is malformed (400), whatever the setting.
 - *Origin.* Browsers name the page's origin with every request across origins that could change
   something, a form's included. One that the setting `cors` does not name is answered with 403.
   Programs that are no browsers name none, and are not touched.
@@ -36,6 +37,7 @@ TARGET: Final = "raftkv.target"
 #: The reasons in the answers.
 UNKNOWN_HOST: Final = "unknown_host"
 UNKNOWN_ORIGIN: Final = "unknown_origin"
+_SETTINGS: Final = {UNKNOWN_HOST: "host_whitelist", UNKNOWN_ORIGIN: "cors"}
 
 _ALWAYS: Final = frozenset(("localhost",))
 _ALL: Final = "*"
@@ -72,23 +74,32 @@ class Admission:
         """Why a request is not taken; None if it is."""
         hosts: list[bytes] = []
         origins: list[bytes] = []
+        failure: Failure | None = None
         for name, value in scope["headers"]:
             if name == b"host":
                 hosts.append(value)
             elif name == b"origin":
                 origins.append(value)
-        failure = None if self._every_host else self._judge_hosts(scope, hosts)
+            elif name == b"expect" and value.strip().lower() != b"100-continue":
+                failure = _unknown_expectation(value)
+        failure = failure or self._judge_hosts(scope, hosts)
         if failure is None and not all(self._knows_origin(origin) for origin in origins):
             failure = _unknown_origin(origins[0])
         return failure
 
     def count(self, failure: Failure) -> None:
-        """Count a request that was turned away."""
-        self.refused["cors" if failure.reason == UNKNOWN_ORIGIN else "host_whitelist"] += 1
+        """Count a request that was turned away because of a setting."""
+        setting = _SETTINGS.get(failure.reason)
+        if setting is not None:
+            self.refused[setting] += 1
 
     def _judge_hosts(self, scope: Message, hosts: list[bytes]) -> Failure | None:
         if len(hosts) > 1:
             return _malformed("the request has more than one Host header")
+        if not hosts and scope["http_version"] != "1.0":
+            return _malformed("the request has no Host header, which HTTP/1.1 requires")
+        if self._every_host:
+            return None
         # One without a host, as HTTP/1.0 allows, comes from no browser.
         named = [value.decode("latin-1") for value in hosts if value]
         target: bytes | None = scope.get(TARGET)
@@ -156,6 +167,12 @@ def preflight_headers() -> list[tuple[bytes, bytes]]:
 
 def _malformed(text: str) -> Failure:
     return Failure(400, INVALID_ARGUMENT, text, "bad_request")
+
+
+def _unknown_expectation(value: bytes) -> Failure:
+    shown = value[:64].decode("latin-1")
+    text = f"the expectation {shown!r} cannot be met: only 100-continue is known"
+    return Failure(417, INVALID_ARGUMENT, text, "expectation_failed")
 
 
 def _unknown_host(host: str) -> Failure:

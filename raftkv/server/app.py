@@ -1,10 +1,12 @@
 """The network door as an ASGI application: from a path to a handler, from an error to an answer.
 
-Rules of this file. It is a measured path: one dict look-up finds the handler of an etcd word, the
-handler takes the body and returns the finished JSON, and nothing is allocated for a request that
-the request does not need. Bodies are counted while they arrive, so that none larger than the limit
-is ever held. It knows nothing about the keyspace (`gateway.py` and the other words) or the server
-(`door.py`).
+Rules of this file. Paths are compared as they are on the wire, never decoded: a proxy's rule for
+`/v3/kv/put` would not see `/v3/kv/%70ut`, so it must not reach anything here either. Only what a
+plugin's route captures is decoded (routes.py). It is a measured path: one dict look-up finds the
+handler of an etcd word, the handler takes the body and returns the finished JSON, and nothing is
+allocated for a request that the request does not need. Bodies are counted while they arrive, so
+that none larger than the limit is ever held. It knows nothing about the keyspace (`gateway.py` and
+the other words) or the server (`door.py`).
 
 A word that writes runs on the node, or, if the request has a header that begins with `raftkv-`, on
 the writer that the client sessions give for these headers (`ports.SessionBinder`).
@@ -178,7 +180,7 @@ class App:
         if encoded is not None:
             await self._refuse_unread(encoded, receive, send)
             return
-        path = _canonical(scope["path"])
+        path = _canonical(scope)
         if path in self._words and scope["method"] == "POST":
             if path in self.stream_paths:
                 await self._stream(path, scope, receive, send)
@@ -377,7 +379,7 @@ class App:
     # -- everything else
 
     async def _other(self, scope: Message, receive: Receive, send: Send) -> None:
-        path, method = _canonical(scope["path"]), scope["method"]
+        path, method = _canonical(scope), scope["method"]
         if path in PAGES and method in ("GET", "HEAD"):
             await self._page(path, scope, send)
         elif path in PAGES or path in self._words:
@@ -494,8 +496,12 @@ def _numbering(scope: Message) -> dict[bytes, bytes]:
     return found
 
 
-def _canonical(path: str) -> str:
-    """etcd 3.4 serves all its words under /v3beta, too: clients made for 3.3 know no other name."""
+def _canonical(scope: Message) -> str:
+    """The path as it is on the wire, below /v3.
+
+    etcd 3.4 serves all its words under /v3beta, too: clients made for 3.3 know no other name.
+    """
+    path: str = scope["raw_path"].decode("ascii")
     return "/v3" + path[len("/v3beta") :] if path.startswith("/v3beta/") else path
 
 

@@ -172,6 +172,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._brought_bytes = self._brought_now = 0
         self._brought = (0.0, 0, 0)
         self._tls = False
+        # The client sends no more, and may read on.
+        self._eof = False
 
     # -- connection
 
@@ -204,6 +206,23 @@ class BoundedHttp(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection for the answers that are due: a client may close its half of it.
+
+        A stream ends with it: that is how most clients leave one. TLS has no halves.
+        """
+        running = self._answered_cycle
+        if running is not None and not running.response_complete:
+            scope: Any = running.scope
+            if STREAM in scope:
+                return False
+        self._eof = not self._tls and self._answering
+        return self._eof
+
+    def _leave_if_done(self) -> None:
+        if self._eof and not self._answering and not self.transport.is_closing():
+            self.transport.close()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -462,7 +481,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_head = False
         self._head_bytes = 0
-        if self.scope["path"] in self._state.app.stream_paths:
+        if self.scope["raw_path"].decode("ascii") in self._state.app.stream_paths:
             self._receiving_since = None
 
     def on_body(self, body: bytes) -> None:
@@ -485,6 +504,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._receiving_since = self._idle_since
         if not self.transport.is_closing():
             self._go_on()
+            self._leave_if_done()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered_cycle = cycle
@@ -574,6 +594,7 @@ class BoundedHttp(HttpToolsProtocol):
             transport.close()
         elif self._held:
             self._go_on()
+        self._leave_if_done()
 
 
 def _in_pieces(message: Any) -> Iterator[dict[str, Any]]:

@@ -5,32 +5,18 @@ Clients of one IPv6 network of 64 bits count as one: each host there has all its
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["BURST_S", "PEERS_MAX", "PeerRate", "source_of"]
+from raftkv.hostnames import source_of
+
+__all__ = ["BURST_S", "PEERS_MAX", "PeerRate"]
 
 #: What an address may save up, in seconds of its rate.
 BURST_S: Final = 10
 #: Addresses that are remembered. One that is forgotten begins with a full bucket.
 PEERS_MAX: Final = 4_096
-
-_IPV6_PREFIX_BITS: Final = 64
-
-
-def source_of(host: str) -> str:
-    """The address that `host` counts as: itself, or its network of 64 bits."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, _IPV6_PREFIX_BITS), strict=False))
 
 
 class PeerRate:

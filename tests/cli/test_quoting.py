@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.quoting import BadQuoting, hex_escaped, quote, shown, unquote
+from raftkv.cli.quoting import (
+    BadQuoting,
+    hex_escaped,
+    printable,
+    printable_lines,
+    quote,
+    shown,
+    unquote,
+)
 
 
 @pytest.mark.parametrize(
@@ -84,3 +92,21 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 def test_hexadecimal_is_for_every_byte() -> None:
     assert hex_escaped(b"a\xff") == "\\x61\\xff"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("plain \u00e4 text", "plain \u00e4 text"),
+        ("red \x1b[31m", "red \\x1b[31m"),
+        ("over\rwritten\n", "over\\x0dwritten\\n"),
+        ("\u202ereversed", "\\u202ereversed"),
+        ("\udc80 and \ud800", "\\udc80 and \\ud800"),
+    ],
+)
+def test_text_from_elsewhere_moves_no_cursor(text: str, found: str) -> None:
+    assert printable(text) == found
+
+
+def test_lines_and_tabs_stay() -> None:
+    assert printable_lines("a\tb\n\x07c") == "a\tb\n\\x07c"

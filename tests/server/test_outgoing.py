@@ -163,7 +163,7 @@ def test_an_answer_that_is_taken_counts_no_more(served: Served) -> None:
 def test_a_stream_waits_until_there_is_room(served: Served) -> None:
     stream = connected(served)
     watch = b'{"create_request":{"key":"YQ=="}}'
-    head = b"POST /v3/watch HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(watch)
+    head = b"POST /v3/watch HTTP/1.1\r\nhost: [::1]\r\ncontent-length: %d\r\n\r\n" % len(watch)
     stream.sendall(head + watch)
     assert b'"created":true' in read(stream, b"created")
     served.run(_moved(served, LIMIT))
@@ -182,7 +182,9 @@ def test_a_stream_waits_until_there_is_room(served: Served) -> None:
 def test_leases_are_kept_alive_without_room(served: Served) -> None:
     stream = connected(served)
     one = b'{"ID":"5"}'
-    head = b"POST /v3/lease/keepalive HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (3 * len(one))
+    head = b"POST /v3/lease/keepalive HTTP/1.1\r\nhost: [::1]\r\ncontent-length: %d\r\n\r\n" % (
+        3 * len(one)
+    )
     served.run(_moved(served, LIMIT))
     stream.sendall(head)
     for _ in range(3):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raftkv.server.peer_rate import BURST_S, PEERS_MAX, PeerRate, source_of
+from raftkv.hostnames import source_of
+from raftkv.server.peer_rate import BURST_S, PEERS_MAX, PeerRate
 
 
 class Clock:

@@ -14,7 +14,7 @@ from raftkv.server.bounded import BODY_PIECE_BYTES, HELD_BYTES_MAX, BoundedHttp
 from tests.server.conftest import Served
 from tests.server.test_tls import until
 
-GET = b"GET /version HTTP/1.1\r\n\r\n"
+GET = b"GET /version HTTP/1.1\r\nhost: [::1]\r\n\r\n"
 WATCH = b'{"create_request":{"key":"YQ=="}}'
 
 
@@ -27,7 +27,7 @@ def served() -> Iterator[Served]:
 
 
 def post(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

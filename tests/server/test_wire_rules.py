@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from raftkv.config import HttpLimits
+from raftkv.server.admission import Admission
 from raftkv.server.bounded import BoundedHttp
 from raftkv.server.streams import SEND_TIMEOUT_S
 from tests.server.conftest import Served, b64
@@ -218,3 +219,113 @@ def test_a_peer_that_is_gone_without_a_word_is_found_out(served: Served) -> None
         connection = connection_of(served, lambda found: True)
         mine = connection.transport.get_extra_info("socket")
         assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+# A client that closes its half --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [post("/v3/kv/range", b'{"key":"YQ=="}')],
+        [b"GET /version HTTP/1.1\r\nhost: [::1]\r\n\r\n"],
+        [post("/v3/kv/put", b'{"key":"YQ==","value":"Yg=="}')] * 5,
+        [b"GET /version HTTP/1.1\r\nhost: [::1]\r\n\r\n"] * 50,
+    ],
+    ids=["range", "page", "puts", "many"],
+)
+def test_a_half_closed_client_gets_its_answers(served: Served, requests: list[bytes]) -> None:
+    for _ in range(2):  # the second time by a head that is known
+        with Wire(served.door.port) as wire:
+            wire.send(b"".join(requests))
+            wire.shut_writing()
+            assert [wire.response()[0] for _ in requests] == [200] * len(requests)
+            assert wire.closed()
+
+
+def test_half_a_request_ends_with_its_connection(served: Served) -> None:
+    with Wire(served.door.port) as wire:
+        wire.send(post("/v3/kv/range", b'{"key":"YQ=="}')[:-3])
+        wire.shut_writing()
+        assert wire.closed()
+
+
+def test_a_stream_ends_with_its_clients_half(served: Served) -> None:
+    with Wire(served.door.port) as wire:
+        wire.open_stream("/v3/watch", {"create_request": {"key": "YQ=="}})
+        wire.head()
+        wire.line()
+        wire.shut_writing()
+        assert wire.closed()
+
+
+# Paths --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v3/kv/%72ange", 501),
+        ("POST", "/v3/%6bv/range", 501),
+        ("POST", "/%76%33/kv/range", 404),
+        ("POST", "/v3%2fkv/range", 501),
+        ("POST", "//v3/kv/range", 404),
+        ("POST", "/./v3/kv/range", 404),
+        ("POST", "/v1/../v3/kv/range", 404),
+        ("GET", "/%6detrics", 404),
+        ("GET", "/v1/%73tatus", 404),
+        ("GET", "/healt%68", 404),
+        ("POST", "/v3/%77atch", 501),
+        ("POST", "/v3/kv/range", 200),
+        ("POST", "/v3beta/kv/range", 200),
+    ],
+)
+def test_a_path_is_served_only_as_it_is_written(
+    served: Served, method: str, path: str, status: int
+) -> None:
+    assert served.ask(method, path, b'{"key":"YQ=="}')[0] == status
+
+
+# Host and Expect ----------------------------------------------------------------------------------
+
+
+def head_of(*lines: str, version: str = "1.1") -> bytes:
+    return "".join(f"{line}\r\n" for line in (f"GET /version HTTP/{version}", *lines, "")).encode()
+
+
+@pytest.mark.parametrize("whitelist", [(), ("*",)])
+@pytest.mark.parametrize(
+    ("lines", "version", "status"),
+    [
+        ((), "1.1", 400),
+        (("host: a", "host: a"), "1.1", 400),
+        (("host: [::1]", "host: [::1]"), "1.0", 400),
+        ((), "1.0", 200),
+        (("host: [::1]",), "1.1", 200),
+    ],
+)
+def test_a_request_has_one_host(
+    whitelist: tuple[str, ...], lines: tuple[str, ...], version: str, status: int
+) -> None:
+    server = Served(admission=Admission(host_whitelist=whitelist))
+    server.start()
+    try:
+        with Wire(server.door.port) as wire:
+            wire.send(head_of(*lines, version=version))
+            assert wire.response()[0] == status
+        # It is no matter of a setting.
+        assert server.app.admission.refused == {"host_whitelist": 0, "cors": 0}
+    finally:
+        server.stop()
+
+
+def test_an_expectation_that_is_not_known_fails(served: Served) -> None:
+    body = b'{"key":"YQ=="}'
+    with Wire(served.door.port) as wire:
+        wire.send(post("/v3/kv/range", body, "expect: 100-Continue")[: -len(body)])
+        assert wire.head()[0] == 100
+        wire.send(body)
+        assert wire.response()[0] == 200
+        wire.send(post("/v3/kv/range", body, "expect: 200-ok"))
+        status, headers, _ = wire.response()
+        assert (status, headers["connection"]) == (417, "close")

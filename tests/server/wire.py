@@ -51,6 +51,10 @@ class Wire:
         except ConnectionError:
             return True
 
+    def shut_writing(self) -> None:
+        """Send no more, and read on."""
+        self._socket.shutdown(socket.SHUT_WR)
+
     def shut_reading(self) -> None:
         """Take nothing any more, as far as the other side can tell."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

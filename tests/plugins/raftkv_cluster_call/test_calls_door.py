@@ -134,7 +134,7 @@ async def test_a_failure_on_the_initiator_is_an_answer(stand: Stand) -> None:
     assert (done["outcome"], done["id"], done["result"]) == ("init_failure", 1, None)
     assert done["error"]["kind"] == "Broken"
     assert done["error"]["reason"]
-    assert "fakes.py" in done["error"]["stack"]
+    assert set(done["error"]) == {"kind", "reason"}, "no files and lines of the server"
     unknown = await stand.call("nonsense", {"a": 1})
     assert (unknown["outcome"], unknown["id"]) == ("init_failure", 0)
     assert unknown["error"]["kind"] == "UnknownFunction"
