@@ -27,6 +27,7 @@ COMMANDS = {
     "peers": "beside etcd, zookeeper, mnesia, tarantool, rabbitmq or stock pysyncobj",
     "differential": "random requests to real etcd and to raftkv: the answers must be equal",
     "worst": "the worst transactions that are allowed, and what other callers get meanwhile",
+    "abuse": "hostile HTTP traffic against the leader, and what a bystander gets meanwhile",
     "steady": "full load for a long time: the rate, and elections that should not be",
 }
 

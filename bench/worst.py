@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import uvloop
@@ -38,7 +38,9 @@ from raftkv import Client
 from raftkv.cli.devcluster import DevCluster
 from raftkv.errors import RaftkvError
 
-__all__ = ["Report", "main"]
+__all__ = ["BYSTANDER_P99_MS", "Nodes", "Report", "WorstError", "in_process", "main", "words_of"]
+
+WordsT = TypeVar("WordsT", bound=msgspec.Struct)
 
 #: The bystander's aim: 99 of 100 puts take no longer.
 BYSTANDER_P99_MS: Final = 500.0
@@ -67,20 +69,21 @@ class WorstError(Exception):
     """It could not be measured. The message has the reason."""
 
 
-class _Nodes:
+class Nodes:
     """A development cluster that runs one side's code; a context in which it is up."""
 
     def __init__(self, side: Side, cores: int, replicants: int) -> None:
         self._side = side
         self._shape = ("--cores", str(cores), "--replicants", str(replicants))
-        self._directory = str(side.out / "cluster")
+        #: Of the cluster, as `DevCluster` takes it.
+        self.directory = str(side.out / "cluster")
         self.endpoints: list[str] = []
 
-    async def __aenter__(self) -> _Nodes:
+    async def __aenter__(self) -> Nodes:
         try:
             timeout = ("--timeout", f"{UP_S:g}")
             await asyncio.to_thread(self._cluster, "up", *self._shape, "--detach", *timeout)
-            self.endpoints = list(DevCluster(self._directory).endpoints())
+            self.endpoints = list(DevCluster(self.directory).endpoints())
         except BaseException:
             await self.__aexit__()
             raise
@@ -90,7 +93,7 @@ class _Nodes:
         await asyncio.to_thread(self._cluster, "down")
 
     def _cluster(self, verb: str, *options: str) -> None:
-        command = [sys.executable, "-m", "raftkv", "cluster", verb, "--dir", self._directory]
+        command = [sys.executable, "-m", "raftkv", "cluster", verb, "--dir", self.directory]
         done = subprocess.run(
             [*command, *options], cwd=self._side.code, env=self._side.environment(),
             capture_output=True, text=True, check=False,
@@ -114,7 +117,7 @@ async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], 
     prepare(side.code, given.code or str(ROOT))
     check_imports(side)
     step("starting the nodes")
-    async with _Nodes(side, given.cores, given.replicants) as nodes:
+    async with Nodes(side, given.cores, given.replicants) as nodes:
         step(f"writing {given.keys} keys")
         async with Client(nodes.endpoints) as client:
             await fill(client, given.keys)
@@ -140,7 +143,7 @@ async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], 
 
 
 async def _run(
-    given: argparse.Namespace, nodes: _Nodes, callers: dict[Role, int], seconds: float
+    given: argparse.Namespace, nodes: Nodes, callers: dict[Role, int], seconds: float
 ) -> list[Figures]:
     """All roles at once, each in a process of its own."""
     loads = [
@@ -154,28 +157,36 @@ async def _run(
         )
         for role, count in callers.items()
     ]
-    return list(await asyncio.gather(*(_in_process(each) for each in loads)))
+    return list(await asyncio.gather(*(in_process(each) for each in loads)))
 
 
-async def _in_process(load: Load) -> Figures:
-    words = msgspec.json.encode(load).decode()
+async def in_process(load: Load) -> Figures:
+    """The callers of one role, in a process of their own. Raises WorstError."""
+    return await words_of("bench.worst_callers", load, Figures, load.seconds)
+
+
+async def words_of(
+    module: str, given: msgspec.Struct, kind: type[WordsT], seconds: float
+) -> WordsT:
+    """What a module prints that is run with `given` for some seconds. Raises WorstError."""
+    words = msgspec.json.encode(given).decode()
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.worst_callers", words, cwd=ROOT, stdout=pipe, stderr=pipe
+        sys.executable, "-m", module, words, cwd=ROOT, stdout=pipe, stderr=pipe
     )
     try:
-        async with asyncio.timeout(load.seconds + GRACE_S):
+        async with asyncio.timeout(seconds + GRACE_S):
             out, err = await process.communicate()
     except TimeoutError:
-        raise WorstError(f"the callers of {load.role!r} did not come to an end") from None
+        raise WorstError(f"{module} did not come to an end: {words[:200]}") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
         text = err.decode(errors="replace").strip()[-LAST_WORDS_CHARS:]
-        raise WorstError(f"the callers of {load.role!r} failed: {text}")
-    return msgspec.json.decode(out, type=Figures)
+        raise WorstError(f"{module} failed, {words[:200]}: {text}")
+    return msgspec.json.decode(out, type=kind)
 
 
 def _show(console: Console, report: Report) -> None:

@@ -46,7 +46,7 @@ from .cluster_words import ETCD_API_VERSION, ClusterWords
 from .encoding import Headers
 from .gateway import Gateway
 from .hot import Known
-from .incoming import Incoming, Received
+from .incoming import SMALL_BYTES, Incoming, Received
 from .lease_words import LeaseWords
 from .messages import is_costly
 from .outgoing import Outgoing
@@ -55,7 +55,7 @@ from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, st
 from .status_pages import PAGES, PROBES, StatusPages
 from .streams import STREAM, Stream, serve_stream
 from .watch_words import WatchStream
-from .work_budget import WorkBudget
+from .work_budget import WorkBudget, units_of
 
 __all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App", "Word"]
 
@@ -74,6 +74,8 @@ BODY_BYTES_MAX: Final = 3 * 1024 * 1024
 # A body for a plugin's route: one command.
 ROUTE_BODY_BYTES_MAX: Final = Limits().command_bytes_max
 
+# Some clients send a small body in a packet of its own, right behind the head.
+BODY_FOLLOWS_S: Final = 0.1
 # A client that sends too large a body is heard out this long before its connection is closed.
 DISCARD_TIMEOUT_S: Final = 5.0
 
@@ -308,6 +310,7 @@ class App:
                     on_stop=on_stop,
                     room=room,
                     received=received,
+                    budget=self.budget,
                 )
         finally:
             self.streams -= 1
@@ -326,6 +329,10 @@ class App:
         announced = int(dict(scope["headers"]).get(b"content-length", b"0"))
         parts: list[bytes] = []
         while True:
+            if received.bytes > SMALL_BYTES:
+                # Until then the connection is not read any further.
+                await self.budget.room()
+                self.budget.spend(units_of(SMALL_BYTES))
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
@@ -347,12 +354,12 @@ class App:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _refuse_early(self, failure: Failure, receive: Receive, send: Send) -> None:
-        """Refuse a request before its body was read; the connection lasts if that is here."""
-        try:
-            async with asyncio.timeout(0):  # it may only take what needs no waiting
-                more = (await receive()).get("more_body", False)
-        except TimeoutError:
-            more = True
+        """Refuse a request before its body was read; the connection lasts if that comes at once."""
+        more = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BODY_FOLLOWS_S):
+                message = await receive()
+                more = message.get("more_body", False)
         if more:
             await self._refuse_unread(failure, receive, send)
         else:
@@ -373,6 +380,8 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_TIMEOUT_S):
                 while more:
+                    await self.budget.room()
+                    self.budget.spend(units_of(SMALL_BYTES))
                     more = (await receive()).get("more_body", False)
         await send({"type": "http.response.body", "body": b""})
 

@@ -24,6 +24,7 @@ import msgspec
 from .answers import JSON_TYPE, RETRY_AFTER, BadRequest, Failure, failure_of, internal_failure
 from .incoming import Received
 from .json_stream import JsonStream
+from .work_budget import REQUEST_UNITS, WorkBudget, units_of
 
 __all__ = ["SEND_TIMEOUT_S", "STREAM", "STREAM_REQUEST_BYTES_MAX", "serve_stream"]
 
@@ -53,9 +54,10 @@ class _Requests:
     What is held of them is counted in `received`.
     """
 
-    def __init__(self, receive: Receive, received: Received) -> None:
+    def __init__(self, receive: Receive, received: Received, budget: WorkBudget) -> None:
         self._receive = receive
         self._received = received
+        self._budget = budget
         self._objects = JsonStream(STREAM_REQUEST_BYTES_MAX)
         self._queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(REQUESTS_MAX)
         # Bytes in the queue; set when there are fewer.
@@ -88,6 +90,8 @@ class _Requests:
                     await self._queue.put(None)
 
     async def _put(self, found: bytes) -> None:
+        await self._budget.room()
+        self._budget.spend(REQUEST_UNITS + units_of(len(found)))
         while self._queued_bytes + len(found) > STREAM_REQUEST_BYTES_MAX:
             self._taken.clear()
             await self._taken.wait()
@@ -121,15 +125,16 @@ async def serve_stream(
     on_stop: Callable[[], None] | None = None,
     room: Callable[[], Awaitable[None]] | None = None,
     received: Received,
+    budget: WorkBudget,
 ) -> None:
     """Serve one streaming word until it ends, its client has gone, or the door is `stopping`.
 
     With `on_stop` the answers are told of that and end by themselves, within `STOP_TIMEOUT_S`.
     `room` is awaited before each answer but the first (outgoing.py). Requests that are not read yet
-    are counted in `received`.
+    are counted in `received`, and their number in each turn of the loop is bounded by `budget`.
     """
     loop = asyncio.get_running_loop()
-    requests = _Requests(receive, received)
+    requests = _Requests(receive, received, budget)
     incoming = loop.create_task(requests.run(), name="stream requests")
     outgoing = loop.create_task(
         _answer(stream(requests.all()), scope, send, room), name="stream answers"

@@ -1,9 +1,9 @@
 """How much of the HTTP API's work is done in one turn of the event loop.
 
-Reading a large body, or a page of a large answer, takes some milliseconds. Hundreds of requests may
-need that at once; done in one turn of the loop they would hold up the heartbeats until the leader
-is deposed. So a turn has room for WORK_MAX units; who finds none waits for a turn of its own, in
-the order of asking. Everything else goes on between them.
+Receiving and reading a large body, or a page of a large answer, takes some milliseconds. Hundreds
+of requests may need that at once; done in one turn of the loop they would hold up the heartbeats
+until the leader is deposed. So a turn has room for WORK_MAX units; work that finds none waits for a
+turn of its own, in the order of asking. Everything else goes on between them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ import asyncio
 from collections import deque
 from typing import Final
 
-__all__ = ["WORK_MAX", "WorkBudget"]
+__all__ = ["REQUEST_UNITS", "WORK_MAX", "WorkBudget", "units_of"]
 
 #: Rows that are read or written in one turn of the loop: about four milliseconds.
 WORK_MAX: Final = 2_000
+#: One request of a stream, beside its bytes.
+REQUEST_UNITS: Final = 10
+_BYTES_PER_UNIT: Final = 1024
+
+
+def units_of(size: int) -> int:
+    """What it takes to receive that many bytes and to copy them once or twice."""
+    return size // _BYTES_PER_UNIT
 
 
 class WorkBudget:

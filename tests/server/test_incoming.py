@@ -187,3 +187,29 @@ def test_a_short_request_gives_back_what_it_held(server: Served) -> None:
             assert wire.response()[0] == 200
     assert server.door._state.hot_total >= 3
     until(server, lambda: server.app.incoming.bytes == 0)
+
+
+def test_large_bodies_are_received_piece_by_piece() -> None:
+    """Of one that is large no more is taken in a turn of the loop than the turn has room for."""
+    server = Served(limits=HttpLimits(requests_max=20))
+    server.start()
+    budget = server.app.budget
+    pieces: list[int] = []
+    room = budget.room
+
+    async def noted() -> None:
+        await room()
+        pieces.append(budget._left)
+
+    budget.room = noted  # type: ignore[method-assign]
+    try:
+        value = "A" * (2 * 1024 * 1024)
+        status, _, _ = server.ask(
+            "POST", "/v3/kv/put", b'{"key":"YQ==","value":"%b"}' % value.encode()
+        )
+        assert status in (200, 400), "a value may be too large for the keyspace"
+        # Behind the first 64 KiB each piece was asked for, the reading of the body, too.
+        assert len(pieces) >= 8
+        assert min(pieces) > 0
+    finally:
+        server.stop()
