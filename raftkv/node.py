@@ -63,6 +63,7 @@ from .raft.recovery import Recovered, recover
 from .reading import Reader, discarded
 from .rebuild import Rebuild
 from .rejecting import error_of
+from .removed_members import RemovedMembers
 from .replica import Replica
 from .replicant.upstream import STATUS_S
 from .rpc import RpcHub
@@ -264,6 +265,7 @@ class Node:
         peering.on_newer_epoch = self._newer_epoch
         self.membership = Membership(self)
         self.voters = VoterNews(self)
+        self.removed_members = RemovedMembers(self)
         self.promotion = Promotion(self)
         self.format = CoreFormat(self)
         self.corruption = CorruptionCheck(self)
@@ -291,6 +293,7 @@ class Node:
         else:
             await peering.hub.listen(config.listen_address, "listen_address")
         await self.hosting.start()
+        self.removed_members.start()
         self._part.start()
         self._office_changed()
         self._opening = runtime.spawn(self._keep_session(), "session")
@@ -492,6 +495,7 @@ class Node:
             self._keeper.stop()
         if "voters" in vars(self):
             self.voters.stop()
+            self.removed_members.stop()
         if "format" in vars(self):
             self.format.stop()
             self.corruption.stop()
@@ -617,6 +621,7 @@ class Node:
         changed = part.office_changed()
         self.hosting.set_leads(part.leads)
         self.voters.look()
+        self.removed_members.look()
         if changed:
             if self._replica.nonce is not None:
                 self._propose_up()
@@ -630,6 +635,7 @@ class Node:
         self.hosting.set_leads(self._part.leads)
         self.hosting.progressed(self.machine.index)
         self.voters.look()
+        self.removed_members.look()
         self._check_incarnation()
 
     def _restored(self, index: int) -> None:
@@ -638,6 +644,7 @@ class Node:
             if opened is not None:
                 self._session_opened(NodeUpResult(*opened))
         self.hosting.restored(index)
+        self.removed_members.restored()
 
     def _declare_down(self, verdict: Verdict, valid: Callable[[], bool]) -> None:
         if not self._running or self._verdicts.is_under_way(verdict):

@@ -34,7 +34,7 @@ from .state import (
     SettleOutcome,
     SetVoters,
 )
-from .state.core import AnnounceFormats, DeclareDead, DisarmAlarm, ForgetMember
+from .state.core import AnnounceFormats, DeclareDead, DisarmAlarm, ForgetMember, MemberRemoved
 
 __all__ = [
     "CALLS",
@@ -229,6 +229,7 @@ COMMANDS: Final[Mapping[type[msgspec.Struct], Author]] = {
     DeclareDead: Author.CORES,
     DisarmAlarm: Author.UNRESTRICTED,
     ForgetMember: Author.UNRESTRICTED,
+    MemberRemoved: Author.CORES,
     NodeUp: Author.ITSELF,
     NodeDown: Author.CORES,
     NodeRole: Author.CORES,

@@ -24,7 +24,14 @@ from raftkv.state import (
     SettleOutcome,
     SetVoters,
 )
-from raftkv.state.core import AnnounceFormats, Core, DeclareDead, DisarmAlarm, ForgetMember
+from raftkv.state.core import (
+    AnnounceFormats,
+    Core,
+    DeclareDead,
+    DisarmAlarm,
+    ForgetMember,
+    MemberRemoved,
+)
 from raftkv.testing.local_cluster import LocalCluster
 from tests.test_membership import in_loop
 
@@ -171,6 +178,7 @@ PROPOSALS: list[tuple[msgspec.Struct, int, Verdict]] = [
     (AnnounceFormats("edge1", 1, ()), MINE, Verdict.GRANTED),
     (AnnounceFormats("core1", 1, ()), MINE, Verdict.REFUSED),
     (ForgetMember("edge2", 1), MINE, Verdict.GRANTED),
+    (MemberRemoved("core1-a"), MINE, Verdict.REFUSED),
     (DisarmAlarm("NOSPACE"), MINE, Verdict.GRANTED),
     (DisarmAlarm("NOSPACE"), OTHERS, Verdict.REFUSED),
     (OpenSession(9), 0, Verdict.GRANTED),

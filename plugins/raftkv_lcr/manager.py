@@ -46,7 +46,7 @@ from .commands import (
 from .handover import Handover
 from .modes import ModeRow, effective_mode
 from .options import LcrOptions, options_of
-from .owner import ChannelOwner, SessionKeeper
+from .owner import ChannelGone, ChannelOwner, SessionKeeper
 from .parking import Parked, Parking
 from .result import OpenedSession
 from .takeover import Takeovers
@@ -66,6 +66,8 @@ __all__ = [
     "check_connection",
 ]
 
+# Channels that are ended at the same time when the node takes part no more.
+KICKS_AT_ONCE = 64
 # Between two looks whether a starting node has become a member.
 JOIN_POLL_S = 0.01
 
@@ -260,6 +262,24 @@ class ChannelManager:
         """End the client's session without a successor; as `kick`, but no reason is given."""
         row = await self._flow_now().find(client_id)
         return row is not None and await self.takeovers.discard(row)
+
+    async def kick_all(self, reason: str) -> None:
+        """End every channel of this node: its rows are fenced, and nothing is handed over."""
+        rows = list(self.owner.channels())
+        for first in range(0, len(rows), KICKS_AT_ONCE):
+            part = rows[first : first + KICKS_AT_ONCE]
+            await asyncio.gather(*(self._kick_here(row, reason) for row in part))
+
+    async def _kick_here(self, row: Channel, reason: str) -> None:
+        try:
+            async with asyncio.timeout(self.options.kick_timeout_s):
+                await asyncio.shield(
+                    self.host.runtime.spawn(self.owner.kick(row, reason), "lcr-kick")
+                )
+        except (ChannelGone, TimeoutError):
+            return  # it has ended, or the broker goes on with it
+        except Exception as error:
+            self.host.log.warning("lcr: %s was not kicked: %s", row.channel, error)
 
     # --- for the flows ---
 

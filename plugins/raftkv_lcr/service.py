@@ -42,6 +42,8 @@ __all__ = ["LcrService"]
 # Rows looked at between two breaths: some milliseconds of the node's loop.
 SLICE_ROWS = 2_000
 RETRY_S = 0.5
+# The reason for clients whose node takes part no more.
+STOPPED = "this node has left the cluster"
 # For one answer of an old node about all of its channels: upstream's time for any such call.
 ALIVE_TIMEOUT_S = 5.0
 _MODE_DOC = "1 for the mode by which this node acts."
@@ -65,6 +67,12 @@ class LcrService(Service):
 
     async def stop(self) -> None:
         self._api.reaper.stop()
+
+    def on_fault(self) -> None:
+        """The node was removed, or has stopped itself: end its channels, whose rows are fenced."""
+        manager = self._api.sessions_or_none()
+        if manager is not None:
+            self._host.spawn(manager.kick_all(STOPPED), "lcr-kick-all")
 
     # --- what the log did ---
 

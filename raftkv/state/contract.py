@@ -102,7 +102,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkn
 
 
 class MemberChange(msgspec.Struct, frozen=True):
-    """A row of the members table changed. `ended` is the incarnation that this ended, if any."""
+    """A row of the members table changed. `ended` is the incarnation that this ended, if any.
+
+    `new` None: the core was removed for good (core format 2). Its row stays, down, and `old` is as
+    it was before.
+    """
 
     old: Member | None
     new: Member | None

@@ -66,6 +66,7 @@ __all__ = [
     "DeclareDead",
     "DisarmAlarm",
     "ForgetMember",
+    "MemberRemoved",
     "NodeDown",
     "NodeDownResult",
     "NodeRole",
@@ -180,6 +181,17 @@ class ForgetMember(_Command, frozen=True, tag="forget_member"):
     early: bool = False
 
 
+class MemberRemoved(_Command, frozen=True, tag="member_removed"):
+    """The core with this raft id was removed, and that is committed. From core format 2 on.
+
+    Ends its incarnation, and what plugins keep of it as a member. Its row stays, down, so that a
+    later core of that name has a higher incarnation. The result is None if nothing was left to do.
+    """
+
+    Result: ClassVar[Any] = NodeDownResult | None
+    raft_id: str
+
+
 class DisarmAlarm(_Command, frozen=True, tag="disarm_alarm"):
     """An operator ends an alarm of the state: of one plugin, or of all ("").
 
@@ -234,6 +246,7 @@ SINCE_FORMAT: Final[Mapping[type[msgspec.Struct], int]] = {
     DeclareDead: 2,
     DisarmAlarm: QUOTA_FORMAT,
     ForgetMember: 2,
+    MemberRemoved: 2,
 }
 
 
@@ -247,6 +260,7 @@ class Core:
         DeclareDead,
         DisarmAlarm,
         ForgetMember,
+        MemberRemoved,
         NodeUp,
         NodeDown,
         NodeRole,
@@ -261,6 +275,7 @@ class Core:
         TableSpec("formats", tuple[str, str], int),  # (member, plugin) -> version
         TableSpec("members", str, Member),
         TableSpec("openings", tuple[str, int], Opening),  # (member, incarnation)
+        TableSpec("removed", str, str),  # member -> the raft id under which it was removed
         TableSpec("settings", tuple[str, str], bytes),  # (plugin, key) -> msgpack
         TableSpec("voters", str, Voters),
     )
@@ -314,6 +329,8 @@ class Core:
             return self._announce(command, ctx)
         if isinstance(command, ForgetMember):
             return self._forget(command, ctx)
+        if isinstance(command, MemberRemoved):
+            return self._removed(command, ctx)
         if isinstance(command, DisarmAlarm):
             return _disarm(command, ctx)
         assert isinstance(command, SettleOutcome)
@@ -367,6 +384,8 @@ class Core:
             started_ms=ctx.now,
         )
         members.put(command.name, new)
+        if ctx.version >= 2:
+            ctx.table("removed").delete(command.name)
         session, nonce, now = ctx.serial, command.nonce, ctx.now
         openings.put((command.name, incarnation), Opening(nonce, session))
         if openings.count(prefix=(command.name,)) > OPENINGS_KEPT:
@@ -439,6 +458,28 @@ class Core:
         self._after(lambda: self._sessions.end_node(name))
         self._after(lambda: self._members_changed(MemberChange(old, new, old.incarnation)))
         return NodeDownResult(new.incarnation)
+
+    def _removed(self, command: MemberRemoved, ctx: Context) -> NodeDownResult | None:
+        removed: Table[str, str] = ctx.table("removed")
+        # A raft id begins with the name, and no other member has it.
+        old = next((m for m in ctx.members.values() if m.raft_id == command.raft_id), None)
+        if old is None or old.role != "core" or command.raft_id in ctx.voters:
+            return None
+        if removed.get(old.name) == command.raft_id:
+            return None
+        removed.put(old.name, command.raft_id)
+        ended = None
+        if old.up:
+            ended, session = old.incarnation, old.name
+            down = msgspec.structs.replace(
+                old, up=False, incarnation=old.incarnation + 1, started_ms=ctx.now
+            )
+            ctx.table("members").put(old.name, down)
+            self._after(lambda: self._sessions.end_node(session))
+        activation.forget(old.name, ctx)
+        self._activated(activation.refresh(ctx))
+        self._after(lambda: self._members_changed(MemberChange(old, None, ended)))
+        return NodeDownResult(old.incarnation + (ended is not None))
 
     def _set_voters(self, command: SetVoters, ctx: Context) -> VotersResult:
         raft_ids = command.raft_ids

@@ -90,7 +90,7 @@ from .snapshot import (
     outcome_size,
     require_plugin,
 )
-from .tables import UndoLog, undo_to
+from .tables import TableView, UndoLog, undo_to
 from .views import StateView
 
 __all__ = ["Fault", "Outcomes", "StateMachine"]
@@ -160,6 +160,7 @@ class StateMachine:
         self._views = {name: StateView(self, routed) for name, routed in self._all.items()}
         self.members: Mapping[str, Member] = self._all[CORE].members
         self._voters = self._all[CORE].tables["voters"].view
+        self._removed = self._all[CORE].tables["removed"].view
         self._refresh_active()
 
     def _route(self, plugins: Sequence[PurePlugin]) -> dict[str, Routed]:
@@ -201,6 +202,11 @@ class StateMachine:
         """The cores that vote, as the leader has announced them, and the version of that."""
         row: Voters | None = self._voters.get("now")
         return (0, ()) if row is None else (row.version, row.raft_ids)
+
+    @property
+    def removed_members(self) -> TableView[str, str]:
+        """Of each member that was removed and has not come back, its raft id."""
+        return self._removed
 
     # Applying
 

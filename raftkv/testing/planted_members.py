@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raftkv import member_changes, voters
+from raftkv import member_changes, removed_members, voters
 from raftkv import node as node_module
 from raftkv.parts import CorePart
 from raftkv.raft import engine as engine_module
@@ -60,6 +60,18 @@ def _removed_unannounced(strike_off: Callable[..., Any]) -> Callable[..., Any]:
         """Nobody is told."""
 
     return broken
+
+
+@wrapping(
+    "removal-untold",
+    "no leader proposes to the state that a core was removed",
+    removed_members.RemovedMembers,
+    "look",
+    seeds_max=50,
+    members=True,
+)
+def _removal_untold(look: Callable[..., None]) -> Callable[..., None]:
+    return lambda component: None
 
 
 @contextlib.contextmanager

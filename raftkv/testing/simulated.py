@@ -75,6 +75,7 @@ from raftkv.testing.outcome_check import too_many_outcomes
 from raftkv.testing.patching import around
 from raftkv.testing.poison import Poison
 from raftkv.testing.process import PROCESS
+from raftkv.testing.removal_check import kept_though_removed
 from raftkv.testing.restricted import certified
 from raftkv.testing.rollback import Rollback
 from raftkv.testing.share_check import checked_shares
@@ -561,6 +562,7 @@ class SimulatedCluster:
             world.wait(self._converged, timeout_s, "the same applied index on every node")
             world.wait(self._no_disk_alarm, timeout_s, "the end of every disk alarm")
             world.wait(self._newest_formats, timeout_s, "the newest formats of all plugins")
+            world.wait(self._removed_gone, timeout_s, "the end of what removed cores had")
             world.wait(self._nothing_frozen(), timeout_s, "the end of every frozen view")
             world.wait(self._all_seen, timeout_s, "every watcher at the last revision")
             self.check()
@@ -591,6 +593,14 @@ class SimulatedCluster:
     def _newest_formats(self) -> bool:
         """All members know them, and those that are gone do not count."""
         return self._revived() and not any(held_up(self.nodes[name].machine) for name in self.names)
+
+    def _removed_gone(self) -> bool:
+        """The state of every core has let go of those that the configuration names as removed."""
+        parts = [(self.part(name), self.nodes[name].machine) for name in self.names]
+        return self._revived() and not any(
+            part is not None and kept_though_removed(machine, part.engine.configuration)
+            for part, machine in parts
+        )
 
     def _nothing_frozen(self) -> Callable[[], bool]:
         """What has ended, snapshots and walks for digests, let go of the state that it has read."""

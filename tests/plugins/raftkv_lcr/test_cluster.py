@@ -244,3 +244,31 @@ def test_the_old_registry_agrees_while_nothing_lags() -> None:
         await until(lambda: all(r.channels_local("c") == [second.owner] for r in registries))
 
     run(body, 3, 2)
+
+
+def test_item_4_removed_core_keeps_no_session() -> None:
+    """Its clients find no owner at once, and its own channels are ended with a reason."""
+
+    async def body(cluster: LocalCluster) -> None:
+        brokers = {node.name: MemoryBroker(node.name) for node in cluster.nodes}
+        for node in cluster.nodes:
+            brokers[node.name].attach(node.plugin(LCR))
+        leader = cluster.leader()
+        assert leader is not None
+        await leader.plugin(LCR).switch_mode("enabled", timeout_s=DEADLINE_S)
+        victim = next(node for node in cluster.nodes if node is not leader)
+        for number in range(3):
+            await brokers[victim.name].connect(f"c{number}", f"old{number}")
+        # Longer than the test may take: no failure detector helps.
+        await leader.membership.remove(victim.name)
+        members = leader.machine.members
+        await until(lambda: not members[victim.name].up)
+        assert await leader.plugin(LCR).lookup("c0") is None
+        opened = await brokers[leader.name].connect("c0", "new")
+        assert (opened.outcome, opened.present, opened.handover) == ("ok", False, "none")
+        ended = brokers[victim.name].sessions.values()
+        await until(lambda: all(session.closed_for for session in ended))
+        assert {session.closed_for for session in ended} == {"this node has left the cluster"}
+        await until(lambda: not len(leader.machine.view("lcr").table("ended")))
+
+    run(body, 3, 0)
