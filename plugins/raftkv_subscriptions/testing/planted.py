@@ -31,6 +31,7 @@ from raftkv_subscriptions import (
     ranges,
     reading,
     retention,
+    snapshots,
     subs,
     sweeping,
     topics,
@@ -165,6 +166,16 @@ def _seek_without_mask(highest: Callable[..., Any]) -> Callable[..., Any]:
 )
 def _seek_undone_by_old_acks(is_stale: Callable[..., Any]) -> Callable[..., Any]:
     return lambda command, sub: False
+
+
+@wrapping(
+    "cache-only",
+    "a mark that lags uses what the cache of snapshots happens to hold",
+    snapshots,
+    "_newest_kept",
+)
+def _cache_only(newest_kept: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ctx, topic_id, before, mark: None
 
 
 @applying("ack-loses-one", "of several acknowledgements the last one is lost", Ack, AckDelivered)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from raftkv_subscriptions import markers
 from raftkv_subscriptions.commands import (
+    FORMAT_KEPT,
     Ack,
     AckDelivered,
     AckTo,
@@ -19,6 +21,7 @@ from raftkv_subscriptions.commands import (
     Subscribe,
     Update,
 )
+from raftkv_subscriptions.rows import Advance
 
 from .storm_ledger import Ledger, Number, Step, SubBook, TopicBook
 from .storm_rules import BEGIN, KEPT, MARKS, ONLY, SNAPSHOTS, Found, expanded, own_of
@@ -99,6 +102,8 @@ def _moved(step: Step, ledger: Ledger, book: TopicBook, sub: SubBook, row: Any) 
             text = f"the mark of {sub.name} is {row.mark}, {book.at[position]} is at {position}"
             yield MARKS, text
             break
+    if row.mark > low and not sought:
+        yield from _told(step, book, sub.name, row, low)
     if row.epoch != sub.row.epoch:
         sub.hands.clear()
         sub.deliveries.clear()
@@ -107,6 +112,22 @@ def _moved(step: Step, ledger: Ledger, book: TopicBook, sub: SubBook, row: Any) 
     bases = ledger.bases.setdefault(key, [])
     if base not in bases:
         bases.append(base)
+
+
+def _told(step: Step, book: TopicBook, name: str, row: Any, low: int) -> Iterator[Found]:
+    """In snapshot mode: a mark that passed kept snapshots told the others of the highest one."""
+    tables, settings = step.tables, step.settings
+    snapshots = settings["enabled"] and settings["mode"] == "snapshot"
+    if not snapshots or not row.replicate or tables.version < FORMAT_KEPT:
+        return
+    kept = tables.table("snapshots").scan(
+        (book.id, low + 1), (book.id, row.mark + 1), reverse=True, limit=1
+    )
+    for (_, position), snapshot in kept:
+        marker = markers.marker_of(tables, book.id, markers.update_of(name))
+        what = None if marker is None else marker.what
+        if not isinstance(what, Advance) or what.id < snapshot.id:
+            yield SNAPSHOTS, f"{name} passed the snapshot at {position}, and told {what}"
 
 
 def _rows_of(tables: Any, id: int) -> tuple[dict[str, int], dict[str, int], set[Number]]:

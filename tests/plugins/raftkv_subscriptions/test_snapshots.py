@@ -6,6 +6,8 @@ invariants are checked (`pure.py`).
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from raftkv.errors import Refused
@@ -575,3 +577,28 @@ def test_at_format_1_the_cache_alone_is_used() -> None:
     regions["a"].set("cached_max", 3)
     every(regions, *range(10, 601, 10))
     assert _unknown_after_each_step(regions, 600, 10) > 100
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_item_13_marks_that_jump_while_snapshots_are_made(seed: int) -> None:
+    """Whatever a mark jumps over, the update is of the highest kept snapshot that it has passed."""
+    chance = random.Random(seed)
+    regions = SnapshotRegions("a", "b")
+    a = regions["a"]
+    a.set("cached_max", chance.choice((3, 5)))
+    a.set("snapshots_kept", chance.choice((10, 1_000)))
+    end = mark = 0
+    for _ in range(60):
+        for _ in range(chance.choice((0, 0, 1, 4))):
+            end += chance.randrange(1, 5)
+            every(regions, end)
+        if chance.random() < 0.1 and mark:
+            mark = chance.randrange(mark)
+            a.seek(mark)
+        kept = regions.snapshots()
+        if mark < end:
+            mark = min(end, mark + chance.choice((1, 2, 9, 30)))
+            a.ack_to(mark)
+        passed = [position for position in kept if position <= mark]
+        told = regions.advance("a")
+        assert not passed or (told is not None and dict(told.positions)["b"] >= passed[-1])
