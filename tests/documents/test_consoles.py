@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -40,6 +41,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         yield made
     finally:
         made("raftkv region down --dir demo || raftkv cluster down --dir demo || true")
+        made("raftkv cluster down --dir dev || true")
 
 
 def start(shell: Shell, *, cores: int = 3) -> None:
@@ -155,3 +157,73 @@ PLAYED = {
     "docs/conf.md": test_the_commands_of_the_configuration,
     "docs/limbo.md": test_the_commands_of_the_limbo,
 }
+
+
+# Commands without an answer -----------------------------------------------------------------------
+
+ENDLESS = "it goes on until it is ended; tests/cli/test_real_commands.py"
+PLAIN_NOT_RUN = {
+    "raftkv watch": ENDLESS,
+    "raftkv elect": ENDLESS,
+    "raftkv lock": ENDLESS,
+    "raftkv check perf": "ten seconds of load; tests/cli/test_measuring.py",
+    "raftkv recover": "of a data directory; tests/cli/test_recover.py",
+    "raftkv member forget": "for a member that is gone for good; tests/cluster/test_members.py",
+    "raftkv lcr": "about the clients of a broker; tests/plugins/raftkv_lcr/test_lcr_cli.py",
+}
+
+
+PLAIN_PAGES = ("README.md", "docs/cli.md", "docs/conf.md", "docs/door.md", "docs/operations.md")
+
+
+class Plain(NamedTuple):
+    """A command of a page that stands there without an answer."""
+
+    page: str
+    line: int
+    command: str
+
+
+def plain(page: str) -> list[Plain]:
+    found = []
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        if re.match(r" {4}(?:echo [^|]*\| )?raftkv ", line):
+            command = re.sub(r" [\[(].*| {2,}#.*$", "", line.strip())
+            found.append(Plain(page, number, command))
+    return found
+
+
+def is_to_run(command: str) -> bool:
+    """Whether it names a directory here, and not a machine elsewhere or several commands in one."""
+    if command.startswith(tuple(PLAIN_NOT_RUN)) or "--dir" not in command:
+        return False
+    return "--endpoint" not in command and not re.search(r"\w\|\w", command)
+
+
+@pytest.mark.parametrize("page", PLAIN_PAGES)
+def test_the_commands_without_an_answer_succeed(shell: Shell, page: str) -> None:
+    todo = [each for each in plain(page) if is_to_run(each.command)]
+    if not any("certs init --dir certs" in each.command for each in todo):
+        shell("raftkv certs init --dir certs --cluster orders")
+    if any("--dir demo" in each.command for each in todo):
+        start(shell)
+        for lease in ("694d8a1b", "694d8a1c"):
+            shell(f"raftkv lease grant 600 --id {lease} --dir demo")
+        shell(next((each.command for each in todo if " put " in each.command), "true"))
+        for number in range(10):
+            shell(f"raftkv put jobs/{number} x --dir demo")
+    for each in todo:
+        # So many revisions there are not.
+        shell(each.command.replace("compact 1000", "compact 5"))
+    assert len(todo) >= 2
+
+
+def test_commands_without_an_answer_stand_on_pages_that_are_typed() -> None:
+    left = [
+        f"{each.page}:{each.line}: {each.command}"
+        for page in set(pages()) - set(PLAIN_PAGES)
+        for each in plain(page)
+        if is_to_run(each.command)
+    ]
+    assert left == []
