@@ -99,7 +99,7 @@ class SubscriptionsWorker:
                 assert self._takeover is not None, "nobody has taken over"
                 return await self._takeover.finish(upto, idle_s, timeout_s)
             case DropTopic(number, "withdraw"):
-                await self._api.declare(topic_of(number), replicated=False)
+                await self._api.declare(topic_of(number), replicated=False, change=True)
             case DropTopic(number):
                 await self._api.delete(topic_of(number))
                 await self._swept()

@@ -329,7 +329,9 @@ def test_a_signal_reaches_the_command_of_a_lock(dev: DevCluster, shell: Shell) -
         assert line_of(locking.stdout) == "ready"
         locking.send_signal(signal.SIGTERM)
         out, err = locking.communicate(timeout=TIMEOUT_S)
-    assert (locking.returncode, out, err) == (3, b"got it\n", b"")
+    assert (locking.returncode, out) == (3, b"got it\n")
+    # The signal reaches the whole process group: some shells tell how their child ended.
+    assert err in (b"", b"Terminated\n")
     assert shell.run("get", "sig/", "--prefix", "--count-only") == "0\n"
 
 
