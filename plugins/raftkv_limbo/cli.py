@@ -358,7 +358,7 @@ def alter_space(at: At, name: SpaceName, sync: Kind = None) -> None:
     """Make a space synchronous, or not; what is pending stays what it is."""
     if sync is None:
         raise ConfigError("say --sync or --async")
-    done = Ask(at)("PUT", f"/v1/limbo/spaces/{path_part(name)}", {"sync": sync})
+    done = Ask(_at_owner(at))("PUT", f"/v1/limbo/spaces/{path_part(name)}", {"sync": sync})
     _told_space(at, done, "changed")
 
 
@@ -366,10 +366,11 @@ def alter_space(at: At, name: SpaceName, sync: Kind = None) -> None:
 @connected("simple", "json")
 def drop_space(at: At, name: SpaceName, yes: Yes = False) -> None:
     """Drop a space with all its rows."""
-    ask = Ask(at)
     if not yes:
-        rows = {each["name"]: each["keys"] for each in ask("GET", "/v1/limbo/spaces")["spaces"]}
+        spaces = Ask(at)("GET", "/v1/limbo/spaces")["spaces"]
+        rows = {each["name"]: each["keys"] for each in spaces}
         _confirm(f"{rows.get(name, 0)} keys of {shown(name)} go.", name)
+    ask = Ask(_at_owner(at))
     done = ask("DELETE", f"/v1/limbo/spaces/{path_part(name)}", repeat=False)
     _told_space(at, done, "dropped")
 
@@ -447,9 +448,7 @@ def submit(
         body["wait"] = wait
     if "timeout_s" not in body:
         body["timeout_s"] = at.timeout_s
-    owner = Ask(at)("GET", "/v1/limbo/status?consistency=local")["owner"]
-    where = _at_node(at, owner) if owner else at
-    ask = Ask(_patient(where, longer_s(body, at.timeout_s)))
+    ask = Ask(_patient(_at_owner(at), longer_s(body, at.timeout_s)))
     done = ask("POST", "/v1/limbo/submit", body, repeat=False)
     if at.output == "json":
         print_json(done)
@@ -510,10 +509,8 @@ def range_(
 @connected("simple", "json", timeout_s=15.0)
 def flush(at: At) -> None:
     """Wait until all that was submitted on the owner before is in the queue, or refused."""
-    owner = Ask(at)("GET", "/v1/limbo/status?consistency=local")["owner"]
-    where = _at_node(at, owner) if owner else at
     body = {"timeout_s": at.timeout_s}
-    done = Ask(_patient(where))("POST", "/v1/limbo/flush", body, repeat=False)
+    done = Ask(_patient(_at_owner(at)))("POST", "/v1/limbo/flush", body, repeat=False)
     if at.output == "json":
         print_json(done)
     else:
@@ -550,6 +547,12 @@ def _patient(at: At, more_s: float = 0.0) -> At:
         tls=at.tls,
         output=at.output,
     )
+
+
+def _at_owner(at: At) -> At:
+    """The endpoint of the owner of the queue; as it was if nobody owns it."""
+    owner = Ask(at)("GET", "/v1/limbo/status?consistency=local")["owner"]
+    return _at_node(at, owner) if owner else at
 
 
 def _at_node(at: At, node: str) -> At:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
@@ -12,6 +13,8 @@ from raftkv.errors import ConfigError
 from .xa import xid_from_text
 
 __all__ = ["bodies_of", "header_pairs", "messages_of", "txid_of", "xid_of"]
+
+_TXID = re.compile(r"[0-9]+(-[0-9a-f]+)?\.[0-9]+", re.ASCII)
 
 
 def messages_of(
@@ -58,8 +61,10 @@ def xid_of(text: str) -> str:
 
 
 def txid_of(text: str) -> str:
-    """The id of a local transaction, like 12.7. Raises ConfigError."""
-    session, _, counter = text.partition(".")
-    if not all(each.isascii() and each.isdecimal() for each in (session, counter)):
+    """The id of a local transaction: 12.7, or as a client has it, with the secret of its session.
+
+    Raises ConfigError.
+    """
+    if _TXID.fullmatch(text) is None:
         raise ConfigError(f"{text!r} is no transaction: say SESSION.COUNTER, like 12.7")
     return text

@@ -154,7 +154,9 @@ def test_what_cannot_be_recovered_from_says_so() -> None:
     with pytest.raises(ConfigError, match="never belonged to a cluster"):
         forced(disk)
     runtime: Any = FakeRuntime(disk)
-    config = msgspec.structs.replace(CONFIG, name="r", dir="other", role="replicant")
+    config = msgspec.structs.replace(
+        CONFIG, name="r", dir="other", role="replicant", peer_address="127.0.0.1:7999"
+    )
     DataDirectory(config, runtime).close()
     with pytest.raises(ConfigError, match="replicant 'r'"):
         force_new_cluster(disk, DataDirectory.existing(disk, "other"), random.randbytes)

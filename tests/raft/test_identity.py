@@ -80,7 +80,11 @@ def test_the_cluster_is_joined_once_and_for_ever() -> None:
     ("changes", "error", "advice"),
     [
         ({"name": "core2"}, WrongDataDirectory, "Give this node a directory of its own"),
-        ({"role": "replicant"}, WrongDataDirectory, "belongs to the core 'core1'"),
+        (
+            {"role": "replicant", "peer_address": "127.0.0.1:7999"},
+            WrongDataDirectory,
+            "belongs to the core 'core1'",
+        ),
         ({"cluster": "other"}, WrongCluster, "belongs to the cluster 'main', not to 'other'"),
     ],
 )

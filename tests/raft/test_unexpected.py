@@ -130,7 +130,7 @@ def test_a_replicant_applies_nothing_behind_what_it_could_not_apply(
     payload: bytes, fault: type[NodeFault]
 ) -> None:
     runtime, application = FakeRuntime(), ReplicantApplication()
-    config = SimpleNamespace(raft=SimpleNamespace(election_timeout_max_ms=1200))
+    config = SimpleNamespace(name="r", raft=SimpleNamespace(election_timeout_max_ms=1200))
     follower = Follower(
         cast(Any, config), cast(Any, None), cast(Any, runtime), cast(Any, application),
         lambda: [("a", "x")],

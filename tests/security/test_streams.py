@@ -340,7 +340,9 @@ class Owner:
 async def dial(cluster: LocalCluster, wanted: str, address_of: str) -> list[str]:
     """Dial one node's address and mean another; whom the dialler met."""
     files = certify(cluster.certificates, "raftkv", ["dialler"], [])["dialler"]
-    config = msgspec.structs.replace(cluster.configs["core1"], name="dialler", tls=files)
+    core1 = cluster.configs["core1"]
+    cores = {"dialler": core1.cores["core1"]}
+    config = msgspec.structs.replace(core1, name="dialler", cores=cores, tls=files)
     runtime, owner = OsRuntime(), Owner("dialler")
     hub = Hub(runtime, owner, Limits().frame_bytes_max, Keeper(config, runtime))
     link = await hub.dial(cluster.configs[address_of].peer_address, "rpc", wanted)

@@ -191,7 +191,7 @@ class Shell:
         self._capsys = capsys
         self._patch = patch
         self.err = ""
-        patch.setattr(groups, "entry_points", lambda group: [Entry(plugin)])
+        patch.setattr(groups, "entry_points", lambda group, name=None: [Entry(plugin)])
         # A group that another test added already must not be there twice.
         patch.setattr(cli.app, "registered_groups", list(cli.app.registered_groups))
 

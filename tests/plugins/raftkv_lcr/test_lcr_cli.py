@@ -130,7 +130,7 @@ class Shell:
 
 @pytest.fixture
 def lcr(nodes: Nodes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setattr(groups, "entry_points", lambda group: [Entry()])
+    monkeypatch.setattr(groups, "entry_points", lambda group, name=None: [Entry()])
     # A group that another test added already must not be there twice.
     monkeypatch.setattr(cli.app, "registered_groups", list(cli.app.registered_groups))
     return Shell(nodes, capsys, monkeypatch)

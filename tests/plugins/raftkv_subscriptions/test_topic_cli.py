@@ -292,7 +292,7 @@ def test_settings_and_the_mode(shell: Typed) -> None:
 def test_without_the_plugins_the_words_are_not_there(
     shell: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "entry_points", lambda group: [])
+    monkeypatch.setattr(groups, "entry_points", lambda group, name=None: [])
     # Another test of this process may have added the groups of what is installed.
     core = [one for one in cli.app.registered_groups if one.name not in ("topic", "sub", "region")]
     monkeypatch.setattr(cli.app, "registered_groups", core)
@@ -357,7 +357,7 @@ def test_a_reader_that_goes_away_is_no_defect(shell: Typed, topic: str) -> None:
         "import sys; from raftkv.cli import groups, main; "
         "from tests.plugins.raftkv_cluster_call.shell import Entry; "
         "from raftkv_subscriptions import Subscriptions; "
-        "groups.entry_points = lambda group: [Entry(Subscriptions)]; main.main()"
+        "groups.entry_points = lambda group, name=None: [Entry(Subscriptions)]; main.main()"
     )
     words = ["topic", "read", topic, "--endpoint", endpoints]
     done = subprocess.run(

@@ -311,7 +311,7 @@ def test_both_groups_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         def load(self) -> type[TxQueue]:
             return TxQueue
 
-    monkeypatch.setattr(groups, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr(groups, "entry_points", lambda group, name=None: [Point()])
     app = typer.Typer()
     groups.add_plugin_groups(app)
     assert sorted(str(each.name) for each in app.registered_groups) == ["dtx", "queue"]
