@@ -26,6 +26,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "role": (True, "leader", None, []),
     "listen_address": (7001, "x"),
     "http_address": (4001, "x"),
+    "http_listen_address": (4001, "x", "h:4001"),
     "host_whitelist": ("a.example", (5,), None),
     "cors": ("https://a.example", (5,)),
     "fsync": (True, False, "ON", "yes", None, 1, []),

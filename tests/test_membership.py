@@ -274,7 +274,7 @@ async def test_what_cannot_be_done_says_so() -> None:
             "no core called 'nobody' is connected",
         )
         await refused(lambda: other.membership.promote("nobody"), "no core of this cluster")
-        await leader.membership.remove("nobody")
+        await refused(lambda: leader.membership.remove("nobody"), "is no member of this cluster")
         await leader.membership.add(other.name)
         third = next(n for n in cluster.cores if n not in (leader, other))
         await cluster.kill(third.name)

@@ -16,7 +16,7 @@ import pytest
 import raftkv
 from raftkv import Node, NodeConfig, blocking
 from raftkv.blocking.node import Node as BlockingNode
-from raftkv.errors import DiskFailed, NodeFault, Refused, Stopped
+from raftkv.errors import DiskFailed, NodeFault, NoLeader, Refused, Stopped
 from raftkv.kv import KV
 from raftkv.kv.commands import Put
 from tests.blocking.alone import config
@@ -64,7 +64,7 @@ NAMES: dict[str, tuple[Call, tuple[Outcome, ...]]] = {
     "kv.get": (lambda n: n.kv.get(b"k"), CALL),
     "kv.get local": (
         lambda n: n.kv.get(b"k", consistency="local"),
-        (Stopped, "value", "value", DiskFailed, Stopped),
+        (Stopped, NoLeader, "value", DiskFailed, Stopped),
     ),
     "kv.range": (lambda n: n.kv.range(), CALL),
     "kv.pages": (lambda n: anext(n.kv.pages()), CALL),

@@ -192,10 +192,10 @@ class LeaseApi:
         try:
             async with scope:
                 while True:
-                    # Raises Stopped, or the fault, on a node that does not run.
-                    await self._host.barrier("local")
-                    reason = Timeout("it has not answered yet")
                     try:
+                        # Raises Stopped, or the fault, on a node that does not run.
+                        await self._host.barrier("local")
+                        reason = Timeout("it has not answered yet")
                         return await attempt()
                     except (NoLeader, PeerUnreachable, RemoteFailed, Timeout) as error:
                         reason = error

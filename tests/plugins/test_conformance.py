@@ -38,7 +38,7 @@ from .raftkv_txqueue.pure import publish_to
 
 #: What made-up commands do not get applied.
 UNREACHED: Mapping[str, Sequence[type[msgspec.Struct]]] = {
-    "calls": [calls.Advance, calls.Commit, calls.Failing, calls.Skip],
+    "calls": [calls.Advance, calls.Commit, calls.Failing, calls.Force, calls.Skip],
     "limbo": [limbo.RollBack, limbo.Veto],
     "subscriptions": [subscriptions.Release, subscriptions.Take],
     "txqueue": [

@@ -46,7 +46,7 @@ def _config(role: str = "core") -> NodeConfig:
             "name": "core1" if role == "core" else "replicant1",
             "role": role,
             "dir": "data",
-            "peer_address": "127.0.0.1:7000",
+            "peer_address": "127.0.0.1:7000" if role == "core" else "127.0.0.1:7001",
             "cores": {"core1": "127.0.0.1:7000"},
         },
         NodeConfig,

@@ -114,6 +114,9 @@ class _Node:
     def status(self) -> _Node:
         return self
 
+    async def barrier(self, consistency: str = "linearizable") -> None:
+        return
+
     cluster_id = name = "fuzz"
 
 
