@@ -550,7 +550,7 @@ def _patient(at: At, more_s: float = 0.0) -> At:
 
 
 def _at_owner(at: At) -> At:
-    """The endpoint of the owner of the queue; as it was if nobody owns it."""
+    """The endpoint of the owner of the queue; as given if no node owns it."""
     owner = Ask(at)("GET", "/v1/limbo/status?consistency=local")["owner"]
     return _at_node(at, owner) if owner else at
 
