@@ -38,6 +38,7 @@ __all__ = [
     "TooManyRegions",
     "TooManySubscriptions",
     "TooManyTopics",
+    "TopicDiffers",
     "TopicReplicated",
     "UnknownPosition",
     "UnknownRegion",

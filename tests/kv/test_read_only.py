@@ -192,8 +192,6 @@ def test_what_could_change_something_goes_through_the_log(kv: KVApi, host: FakeH
     [
         ([], [RangeOp(b"a", revision=99)], FutureRevision),
         ([], [RangeOp(b"a", revision=2)], Compacted),
-        ([Compare(b"a", "version", "=", b"1")], [], Refused),
-        ([], [RangeOp(b"a", FROM_KEY, limit=-1)], LimitExceeded),
     ],
 )
 def test_refusals_are_those_of_the_log(

@@ -71,9 +71,9 @@ KINDS: dict[type[PurePlugin], dict[str, str]] = {
     },
     Subscriptions: {
         "adds data": "Publish Deliver",
-        DECLARES: "DeclareTopic Subscribe",
+        DECLARES: "DeclareTopic EnsureTopic Subscribe",
         "deletion": "DeleteTopic Unsubscribe RemoveRegion",
-        "acknowledgement": "Ack AckTo Merge Update Release Take Seek",
+        "acknowledgement": "Ack AckDelivered AckTo AckToDelivered Merge Update Release Take Seek",
         "settings": "SetRegion PutRegion SetReplicate",
         "housekeeping": "Report Attach Detach SnapshotStart SnapshotAnswer SnapshotAnswered "
         "SnapshotAbandon",
@@ -81,9 +81,9 @@ KINDS: dict[type[PurePlugin], dict[str, str]] = {
     },
     TxQueue: {
         "adds data": "Publish Stage Commit End",
-        DECLARES: "DeclareQueue",
+        DECLARES: "DeclareQueue EnsureQueue",
         "deletion": "DeleteQueue Purge",
-        "acknowledgement": "Acquire Settle Observe",
+        "acknowledgement": "Acquire Settle PutBack Observe",
         "commit": "PrepareBranch CommitBranch Vote Heuristic",
         "abort": "Rollback RollbackBranch ForgetBranch",
         "housekeeping": "OpenSession CloseSession Select Start SetTimeout",

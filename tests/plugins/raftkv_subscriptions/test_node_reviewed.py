@@ -300,7 +300,7 @@ async def test_a_higher_limit_of_messages_in_hands_wakes_who_waits(cluster: Clus
 @story()
 async def test_a_time_that_is_no_time_is_a_value_error(cluster: Cluster) -> None:
     for wrong in (float("inf"), float("nan"), -1.0):
-        with pytest.raises(ValueError, match="cannot be"):
+        with pytest.raises(ValueError, match="retention_s"):
             await cluster.subs("core1").declare("u", retention_s=wrong)
 
 

@@ -102,7 +102,7 @@ class FakeRegion:
             command=command,
             origin=("n1", 1),
             members=self.members,
-            settings={},
+            settings={"enabled": True, "mode": "vector"},
             tables=self,
             result=result,
         )
