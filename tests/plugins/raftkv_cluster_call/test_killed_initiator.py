@@ -71,7 +71,7 @@ class Operator:
         self._capsys = capsys
         self._patch = patch
         self.told = ""
-        patch.setattr(groups, "entry_points", lambda group: [_Entry()])
+        patch.setattr(groups, "entry_points", lambda group, name=None: [_Entry()])
         # A group that another test added already must not be there twice.
         patch.setattr(cli.app, "registered_groups", list(cli.app.registered_groups))
 

@@ -48,8 +48,8 @@ FIELDS = sorted(
 )
 
 
-def sensible(rng: random.Random, path: str) -> dict[str, Any]:
-    """A body that may well be what the route asks for."""
+def sensible(rng: random.Random, path: str, sessions: Sequence[str]) -> dict[str, Any]:
+    """A body that may well be what the route asks for. `sessions`: those that were opened."""
     queue = rng.choice("ab")
     publishes = {"publish": queue, "messages": [MESSAGE] * rng.randint(1, 3)}
     accepts = {"accept": queue, "seqs": [rng.randint(1, 9)]}
@@ -67,9 +67,9 @@ def sensible(rng: random.Random, path: str) -> dict[str, Any]:
         case "{queue}":
             return {"depth_max": rng.choice([0, 3, 50])}
         case "tx" | "start" | "end":
-            return {"session": rng.randint(1, 6)}
+            return {"session": rng.choice(sessions)}
         case "stage" if path.startswith("dtx"):
-            return {"session": rng.randint(1, 6), **operations}
+            return {"session": rng.choice(sessions), **operations}
         case "stage" | "commit" if path.startswith("tx"):
             return operations
         case "heuristic":
@@ -78,8 +78,8 @@ def sensible(rng: random.Random, path: str) -> dict[str, Any]:
             return {}
 
 
-def asked(rng: random.Random, route: Route) -> Request:
-    body = sensible(rng, route.path)
+def asked(rng: random.Random, route: Route, sessions: Sequence[str]) -> Request:
+    body = sensible(rng, route.path, sessions)
     if rng.random() < 0.4:
         body |= {field: rng.choice(ODD) for field in rng.sample(FIELDS, rng.randint(0, 2))}
         for field in ("timeout_s", "wait_s"):
@@ -87,6 +87,10 @@ def asked(rng: random.Random, route: Route) -> Request:
                 body[field] = 0.5
     data = json.dumps(body).encode() if rng.random() < 0.97 else rng.randbytes(9)
     params = {name: rng.choice(PLACES[name]) for name in re.findall(r"\{(\w+)\}", route.path)}
+    session = rng.choice(sessions)
+    if rng.random() < 0.8:
+        opened = {"id": session, "txid": f"{session}.{rng.randint(1, 3)}"}
+        params |= {name: opened[name] for name in params if name in opened}
     query = {"consistency": "local"} if rng.random() < 0.05 else {}
     return Request(params, query, data, "")
 
@@ -103,15 +107,18 @@ async def play(seed: int) -> Counter[int]:
     for queue in "ab":
         await nodes[0].opened.declare(queue)
     seen: Counter[int] = Counter()
+    sessions = ["1-00"]
     for _ in range(REQUESTS):
         route = rng.choice(rng.choices(doors, (4, 1))[0])
         try:
-            answer = await route.handler(asked(rng, route))
+            answer = await route.handler(asked(rng, route, sessions[-6:]))
         except RaftkvError:
             seen[0] += 1
             continue
         text = msgspec.json.encode(answer.body)
         seen[answer.status] += 1
+        if route.path == "sessions" and "session" in answer.body:
+            sessions.append(answer.body["session"])
         if answer.status >= 400:
             assert {"error", "message", "code", "reason"} <= set(json.loads(text)), route.path
     await asyncio.sleep(60)

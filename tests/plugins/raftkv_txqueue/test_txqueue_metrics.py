@@ -23,7 +23,7 @@ def figures(cluster: Cluster, name: str = "core1") -> dict[str, float]:
 @story()
 async def test_queues_and_what_is_in_them(cluster: Cluster) -> None:
     txq = cluster.txq("core1")
-    await txq.declare("a", depth_max=2, overflow="drop_oldest")
+    await txq.declare("a", depth_max=2, overflow="drop_oldest", change=True)
     await cluster.fill("a", "1", "2", "3")
     await cluster.fill("b", "4")
     session = await txq.session()
