@@ -339,11 +339,17 @@ def _changed(step: Step, node: str, old: Cursor | None, new: Cursor | None) -> I
         yield from _fell_out(step, node, old, new)
 
 
+def _removes(command: Any, node: str) -> bool:
+    """Whether the node is told to be no member any more: nothing of it is kept."""
+    gone = isinstance(command, MemberChange) and command.new is None and command.old is not None
+    return gone and command.old.name == node
+
+
 def _parted(step: Step, node: str) -> Iterable[str]:
     command = step.command
     role = step.roles.get(node)
     barred = role == "replicant" and not step.settings["replicants_take_part"]
-    if isinstance(command, MemberChange) and (role is None or barred):
+    if isinstance(command, MemberChange) and (role is None or barred or _removes(command, node)):
         return
     if isinstance(command, Leave) and command.node == node:
         if command.forced and node in step.lives:
@@ -460,7 +466,7 @@ def _lost(step: Step) -> Iterable[str]:
         acknowledged = acknowledged and (
             command.node == node or (not command.node and step.by(node))
         )
-        if not acknowledged and node in step.roles:
+        if not acknowledged and node in step.roles and not _removes(command, node):
             yield f"the lost effect of {id_} on {node} was forgotten"
 
 

@@ -337,7 +337,8 @@ def test_a_full_backlog_in_the_target() -> None:
         world.account.strange.add("t")
         for name in "ab":
             await world.api(name).subscribe("t", "mine", initial="earliest")
-        await world.api("b").declare("t", retention_s=0.05, backlog_bytes_max=limit)
+        limited = world.api("b").declare
+        await limited("t", retention_s=0.05, backlog_bytes_max=limit, change=True)
         for _ in range(count):
             await world.api("a").publish("t", bytes(size))
         row = await says(world, "b", "a", "")

@@ -434,9 +434,11 @@ def test_4_5_the_cache_of_a_slow_subscription() -> None:
         await world.topic("t")
         await world.subscribe("a", "t", "s")
         expected: list[int] = []
+        kept: list[int] = []
         for _ in range(14):
             await world.publish("a", "t", rng.randint(1, 9))
-            expected = evenly(expected, await world.snapped("a", "t"), 5)
+            kept.append(await world.snapped("a", "t"))
+            expected = evenly(expected, kept[-1], 5)
             assert cached(world) == expected
         assert world.meta("a").updates == 0
         sub = world.sub("b", "t", "s")
@@ -448,14 +450,16 @@ def test_4_5_the_cache_of_a_slow_subscription() -> None:
             if mark <= done:
                 continue
             await world.consume("a", "t", "s", mark - done)
-            usable = [at for at in expected if at <= mark]
-            expected = [at for at in expected if at > mark]
+            # Those that left the cache are kept, too, and it is filled from them again.
+            usable = [at for at in kept if at <= mark]
+            kept = [at for at in kept if at > mark]
             updates += bool(usable)
-            assert cached(world) == expected
+            assert set(cached(world)) <= set(kept)
+            assert bool(kept) <= len(cached(world)) <= 5
             assert world.meta("a").updates == updates
             if usable:
                 await world.marked("b", "t", "s", usable[-1])
-        assert len(expected) >= 1
+        assert kept
         await world.drain("a", "t", "s")
         assert cached(world) == []
         await world.marked("b", "t", "s", world.mark("a", "t", "s"))
