@@ -24,6 +24,9 @@ __all__ = ["Shell", "Typed", "typed"]
 COMMAND_S = 120.0
 _ENDPOINT = "http://127.0.0.1:7501"
 _CHANGING = (
+    # Which entry of the log it was, and how many sessions were opened before.
+    (r"log index \d+", "log index #"),
+    (r'("(?:session|txid)":")\d+-', r"\1#-"),
     (r"http://127\.0\.0\.1:\d+", "URL"),
     (r'"(index|term|position|session|consumer)":\d+', r'"\1":#'),
     (r"\b[0-9a-f]{12,}\b", "#"),
