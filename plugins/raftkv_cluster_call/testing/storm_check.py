@@ -340,7 +340,7 @@ def _changed(step: Step, node: str, old: Cursor | None, new: Cursor | None) -> I
 
 
 def _removes(command: Any, node: str) -> bool:
-    """Whether the node is told to be no member any more: nothing of it is kept."""
+    """Whether this ends the membership of the node: nothing of it is kept."""
     gone = isinstance(command, MemberChange) and command.new is None and command.old is not None
     return gone and command.old.name == node
 
