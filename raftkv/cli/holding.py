@@ -158,6 +158,7 @@ async def _accompany(session: Session, signals: Signals, group: CommandGroup) ->
     loop.add_signal_handler(signal.SIGCHLD, child_changed)
     try:
         with signals.forwarded(forward):
+            child_changed()  # it may have stopped before the handler was there
             await asyncio.wait((group.ended, lost), return_when=asyncio.FIRST_COMPLETED)
             if group.ended.done():
                 return group.code

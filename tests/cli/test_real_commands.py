@@ -94,8 +94,11 @@ def started(
         yield process
     finally:
         if process.poll() is None:
+            process.terminate()  # a command that it runs ends with it, and closes the pipes
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TIMEOUT_S)
             process.kill()
-        process.communicate()
+        process.communicate(timeout=TIMEOUT_S)
 
 
 def line_of(stream: IO[bytes] | None) -> str:

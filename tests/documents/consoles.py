@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +23,14 @@ from tests.plugins.raftkv_subscriptions.test_region_cli import Typist
 __all__ = ["Shell", "Typed", "typed"]
 
 COMMAND_S = 120.0
+# A link that was lost is listed as such once it was tried again.
+SETTLE_S = 60.0
+_LISTS = r"raftkv (?:region|sub|topic) (?:list|status|read)\b"
 _ENDPOINT = "http://127.0.0.1:7501"
 _CHANGING = (
     # Which entry of the log it was, and how many sessions were opened before.
     (r"log index \d+", "log index #"),
-    (r'("(?:session|txid)":")\d+-', r"\1#-"),
+    (r'("(?:session|txid|next)":")\d+-', r"\1#-"),
     (r"http://127\.0\.0\.1:\d+", "URL"),
     (r'"(index|term|position|session|consumer)":\d+', r'"\1":#'),
     (r"\b[0-9a-f]{12,}\b", "#"),
@@ -115,20 +119,27 @@ class Shell:
         return done.stdout
 
     def play(self, each: Typed, endpoint: str) -> None:
-        """Type it, and compare. Raises AssertionError with both answers."""
+        """Type it, and compare. Raises AssertionError with both answers.
+
+        What lists a state that changes by itself is typed again until it is as on the page.
+        """
         command = each.command.replace(_ENDPOINT, endpoint)
-        for shown, given in self._given.items():
-            command = command.replace(shown, given)
-        found = self(command, fails=any(line.startswith("error:") for line in each.answer))
+        # The longest first: a lease's id can be a part of a session's.
+        for shown in sorted(self._given, key=len, reverse=True):
+            command = command.replace(shown, self._given[shown])
         answer = "\n".join(each.answer)
-        found = found.replace(f"{self.directory}/", "")
-        self._learn(answer, found)
-        if answer:
+        fails = any(line.startswith("error:") for line in each.answer)
+        until_s = time.monotonic() + (SETTLE_S if re.match(_LISTS, command) else 0.0)
+        while True:
+            found = self(command, fails=fails).replace(f"{self.directory}/", "")
             pattern, said = _pattern(answer), _steady(found)
-            assert re.fullmatch(pattern, said, re.S), (
+            if not answer or re.fullmatch(pattern, said, re.S):
+                break
+            assert time.monotonic() < until_s, (
                 f"{each.page}:{each.line}: $ {command}\n--- the page:\n{_steady(answer)}\n"
                 f"--- the program:\n{said}"
             )
+        self._learn(answer, found)
 
     def _learn(self, shown: str, found: str) -> None:
         """Ids that the page uses further down."""

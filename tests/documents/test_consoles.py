@@ -211,6 +211,7 @@ def test_the_commands_without_an_answer_succeed(shell: Shell, page: str) -> None
         for lease in ("694d8a1b", "694d8a1c"):
             shell(f"raftkv lease grant 600 --id {lease} --dir demo")
         shell(next((each.command for each in todo if " put " in each.command), "true"))
+        shell("raftkv put picture PNG --dir demo")
         for number in range(10):
             shell(f"raftkv put jobs/{number} x --dir demo")
     for each in todo:
