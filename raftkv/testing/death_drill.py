@@ -9,6 +9,8 @@ Each drill is one of these, drawn at random:
 - `paused`: the leader's process stands still for about `node_down_ms`.
 - `apart`: the leader and one core do not reach each other; others reach both.
 - `overtaken`: a leader is cut off as it declares a node dead, and comes back under the next one.
+- `disk hangs`: the disk of a core that follows hangs over a change of the leader, so that its term
+  stays behind; a replicant ends. It must be declared dead in time all the same.
 
 In all of them no other node may be declared dead. What the nodes may do about it is judged by
 death_check.py, too.
@@ -17,7 +19,7 @@ death_check.py, too.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from raftkv.detector import FORMAT_PRESENCE, NODE_DOWN_MIN_S
@@ -43,6 +45,8 @@ ELECTION_S: Final = 2.0
 # A cluster without faults has a leader within it.
 LEADER_S: Final = 20.0
 STEP_S: Final = 0.05
+# A disk hangs so long each time that it is held up.
+HANG_S: Final = 1.0
 
 
 def bound_s(node_down_ms: int, *, silent: bool) -> float:
@@ -113,7 +117,12 @@ class _Drill:
             kinds += ["apart"]
         if self._spared([self._leader]):
             kinds += ["overtaken"]
+        if len(self._voters) >= 3 and self._replicants():
+            kinds += ["disk hangs"]
         return kinds
+
+    def _replicants(self) -> list[str]:
+        return [name for name in self._cluster.names if not name.startswith("core")]
 
     def _spared(self, away: list[str]) -> list[str]:
         """The nodes without which, and without those that are away, a majority is left."""
@@ -133,6 +142,7 @@ class _Drill:
             "paused": self._paused,
             "apart": self._apart,
             "overtaken": self._overtaken,
+            "disk hangs": self._disk_hangs,
         }[kind]()
 
     def _members(self) -> Mapping[str, Member]:
@@ -155,11 +165,19 @@ class _Drill:
     def _gone(self) -> None:
         world, name = self._world, self._rng.choice(self._spared([]))
         world.crash(name, power_cut=self._rng.random() < 0.7)
-        ended_at = world.loop.now
-        silent = world.network.is_silent(name)
-        bound = bound_s(self._node_down_ms, silent=silent)
-        led_at, leader = ended_at, None if name == self._leader else self._leader
+        leader = None if name == self._leader else self._leader
+        self._await_verdict(name, leader, world.network.is_silent(name), lambda: None)
+        self._all_alive_but(name)
+        world.restart(name)
+
+    def _await_verdict(
+        self, name: str, leader: str | None, silent: bool, each_step: Callable[[], None]
+    ) -> None:
+        """`name` has ended now, under this leader: it must be declared dead within the bound."""
+        world, ended_at = self._world, self._world.loop.now
+        bound, led_at = bound_s(self._node_down_ms, silent=silent), ended_at
         while not self._ended(name):
+            each_step()
             world.run(STEP_S)
             now = self._running_leader()
             if now != leader:
@@ -169,8 +187,6 @@ class _Drill:
                 self._cluster.violated(
                     LATE, f"{name} ended {world.loop.now - ended_at:.2f} s ago and is still up"
                 )
-        self._all_alive_but(name)
-        world.restart(name)
 
     def _running_leader(self) -> str | None:
         for name in self._cluster.names:
@@ -211,5 +227,33 @@ class _Drill:
         world.run(min(3.0, self._node_down_s / 2 + 1.0))
         world.network.heal()
         world.run(1.0)
+        self._all_alive_but(name)
+        world.restart(name)
+
+    def _disk_hangs(self) -> None:
+        """Where no other core can take over meanwhile, nothing is shown."""
+        world, former = self._world, self._leader
+        slow = self._rng.choice([name for name in self._voters if name != former])
+
+        def hang() -> None:
+            runtime = world.host(slow).runtime
+            assert runtime is not None
+            runtime.stall_disk(HANG_S)
+
+        world.note(slow, "disk hangs until the end of the drill")
+        until = world.loop.now + LEADER_S
+        while self._running_leader() in (None, former, slow) and world.loop.now < until:
+            hang()
+            part = self._cluster.part(former)
+            if part is not None:
+                world.host(former).inside(part.engine.hand_over)
+            world.run(HANG_S / 2)
+        leader = self._running_leader()
+        if leader in (None, former, slow):
+            return
+        name = self._rng.choice(self._replicants())
+        world.crash(name, power_cut=False)
+        self._cluster.marks.hit("replicant dead while a disk hangs")
+        self._await_verdict(name, leader, world.network.is_silent(name), hang)
         self._all_alive_but(name)
         world.restart(name)

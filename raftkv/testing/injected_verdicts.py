@@ -9,9 +9,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from msgspec import structs
+
 from raftkv.detector import Detector
 from raftkv.failure_detector import FailureDetector, Observed, Suspect
 from raftkv.presence import Presences
+from raftkv.raft import wire
+from raftkv.raft.transport import Link
 from raftkv.state.core import Core
 from raftkv.testing.patching import replaced
 from raftkv.testing.planting import BUGS, Bug, wrapping
@@ -133,3 +137,20 @@ BUGS["verdict-own-absence"] = Bug(
     "a leader that stood still takes its own absence for the silence of others", _absent, False,
     SEEDS_MAX,
 )  # fmt: skip
+
+
+@wrapping(
+    "verdict-known-leader-only",
+    "a core reports only to the leader that it follows, which a hanging disk holds up",
+    Detector,
+    "on_presence",
+    seeds_max=SEEDS_MAX,
+)
+def _known_leader_only(on_presence: Callable[..., None]) -> Callable[..., None]:
+    def broken(detector: Detector, link: Link, message: wire.Presence) -> None:
+        engine = detector._engine
+        if engine.leading is None and link.peer_id != engine.leader:
+            message = structs.replace(message, term=0)
+        on_presence(detector, link, message)
+
+    return broken

@@ -124,6 +124,8 @@ EXPECTED = (
     "drill: paused",
     "drill: apart",
     "drill: overtaken",
+    "drill: disk hangs",
+    "replicant dead while a disk hangs",
 )
 # What seeds of the heavy profile must hit, and no others can (bursts.py).
 OF_HEAVY = ("fault within a burst", "several faults within a burst")

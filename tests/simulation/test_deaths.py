@@ -22,6 +22,7 @@ SECONDS = 1.0
 # The bug; cores, seed and drill that show it after a short storm; the check that sees it.
 FOUND = {
     "verdict-alone": (3, 4, "drill: apart", CHECK),
+    "verdict-known-leader-only": (3, 1, "drill: disk hangs", LATE),
     "verdict-missing-report": (3, 4, "drill: apart", CHECK),
     "verdict-open-stream": (1, 8, "drill: gone", LATE),
     "verdict-own-absence": (1, 0, "drill: paused", CHECK),
