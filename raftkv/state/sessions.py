@@ -20,11 +20,13 @@ Rules of this file
    applied last is always kept. Which are dropped depends on numbers and sizes only, so a node that
    was restored from a snapshot drops the same ones. The bytes are counted in every format: what is
    dropped after a raise must not depend on which node was restored before it.
-7. So are those of all clients together, from core format 2 on: beyond OUTCOMES_BYTES_MAX the least
-   recently used sessions lose theirs, until an eighth of the room is free. Their floors are raised
-   above every number that they have judged: what is sent again under one of these, or under one
-   that they have skipped, is `OutcomeExpired` and is not executed. The session that is in use
-   keeps its own. Order and sizes are functions of the log, so every node drops the same.
+7. So are those of all clients together, from core format 2 on: beyond OUTCOMES_BYTES_MAX the
+   sessions that keep most lose theirs, of equal ones the least recently used first, until an eighth
+   of the limit is free. So no client evicts the outcomes of sessions that keep less than its own.
+   Their floors are raised above every number that they have judged: what is sent again under one of
+   these, or under one that they have skipped, is `OutcomeExpired` and is not executed. The session
+   that is in use keeps its own. Order and sizes are functions of the log, so every node drops the
+   same. One drop looks at each client's session once, CLIENTS_MAX at most.
 8. While a snapshot's walk is under way, `keep` comes before whatever changes a session: it saves
    the session as it was, once. So a freeze costs a list of at most CLIENTS_MAX sessions and some
    nodes', and no step of a walk more than one session's outcomes.
@@ -360,16 +362,21 @@ class Sessions:
         session.counted = size
 
     def drop_beyond(self, bytes_max: int, current: Session) -> None:
-        """Make room among the outcomes of all clients; `current` is the session in use."""
+        """Drop the outcomes of those that keep most; `current` is the session in use."""
         least = bytes_max - bytes_max // 8
-        for session in self._clients.values():
-            if self.outcome_bytes <= least:
-                return
-            if session is not current and session.done:
-                if self.walks:
-                    self.keep(session)
-                self.waste.add(session.drop_all())
-                self.count(session)
+        most = [
+            (-session.counted, session.used_serial, session)
+            for session in self._clients.values()
+            if session.done and session is not current
+        ]
+        # Serials differ, so that sessions are never compared.
+        heapq.heapify(most)
+        while most and self.outcome_bytes > least:
+            session = heapq.heappop(most)[2]
+            if self.walks:
+                self.keep(session)
+            self.waste.add(session.drop_all())
+            self.count(session)
 
     def expire(self, now: int) -> None:
         """End some of the client sessions that were idle for too long."""

@@ -73,7 +73,31 @@ class Cluster:
         return self.machine._sessions.outcome_bytes
 
 
-def test_the_least_recently_used_session_loses_its_outcomes_first() -> None:
+def test_session_eviction_by_large_outcomes_spares_those_that_keep_little() -> None:
+    cluster = Cluster(bytes_max=10 * len(VALUE))
+    write = Envelope(cluster.clients[0], 1, 0, "kv", encode(Put(b"small", b"1")))
+    answer = cluster.apply(write)
+    for round in range(4):
+        for client in range(1, CLIENTS):
+            for seq in range(3 * round + 1, 3 * round + 4):
+                cluster.read(client, seq)
+            assert cluster.kept(0) == [1], "it keeps least, and was used least recently"
+    assert cluster.counted <= 10 * len(VALUE)
+    serial = cluster.machine.serial
+    assert cluster.apply(write) == answer
+    assert cluster.machine.serial == serial, "it was not run again"
+
+
+def test_session_eviction_begins_with_the_session_that_keeps_most() -> None:
+    cluster = Cluster(bytes_max=8 * (len(VALUE) + 500))
+    for client, reads in ((0, 1), (1, 2), (2, 3), (3, 2)):
+        for seq in range(reads):
+            cluster.read(client, seq)
+    cluster.read(4, 1)
+    assert [cluster.kept(client) for client in range(5)] == [[0], [0, 1], [], [0, 1], [1]]
+
+
+def test_of_sessions_that_keep_as_much_the_least_recently_used_loses_first() -> None:
     cluster = Cluster(bytes_max=10 * (len(VALUE) + 500))
     for client in range(5):
         for seq in (1, 2):
