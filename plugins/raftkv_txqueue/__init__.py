@@ -33,6 +33,7 @@ from .commands import (
     Settled,
 )
 from .consuming import Delivery, Subscription
+from .contents import BranchContent, BranchPart
 from .coordinator import (
     Coordinator,
     FileJournal,
@@ -121,7 +122,9 @@ __all__ = [
     "BadQueueName",
     "BatchTooLarge",
     "Branch",
+    "BranchContent",
     "BranchOutcome",
+    "BranchPart",
     "BranchRefused",
     "Browsed",
     "CommandInvalid",

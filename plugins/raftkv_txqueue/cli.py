@@ -39,6 +39,7 @@ from .sheets import (
     Sheet,
     branches_sheet,
     browsed_sheet,
+    content_sheet,
     declared_words,
     fate_words,
     outcome_words,
@@ -436,12 +437,32 @@ def forget(at: At, xid: XidText) -> None:
     _decide(at, xid, "forget", {"timeout_s": at.timeout_s})
 
 
-@dtx_app.command("outcome", epilog=examples("raftkv dtx outcome 1:6f72646572:01 --dir demo"))
+@dtx_app.command(
+    "outcome",
+    epilog=examples(
+        "raftkv dtx outcome 1:6f72646572:01 --dir demo",
+        "raftkv dtx outcome 1:6f72646572:01 --queue orders --from 101 --json --dir demo",
+    ),
+)
 @connected("simple", "json")
-def branch_outcome(at: At, xid: XidText) -> None:
-    """What became of a branch, or what it is now. Exit code 1 if nobody knows it."""
-    found = Ask(at)("GET", f"/v1/txqueue/dtx/{xid_of(xid)}")
+def branch_outcome(
+    at: At,
+    xid: XidText,
+    queue: Annotated[
+        str, typer.Option("--queue", metavar="QUEUE", help="Its content of this queue only.")
+    ] = "",
+    first: Annotated[
+        int, typer.Option("--from", metavar="SEQ", min=1, help="Accepted ones from this on.")
+    ] = 1,
+    limit: Limit = 100,
+) -> None:
+    """What became of a branch, or what it is now and contains. Exit code 1 if nobody knows it."""
+    of = (f"queue={path_part(queue)}",) if queue else ()
+    query = _query(False, *of, f"from={first}", f"limit={limit}")
+    found = Ask(at)("GET", f"/v1/txqueue/dtx/{xid_of(xid)}{query}")
     _tell(at, found, outcome_words(found))
+    if at.output != "json":
+        _print(content_sheet(found["content"]))
     if found["state"] == "unknown":
         raise Refused(shown(outcome_words(found)))
 

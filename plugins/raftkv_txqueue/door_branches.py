@@ -12,10 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
-from raftkv.plugin import BadRequest, Handler, Host, Request, Response, body_of, fresh, only_query
+from raftkv.plugin import (
+    BadRequest,
+    Handler,
+    Host,
+    Request,
+    Response,
+    body_of,
+    fresh,
+    only_query,
+    query_number,
+)
 
 from .api import TxQueueApi
 from .bodies import (
+    LIST_MAX,
+    NUMBER_MAX,
     WantedCommitBranch,
     WantedEnd,
     WantedHeuristic,
@@ -25,10 +37,11 @@ from .bodies import (
     WantedVerb,
     operation_of,
 )
+from .contents import SEQS_DEFAULT, content_of
 from .door_sessions import DoorSessions
 from .dtx import branch_of
 from .refusals import NotInBranch
-from .reports import branch_outcome_report, branch_report
+from .reports import branch_outcome_report, branches_report
 from .xa import XaStatus, Xid, xid_from_text
 
 __all__ = ["BranchDoor"]
@@ -67,23 +80,29 @@ class BranchDoor:
     async def branches(self, request: Request) -> Response:
         only_query(request, "consistency")
         await fresh(self._host, request)
-        found = [branch_report(each) for each in self._api.dtx.branches()]
+        found = branches_report(self._api.dtx.branches())
         return Response({"branches": found, "now_ms": self._host.now_ms()})
 
     async def recover(self, request: Request) -> Response:
         only_query(request)
-        found = [branch_report(each) for each in await self._api.dtx.recover()]
+        found = branches_report(await self._api.dtx.recover())
         return Response({"branches": found, "now_ms": self._host.now_ms()})
 
     async def branch(self, request: Request) -> Response:
-        only_query(request)
+        only_query(request, "queue", "from", "limit")
+        queue = request.query.get("queue", "")
+        first = query_number(request, "from", 1, 1, NUMBER_MAX)
+        limit = query_number(request, "limit", SEQS_DEFAULT, 1, LIST_MAX)
         xid = _xid(request)
         outcome = await self._api.dtx.outcome(xid)
         # Of the copy that was fresh a moment ago: no await in between.
         view = self._host.view()
         number = view.table("branches").get(xid.key)
-        known = None if number is None else branch_of(xid, view.table("transactions")[number])
-        return Response(branch_outcome_report(outcome, known))
+        if number is None:
+            return Response(branch_outcome_report(outcome))
+        row = view.table("transactions")[number]
+        content = content_of(view, number, row, queue, first, limit)
+        return Response(branch_outcome_report(outcome, branch_of(view, xid, row), content))
 
     # --- sessions in branches ---
 

@@ -31,6 +31,7 @@ from raftkv.validation import checked
 
 from . import views
 from .commands import (
+    ROWS_MAX,
     Answered,
     CommitBranch,
     DecisionRow,
@@ -43,6 +44,7 @@ from .commands import (
     TransactionRow,
     Voting,
 )
+from .contents import SEQS_DEFAULT, BranchContent, BranchPart, content_of, parts_of
 from .errors import TransactionUnknown
 from .metrics import Counters
 from .refusals import UnknownXid
@@ -61,7 +63,8 @@ class Branch(msgspec.Struct, frozen=True):
     """A branch that the cluster knows.
 
     `timeout_s` 0: none. `sessions` work in it now, `suspended` ones will again. `queues`: how many
-    have content of it; `rows`: messages published and accepted; `bytes`: of those published.
+    have content of it; `rows`: messages published and accepted; `bytes`: of those published;
+    `content`: the same for each queue, `Dtx.content` has the seqs.
     `waits_for`: participants that have not voted yet. `why`: of one that has failed or can only be
     rolled back. Times are of the log's clock, in ms.
     """
@@ -78,6 +81,7 @@ class Branch(msgspec.Struct, frozen=True):
     bytes: int
     waits_for: tuple[str, ...]
     why: str
+    content: tuple[BranchPart, ...] = ()
 
 
 class BranchOutcome(msgspec.Struct, frozen=True):
@@ -222,7 +226,8 @@ class Dtx:
         Raises ReadTimeout.
         """
         await self._host.barrier("linearizable", timeout_s=timeout_s)
-        return tuple(branch_of(xid, row) for xid, row in views.recover(self._host.view()))
+        view = self._host.view()
+        return tuple(branch_of(view, xid, row) for xid, row in views.recover(view))
 
     async def outcome(self, xid: Xid, *, timeout_s: float | None = None) -> BranchOutcome:
         """What became of it, or what it is now: the one that has the xid now comes first.
@@ -242,9 +247,34 @@ class Dtx:
             return BranchOutcome(xid, "unknown")
         return _outcome(xid, decision.verdict, decision)
 
+    async def content(
+        self,
+        xid: Xid,
+        *,
+        queue: str = "",
+        first: int = 1,
+        limit: int = SEQS_DEFAULT,
+        timeout_s: float | None = None,
+    ) -> tuple[BranchContent, ...]:
+        """What the branch publishes and accepts in each queue, or in one `queue`, linearizably.
+
+        Of each queue the seqs of at most `limit` accepted messages from `first` on; `next` is the
+        seq to go on from. Raises UnknownXid, ReadTimeout, ValueError for another `limit` than 1 to
+        `ROWS_MAX`.
+        """
+        if not 1 <= limit <= ROWS_MAX:
+            raise ValueError(f"limit is 1 to {ROWS_MAX} messages of each queue")
+        await self._host.barrier("linearizable", timeout_s=timeout_s)
+        view = self._host.view()
+        number = view.table("branches").get(xid.key)
+        if number is None:
+            raise UnknownXid(str(xid))
+        return content_of(view, number, view.table("transactions")[number], queue, first, limit)
+
     def branches(self) -> tuple[Branch, ...]:
         """All branches that this node's copy knows, by xid."""
-        return tuple(branch_of(xid, row) for xid, row in views.branches(self._host.view()))
+        view = self._host.view()
+        return tuple(branch_of(view, xid, row) for xid, row in views.branches(view))
 
     # --- parts ---
 
@@ -287,7 +317,7 @@ class Dtx:
         return self._host.runtime.monotonic() + timeout_s
 
 
-def branch_of(xid: Xid, row: TransactionRow) -> Branch:
+def branch_of(view: View, xid: Xid, row: TransactionRow) -> Branch:
     """A branch's row as people and programs read it."""
     return Branch(
         xid=xid,
@@ -304,6 +334,7 @@ def branch_of(xid: Xid, row: TransactionRow) -> Branch:
         if row.state == "preparing"
         else (),
         why=row.rollback_only or row.reason,
+        content=parts_of(view, row),
     )
 
 

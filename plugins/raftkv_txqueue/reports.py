@@ -14,6 +14,7 @@ import msgspec
 from raftkv.plugin import View
 
 from .commands import Message, SessionRow
+from .contents import BranchContent
 from .dtx import Branch, BranchOutcome
 from .views import Browsed, Fate
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWER_BYTES_MAX",
+    "LISTED_PARTS_MAX",
     "branch_outcome_report",
-    "branch_report",
+    "branches_report",
     "browsed_report",
     "committed_report",
     "deliveries_report",
@@ -34,6 +36,8 @@ __all__ = [
 
 #: Bytes of the messages of one answer to a look; one message is always there.
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+#: Queues of all branches together of which a list of branches shows the content.
+LISTED_PARTS_MAX: Final = 1_000
 
 
 def browsed_report(found: Sequence[Browsed], limit: int) -> dict[str, Any]:
@@ -102,15 +106,28 @@ def fate_report(txid: str, fate: Fate) -> dict[str, Any]:
     return {"txid": txid, **msgspec.structs.asdict(fate)}
 
 
-def branch_report(branch: Branch) -> dict[str, Any]:
-    """A branch that the cluster knows, its xid as text."""
-    return {**msgspec.structs.asdict(branch), "xid": str(branch.xid)}
+def branches_report(branches: Sequence[Branch]) -> list[dict[str, Any]]:
+    """All of them. The content of those for which `LISTED_PARTS_MAX` leaves no room is null."""
+    found, left = [], LISTED_PARTS_MAX
+    for branch in branches:
+        report = _branch(branch)
+        left -= len(branch.content)
+        if left < 0:
+            report["content"] = None
+        found.append(report)
+    return found
 
 
-def branch_outcome_report(outcome: BranchOutcome, known: Branch | None) -> dict[str, Any]:
-    """What became of a branch, and, in `branch`, what it is if it is still known."""
+def branch_outcome_report(
+    outcome: BranchOutcome, known: Branch | None = None, content: Sequence[BranchContent] = ()
+) -> dict[str, Any]:
+    """What became of a branch, and, in `branch`, what it is if it is still known; its content."""
     found = {**msgspec.structs.asdict(outcome), "xid": str(outcome.xid)}
-    return {**found, "branch": None if known is None else branch_report(known)}
+    return {**found, "branch": None if known is None else _branch(known), "content": content}
+
+
+def _branch(branch: Branch) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(branch), "xid": str(branch.xid)}
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -14,6 +14,7 @@ __all__ = [
     "Sheet",
     "branches_sheet",
     "browsed_sheet",
+    "content_sheet",
     "declared_words",
     "fate_words",
     "outcome_words",
@@ -158,6 +159,7 @@ def branches_sheet(branches: Sequence[Answer], now_ms: int) -> Sheet:
             str(each["queues"]),
             str(each["rows"]),
             str(each["bytes"]),
+            _cut(_content(each["content"])),
             f"{max(0, now_ms - each['opened_ms']) / 1000:.0f}",
             ",".join(str(number) for number in each["sessions"]),
             ",".join(each["waits_for"]),
@@ -166,7 +168,8 @@ def branches_sheet(branches: Sequence[Answer], now_ms: int) -> Sheet:
         for each in branches
     ]
     headings = (
-        "XID", "STATE", "QUEUES", "MESSAGES", "BYTES", "S AGO", "SESSIONS", "WAITS FOR", "WHY",
+        "XID", "STATE", "QUEUES", "MESSAGES", "BYTES", "CONTENT", "S AGO", "SESSIONS", "WAITS FOR",
+        "WHY",
     )  # fmt: skip
     return Sheet(headings, rows, ("QUEUES", "MESSAGES", "BYTES", "S AGO"))
 
@@ -177,6 +180,23 @@ def outcome_words(found: Answer) -> str:
     if found["by"]:
         text += f" by {found['by']}"
     return text + (f": {found['reason']}" if found["reason"] else "")
+
+
+def content_sheet(content: Sequence[Answer]) -> Sheet:
+    """What a branch does to each queue, with the seqs of what it accepts."""
+    rows = [
+        (
+            each["queue"],
+            str(each["publishes"]),
+            str(each["publish_bytes"]),
+            str(each["accepts"]),
+            str(each["accept_bytes"]),
+            _seqs(each["seqs"], each["next"]),
+        )
+        for each in content
+    ]
+    headings = ("QUEUE", "PUBLISHES", "BYTES", "ACCEPTS", "BYTES ACCEPTED", "NUMBERS ACCEPTED")
+    return Sheet(headings, rows, ("PUBLISHES", "BYTES", "ACCEPTS", "BYTES ACCEPTED"))
 
 
 # --- inside ---------------------------------------------------------------------------------------
@@ -194,6 +214,29 @@ def text_of(data: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= BODY_CHARS else text[: BODY_CHARS - 3] + "..."
+
+
+def _content(parts: Sequence[Answer] | None) -> str:
+    """Like "orders +2 -1": two messages are published to it, and one of it is accepted."""
+    if parts is None:
+        return "..."
+    texts = []
+    for each in parts:
+        signs = (("+", each["publishes"]), ("-", each["accepts"]))
+        texts.append(" ".join([each["queue"], *(f"{sign}{n}" for sign, n in signs if n)]))
+    return ", ".join(texts)
+
+
+def _seqs(seqs: Sequence[int], more: int) -> str:
+    """Like "1-3,7", with the first one that is left out."""
+    runs: list[list[int]] = []
+    for seq in seqs:
+        if runs and seq == runs[-1][1] + 1:
+            runs[-1][1] = seq
+        else:
+            runs.append([seq, seq])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return ",".join([*texts, f"and more from {more}"] if more else texts)
 
 
 def _limit(number: int) -> str:

@@ -183,8 +183,8 @@ def _recover_forgets_the_newest(recover: Callable[..., Any]) -> Callable[..., An
 )
 def _recover_from_a_copy(recover: Callable[..., Any]) -> Callable[..., Any]:
     async def broken(self: Any, *, timeout_s: float | None = None) -> Any:
-        found = views.recover(self._host.view())
-        return tuple(dtx.branch_of(xid, row) for xid, row in found)
+        view = self._host.view()
+        return tuple(dtx.branch_of(view, xid, row) for xid, row in views.recover(view))
 
     return broken
 

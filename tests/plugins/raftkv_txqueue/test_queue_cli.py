@@ -250,7 +250,11 @@ def test_a_branch_in_doubt_is_decided_as_its_coordinator(
     table = shell("dtx", "recover")
     assert table.splitlines()[0].split()[:3] == ["XID", "STATE", "QUEUES"]
     assert rows(table)[xid][1:4] == ["prepared", "1", "1"]
-    assert shell("dtx", "outcome", xid) == f"{xid}: prepared\n"
+    assert rows(table)[xid][5:7] == ["orders", "+1"]
+    first, _, content = shell("dtx", "outcome", xid).partition("\n")
+    assert first == f"{xid}: prepared"
+    assert rows(content)["orders"] == ["orders", "1", "65", "0", "0", "-"]
+    assert rows(shell("dtx", "outcome", xid, "--queue", "dead").partition("\n")[2]) == {}
     shell("dtx", "commit", xid, code=2)
     assert "commit as its coordinator" in shell.err
     shell("dtx", "forget", xid, code=1)
