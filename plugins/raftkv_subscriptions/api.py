@@ -122,8 +122,9 @@ class SubscriptionsApi:
         `replicated`: links carry it to other regions. `compacted`: of each key the last message
         stays. Messages older than `retention_s` or beyond `retention_bytes` (0: no limit) are
         removed once every subscription has acknowledged them and every active region has them.
-        Beyond `backlog_bytes_max` (0: no limit) publications are refused. A new one is replicated
-        and has no limits that are not named. `if_missing`: leave an existing one as it is, whatever
+        While subscriptions here or other regions have still to take more than `backlog_bytes_max`
+        (0: no limit), publications are refused. A new one is replicated and has no limits that are
+        not named. `if_missing`: leave an existing one as it is, whatever
         is named. Raises `TopicDiffers`, `BadName`, `TooManyTopics`, `CompactedFixed`, ValueError
         for what is no limit.
         """

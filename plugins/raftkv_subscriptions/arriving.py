@@ -15,11 +15,11 @@ this region was built anew with its old name, and would give numbers a second ti
 and the link says so until somebody gives the region another name.
 
 A full topic refuses what is new; the link waits. It is full far later than for publications: at
-their limit, once for every active region, this one included. For what a full region keeps may be
-kept because others have not fetched it yet, and if these were full by the same measure, none could
-ever fetch from the other. As publications stop at the limit in every region, what all of them may
-still bring is bounded, and finds room here. The bytes before the command count, not those after it:
-a batch that is larger than the limit must pass some time.
+their limit, once for every active region, this one included. For the backlog of a full region may
+be what others have not fetched yet, and if these were full by the same measure, none could ever
+fetch from the other. As publications stop at the limit in every region of which another one lacks
+that many bytes, what all of them may still bring is bounded, and finds room here. The bytes before
+the command count, not those after it: a batch that is larger than the limit must pass some time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from . import marks
+from . import backlog, marks
 from .commands import Deliver, Delivered
 from .refusals import (
-    BacklogFull,
     BadMessage,
     BatchTooLarge,
     EmptyBatch,
@@ -84,8 +83,9 @@ def deliver(command: Deliver, ctx: Context) -> Delivered:
     limit = old.backlog_bytes_max
     if batch and limit and old.bytes >= limit:
         room = (limit + LARGEST_BYTES) * (1 + len(active_regions(ctx)))
-        if old.bytes >= room:
-            raise BacklogFull(name, room)
+        waited = backlog.bytes_for(ctx, old, room - 1)
+        if waited >= room:
+            raise backlog.full(ctx, name, room, waited)
     topic = replace(old, gapped=True) if arrival.missing else old
     if batch:
         topic = append(ctx, name, topic, batch, size)

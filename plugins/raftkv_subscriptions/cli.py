@@ -103,7 +103,11 @@ def declare(
     backlog_bytes_max: Annotated[
         int | None,
         typer.Option(
-            "--backlog-bytes-max", metavar="N", min=0, help="Then refuse to publish; 0: never."
+            "--backlog-bytes-max",
+            metavar="N",
+            min=0,
+            help="Bytes that subscriptions and regions have still to take: then refuse to publish; "
+            "0: never.",
         ),
     ] = None,
     change: Annotated[

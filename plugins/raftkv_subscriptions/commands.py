@@ -34,6 +34,7 @@ from .rows import (
 )
 
 __all__ = [
+    "FORMAT_BACKLOG",
     "FORMAT_ENSURE",
     "FORMAT_EPOCHS",
     "FORMAT_KEPT",
@@ -88,6 +89,8 @@ FORMAT_EPOCHS: Final = 2
 FORMAT_ENSURE: Final = 2
 #: The one in which a mark uses all kept snapshots, and not only the cached ones.
 FORMAT_KEPT: Final = 2
+#: The one in which `backlog_bytes_max` limits what is waited for, and not all that is kept.
+FORMAT_BACKLOG: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ __all__ = ["Counters"]
 
 _DOC: Final = {
     "published": "Messages published on this node.",
+    "backlog_refused": "Publications of this node that were refused with BacklogFull.",
     "publish_commands": "Commands that it took to publish them.",
     "read": "Messages handed out by readers of this node.",
     "received": "Messages handed out by consumers of this node.",

@@ -109,6 +109,7 @@ __all__ = ["routes"]
 _FIELDS: Final = (
     "topic", "sub", "region", "origin", "consumer", "node", "position", "first", "next", "kind",
     "limit", "what", "seq", "known", "expected", "consumers",
+    "backlog_bytes",
 )  # fmt: skip
 # The request itself is wrong, whatever the state.
 _WRONG: Final = (

@@ -15,7 +15,8 @@ from raftkv.plugin import View
 
 from .marks import is_ahead
 from .ranges import covers
-from .rows import BLOCK, Consumer, Floor, Marker, Snapshot, Stored, Sub, Topic, size_of
+from .retention import free_to
+from .rows import BLOCK, Backlog, Consumer, Floor, Marker, Snapshot, Stored, Sub, Topic, size_of
 from .scope import meta_of, own_region
 from .views import consumer_live
 
@@ -33,6 +34,7 @@ _OF_TOPICS: Final = (
     "marked",
     "snapshots",
     "ahead",
+    "sizes",
 )
 #: What the setting cached_max can be at most.
 CACHED_EVER: Final = 1_000
@@ -44,6 +46,7 @@ def violations(view: View) -> list[str]:
     return [
         *_of_topics(state),
         *_of_messages(state),
+        *_of_backlogs(state),
         *_of_sets(state),
         *_of_marks(state),
         *_of_hands(state),
@@ -152,6 +155,37 @@ def _of_messages(state: _State) -> list[str]:
                 numbers[origin] = max(last, numbers.get(origin, 0))
             if numbers != here:
                 found.append(f"topic {id} has {numbers}, and vectors say {here}")
+    return found
+
+
+def _of_backlogs(state: _State) -> list[str]:
+    """What the counted bytes say of each block, and where the backlogs begin."""
+    found: list[str] = []
+    sizes, fronts = state.rows("sizes"), state.rows("fronts")
+    backlogs: dict[int, Backlog] = state.rows("backlogs")
+    for id in [id for id in (*backlogs, *fronts) if id not in state.by_id]:
+        found.append(f"the bytes of topic {id} are counted, which does not exist")
+    for topic in state.by_id.values():
+        row = backlogs.get(topic.id)
+        if row is None:
+            continue
+        # The bytes of what comes behind each position.
+        behind, size = {topic.next - 1: 0}, 0
+        for position in range(topic.next - 1, max(topic.first, row.start) - 1, -1):
+            size += size_of(state.messages[topic.id][position].message)
+            behind[position - 1] = size
+        for position in behind:
+            block, at = divmod(position, BLOCK)
+            if at == 0 and position + 1 < topic.next and position >= topic.first:
+                before = sizes.get((topic.id, block), -1)
+                if row.total - before != behind[position]:
+                    found.append(f"topic {topic.id}: {before} bytes are before block {block}")
+        front = fronts.get(topic.id)
+        if front is None or front[0] < topic.first - 1:
+            continue
+        free = free_to(state.view, topic)
+        if front[0] > free or row.total - front[1] != behind.get(front[0], -1):
+            found.append(f"topic {topic.id}: its backlog begins after {front}, not {free}")
     return found
 
 

@@ -106,6 +106,9 @@ class Publishing:
             done: Published = await line.do(
                 "publish", messages, timeout_s, rows=len(messages), size=size
             )
+        except BacklogFull:
+            self._counters.add("backlog_refused")
+            raise
         finally:
             self._bytes -= size
             self._callers[topic] -= 1
@@ -122,7 +125,11 @@ class Publishing:
         So in a command of its own, and not again: whoever repeats it does so under the number. It
         is not checked beforehand either: a repetition gets the first answer, whatever has changed.
         """
-        done: Published = await host.propose(Publish(topic, messages), timeout_s=timeout_s)
+        try:
+            done: Published = await host.propose(Publish(topic, messages), timeout_s=timeout_s)
+        except BacklogFull:
+            self._counters.add("backlog_refused")
+            raise
         self._counters.add("publish_commands")
         self._counters.add("published", len(messages))
         return done

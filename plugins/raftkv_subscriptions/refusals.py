@@ -146,16 +146,27 @@ class TopicDiffers(Refused):
 
 
 class BacklogFull(Refused):
-    """The topic's `backlog_bytes_max`, in bytes."""
+    """The topic's `backlog_bytes_max`, in bytes. `backlog_bytes`: what counted; None: all that is
+    kept, as at format 1."""
 
     code = "subscriptions_backlog_full"
 
-    def __init__(self, topic: str, limit: int) -> None:
-        super().__init__(topic, limit)
+    def __init__(self, topic: str, limit: int, backlog_bytes: int | None = None) -> None:
+        if backlog_bytes is None:
+            super().__init__(topic, limit)
+        else:
+            super().__init__(topic, limit, backlog_bytes)
         self.topic = topic
         self.limit = limit
+        self.backlog_bytes = backlog_bytes
 
     def __str__(self) -> str:
+        if self.backlog_bytes is not None:
+            return (
+                f"the backlog of {self.topic!r} has {self.backlog_bytes} bytes, its limit is "
+                f"{self.limit}: let its subscriptions and regions catch up, delete or exclude "
+                "those that will not, or declare a higher backlog_bytes_max"
+            )
         return (
             f"{self.topic!r} has its {self.limit} bytes of messages: let its subscriptions and "
             "regions catch up, set a retention, or declare a higher backlog_bytes_max"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from . import markers, snapshots
+from . import backlog, markers, snapshots
 from .commands import Declared, PutRegion, RemoveRegion, Report, Reported, SetRegion
 from .mapping import number_in, with_vector
 from .refusals import (
@@ -71,6 +71,8 @@ def put(command: PutRegion, ctx: Context) -> Declared:
     if new == old:
         return Declared(0, False, False)
     regions.put(name, new)
+    if new.state == "active":
+        backlog.forget_all(ctx)
     if old is None or new.state != old.state:
         snapshots.region_changed(ctx)
     return Declared(0, old is None, old is not None)

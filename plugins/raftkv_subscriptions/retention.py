@@ -140,6 +140,7 @@ def _move_blocks(ctx: Context, topic: Topic, first: int, numbers: dict[str, int]
     blocks, id, block = ctx.table("blocks"), topic.id, block_of(first)
     for old in range(block_of(topic.first), block):
         blocks.delete((id, old))
+        ctx.table("sizes").delete((id, old))
     if first < topic.next or first % BLOCK != 1:
         blocks.put((id, block), as_vector(numbers))
 

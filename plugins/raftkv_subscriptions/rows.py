@@ -43,6 +43,7 @@ __all__ = [
     "TABLES",
     "Advance",
     "Answer",
+    "Backlog",
     "Consumer",
     "ConsumerId",
     "Copy",
@@ -171,7 +172,7 @@ class Topic(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `replicated`: links carry it. `compacted`: `latest` knows the last message of every key.
     `retention_ms`, `retention_bytes` (0: no limit): what is beyond them is removed once every
     subscription has acknowledged it and every active region has fetched it; never before.
-    `backlog_bytes_max` (0: no limit): beyond it a publication is refused.
+    `backlog_bytes_max` (0: no limit): beyond it a publication is refused (`backlog.py`).
 
     `first`: the oldest position that is kept (but for compacted ones). `next`: the next position.
     `seq`: the last seq of this region's own messages. `bytes`: of all kept. `marker`: the next n of
@@ -195,6 +196,17 @@ class Topic(msgspec.Struct, frozen=True, array_like=True, gc=False):
     snapshot_ms: int = 0
     kept: int = 0
     keys: int = 0
+
+
+class Backlog(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was appended to a topic since its messages are counted (format 2).
+
+    `start`: the first position that is counted; `total`: the bytes of all messages from there on,
+    removed ones too.
+    """
+
+    start: int
+    total: int
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -386,6 +398,12 @@ TABLES = (
     TableSpec("blocks", tuple[int, int], tuple[tuple[str, int], ...]),
     # (topic id, origin, first) -> last: never came here; disjoint, not adjacent, kept for ever
     TableSpec("holes", tuple[int, str, int], int),
+    # topic id: the bytes of what was appended (format 2)
+    TableSpec("backlogs", int, Backlog),
+    # (topic id, block) -> `Backlog.total` before the first position of that block
+    TableSpec("sizes", tuple[int, int], int),
+    # topic id -> (position, `Backlog.total` up to it): nothing waits for messages up to there
+    TableSpec("fronts", int, tuple[int, int]),
     # (topic id, key) -> position of its last message, of compacted topics; none if that is empty
     TableSpec("latest", tuple[int, str], int),
     TableSpec("regions", str, Region),

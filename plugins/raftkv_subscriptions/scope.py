@@ -40,6 +40,9 @@ class Tables(Protocol):
     """What the reading functions need of a `View` (of this plugin) or a `Context`."""
 
     @property
+    def version(self) -> int: ...
+
+    @property
     def now(self) -> int: ...
 
     @property

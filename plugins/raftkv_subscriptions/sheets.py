@@ -95,7 +95,10 @@ def _limits(found: Answer) -> str:
         parts.append(f"{found['retention_bytes']} bytes")
     text = f"kept for {' or '.join(parts)}" if parts else "kept without a limit"
     if found["backlog_bytes_max"]:
-        text += f"; beyond {found['backlog_bytes_max']} bytes publications are refused"
+        text += (
+            f"; backlog {found['backlog_bytes']} bytes, beyond {found['backlog_bytes_max']} "
+            "publications are refused"
+        )
     return text
 
 

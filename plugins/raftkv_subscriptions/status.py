@@ -13,6 +13,7 @@ import msgspec
 from raftkv.errors import RaftkvError
 from raftkv.plugin import Host, View
 
+from .backlog import backlog_bytes
 from .mapping import number_in, vector_of_rows
 from .retention import is_due
 from .rows import Consumer, Kind, Mode, Ranges, RegionState, Sub, Topic, Vector
@@ -105,6 +106,8 @@ class PendingStatus(msgspec.Struct, frozen=True):
 class TopicStatus(msgspec.Struct, frozen=True):
     """A topic. `messages`: that are kept. `holes`: what never came here. `snapshots`: kept ones.
 
+    `backlog_bytes`: what `backlog_bytes_max` limits, from the first message on that a subscription
+    or another region waits for; None in a list of topics, where it would take too long.
     `snapshot_age_ms`: since the last one was completed; None: none was. `due`: something is beyond
     retention, and nobody waits for it any more.
     """
@@ -129,6 +132,7 @@ class TopicStatus(msgspec.Struct, frozen=True):
     pending: PendingStatus | None
     snapshot_age_ms: int | None
     due: bool
+    backlog_bytes: int | None = None
 
 
 class ConsumerStatus(msgspec.Struct, frozen=True):
@@ -205,7 +209,10 @@ class SubscriptionsStatus(msgspec.Struct, frozen=True, kw_only=True):
 def topic_status(view: View, name: str, now_ms: int) -> TopicStatus | None:
     """None: there is no such topic."""
     topic: Topic | None = view.table("topics").get(name)
-    return None if topic is None else _topic(view, name, topic, now_ms)
+    if topic is None:
+        return None
+    found = _topic(view, name, topic, now_ms)
+    return msgspec.structs.replace(found, backlog_bytes=backlog_bytes(view, topic))
 
 
 def topic_rows(view: View, now_ms: int) -> tuple[TopicStatus, ...]:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from . import snapshots
+from . import backlog, snapshots
 from .commands import Seek, SetReplicate, Sought, Subscribe, Subscribed, Unsubscribe
 from .consumers import has_live
 from .mapping import vector_at, vector_of_rows
@@ -61,6 +61,7 @@ def create(
         meta.next_sub, kind, mark=mark, cursor=mark + 1, changed=ctx.index, created_ms=ctx.now
     )
     subs.put((topic.id, name), sub)
+    backlog.has_moved_back(ctx, topic.id, mark)
     ctx.table("sub_names").put(sub.id, (topic.id, name))
     for origin, seq in base:
         ctx.table("floors").put((sub.id, origin), Floor(seq, seq))
@@ -176,6 +177,7 @@ def seek(command: Seek, ctx: Context) -> Sought:
     ctx.table("advancing").delete(sub.id)
     ctx.table("ahead").delete((topic.id, sub.id))
     ctx.table("subs").put((topic.id, command.sub), sub)
+    backlog.has_moved_back(ctx, topic.id, mark)
     if sub.replicate and ctx.settings["mode"] == "snapshot":
         snapshots.repopulate(ctx, topic, sub.id, sub)
     return Sought(mark, sub.epoch)

@@ -44,6 +44,7 @@ _OF_TOPICS: Final = (
     "marked",
     "snapshots",
     "ahead",
+    "sizes",
 )
 _OF_SUBS: Final = ("floors", "acks", "returned", "cached")
 

@@ -1,8 +1,8 @@
 """Topics: declared, deleted, published to; and how messages are appended, wherever they come from.
 
-An append is one row per message, one row of `vectors` per origin, one write of the topic's row,
-and every BLOCK positions a row of `blocks`: the vector in front (`mapping.py`). Whoever appends
-reads the topic once and writes it once.
+An append is one row per message, one row of `vectors` per origin, one write of the topic's row and
+one of its row of `backlogs` (`backlog.py`), and every BLOCK positions a row of `blocks`: the vector
+in front (`mapping.py`). Whoever appends reads the topic once and writes it once.
 
 Numbers outlive a topic. Its own seqs are known to other regions, which would take a number that
 came a second time for a double; and they may still have snapshots with its positions, which would
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
+from . import backlog
 from .commands import (
     Declared,
     DeclareTopic,
@@ -33,7 +34,6 @@ from .commands import (
 from .compaction import note
 from .mapping import as_vector, block_of, vector_of_rows, without_trailing_hole
 from .refusals import (
-    BacklogFull,
     BadMessage,
     BatchTooLarge,
     CompactedFixed,
@@ -154,6 +154,7 @@ def append(ctx: Context, name: str, topic: Topic, batch: Sequence[Stored], size:
             _mark_block(ctx, topic, at, batch)
         put((id, at), stored)
         at += 1
+    backlog.appended(ctx, topic, batch, size)
     changed = replace(topic, next=at, bytes=topic.bytes + size)
     if topic.compacted:
         return note(ctx, name, changed, zip(range(topic.next, at), batch, strict=True))
@@ -185,7 +186,9 @@ def publish(command: Publish, ctx: Context) -> Published:
     size = check_messages(ctx, messages)
     limit = old.backlog_bytes_max
     if limit and old.bytes + size > limit:
-        raise BacklogFull(name, limit)
+        waited = backlog.bytes_for(ctx, old, limit - size)
+        if waited + size > limit:
+            raise backlog.full(ctx, name, limit, waited)
     meta, now, before = meta_of(ctx), ctx.now, old.seq
     origin, last = meta.region or LOCAL, before + len(messages)
     batch = [
@@ -217,6 +220,8 @@ def declare(command: DeclareTopic, ctx: Context) -> Declared:
     )
     if topic != old:
         ctx.table("topics").put(name, topic)
+        if topic.replicated:
+            backlog.forget(ctx, topic.id)
     return Declared(topic.id, old is None, old is not None and topic != old)
 
 
@@ -272,6 +277,8 @@ def delete(command: DeleteTopic, ctx: Context) -> Deleted:
     ctx.table("topics").delete(name)
     ctx.table("names").delete(topic.id)
     ctx.table("pending").delete(topic.id)
+    ctx.table("backlogs").delete(topic.id)
+    ctx.table("fronts").delete(topic.id)
     ctx.table("dropped_topics").put(topic.id, None)
     last = max(topic.seq, topic.next - 1)
     if last:

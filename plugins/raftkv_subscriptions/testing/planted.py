@@ -24,6 +24,7 @@ from raftkv.testing.patching import around, replaced
 from raftkv_subscriptions import (
     acking,
     arriving,
+    backlog,
     consumers,
     handing,
     marks,
@@ -117,6 +118,26 @@ def _retention_forgets_marks(free_to: Callable[..., Any]) -> Callable[..., Any]:
 @wrapping("retention-forgets-regions", "retention waits for no other region", retention, "free_to")
 def _retention_forgets_regions(free_to: Callable[..., Any]) -> Callable[..., Any]:
     return lambda view, topic: free_to(view, replace(topic, replicated=False))
+
+
+@wrapping(
+    "backlog-is-all-that-is-kept",
+    "a topic without retention is full once and for ever",
+    backlog,
+    "bytes_for",
+)
+def _backlog_is_all(bytes_for: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ctx, topic, room: topic.bytes
+
+
+@wrapping(
+    "backlog-forgets-seeks",
+    "what a seek or a new subscription wants again is not counted",
+    backlog,
+    "has_moved_back",
+)
+def _backlog_forgets_seeks(moved: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ctx, topic_id, mark: None
 
 
 @applying("report-says-all", "a region that reports anything is taken to have everything", Report)

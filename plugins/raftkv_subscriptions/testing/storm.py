@@ -29,7 +29,16 @@ from raftkv.testing.scenario import Result
 from raftkv.testing.several import SeveralClusters, Shape
 from raftkv.testing.simulated import SafetyViolation
 from raftkv.testing.world import NotReached, World
-from raftkv_subscriptions import acking, invariants, mapping, marks, merging, retention, topics
+from raftkv_subscriptions import (
+    acking,
+    backlog,
+    invariants,
+    mapping,
+    marks,
+    merging,
+    retention,
+    topics,
+)
 from raftkv_subscriptions.api import SubscriptionsApi
 from raftkv_subscriptions.invariants import violations
 from raftkv_subscriptions.service import SubscriptionsService
@@ -286,7 +295,7 @@ class Storm:
 @contextlib.contextmanager
 def narrowed(plan: Plan) -> Iterator[None]:
     """Few messages are many already: small blocks of the index, marks that move step by step."""
-    blocks = (acking, invariants, mapping, marks, retention, topics)
+    blocks = (acking, backlog, invariants, mapping, marks, retention, topics)
     with contextlib.ExitStack() as stack:
         for module in blocks if plan.block else ():
             stack.enter_context(replaced(module, "BLOCK", plan.block))

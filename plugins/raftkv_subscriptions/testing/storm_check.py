@@ -19,7 +19,9 @@ after it. The rules, and the name under which each is found broken:
 - *one pair of hands*: what a shared subscription hands out is in no live consumer's hands, and is
   wanted; an exclusive one has one live consumer;
 - *limits change when asked*: what is declared of a topic stays, but for what a command names that
-  is to change it.
+  is to change it;
+- *full is what is waited for*: a publication is refused for `backlog_bytes_max` if what a
+  subscription has still to read or a region still to fetch leaves it no room, and only then.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from raftkv_subscriptions.commands import (
 
 from .storm_hands import consumed
 from .storm_ledger import Ledger, Step
-from .storm_messages import appended, limited, topic_book, trimmed
+from .storm_messages import appended, full, limited, topic_book, trimmed
 from .storm_rules import Found
 from .storm_sets import completed, subscriptions
 
@@ -44,9 +46,9 @@ __all__ = ["check_step"]
 
 def check_step(step: Step, ledger: Ledger) -> list[Found]:
     """Write into the ledger what the step has done; all that is wrong with it."""
+    found: list[Found] = list(full(step, ledger))
     if step.refusal is not None:
-        return []
-    found: list[Found] = []
+        return _told(step, found)
     command = step.command
     if isinstance(command, Sweep):
         names = [key for key, _ in step.tables.table("topics").scan()]
@@ -68,6 +70,10 @@ def check_step(step: Step, ledger: Ledger) -> list[Found]:
     if isinstance(command, SnapshotAnswered) and step.result.complete:
         found += completed(step, ledger)
     found += consumed(step, ledger)
+    return _told(step, found)
+
+
+def _told(step: Step, found: list[Found]) -> list[Found]:
     return [(check, f"{step}: {text}") for check, text in found]
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from raftkv_subscriptions.commands import DeclareTopic, Deliver, EnsureTopic, Publish
+from raftkv_subscriptions.commands import (
+    FORMAT_BACKLOG,
+    DeclareTopic,
+    Deliver,
+    EnsureTopic,
+    Publish,
+)
+from raftkv_subscriptions.refusals import BacklogFull
+from raftkv_subscriptions.rows import size_of
 
 from .storm_ledger import Ledger, Number, Step, TopicBook
-from .storm_rules import HOLES, LIMITED, ONCE, RETENTION, Found, own_of
+from .storm_rules import FULL, HOLES, LIMITED, ONCE, RETENTION, Found, own_of
 
-__all__ = ["appended", "limited", "topic_book", "trimmed"]
+__all__ = ["appended", "full", "limited", "topic_book", "trimmed"]
 
 #: What is declared of a topic.
 DECLARED = (
@@ -53,6 +61,44 @@ def limited(step: Step, book: TopicBook, row: Any) -> Iterator[Found]:
         named = getattr(command, what) if changing else None
         if value != before[what] and named != value:
             yield LIMITED, f"{book.name} had {what} {before[what]}, and has {value}"
+
+
+def full(step: Step, ledger: Ledger) -> Iterator[Found]:
+    """Whether a publication was rightly refused for the backlog of its topic, or rightly taken."""
+    command, tables = step.command, step.tables
+    if not isinstance(command, Publish) or tables.version < FORMAT_BACKLOG:
+        return
+    refused = isinstance(step.refusal, BacklogFull)
+    row = tables.table("topics").get(command.topic)
+    if row is None or not row.backlog_bytes_max or (step.refusal is not None and not refused):
+        return
+    size = sum(map(size_of, command.messages))
+    before = row.bytes if refused else row.bytes - size
+    book = ledger.topics.get((step.region, row.id))
+    waited = 0 if book is None else _waited_for(step, ledger, book, row, before)
+    if refused != (waited + size > row.backlog_bytes_max):
+        what = "refused" if refused else "taken"
+        yield FULL, f"{size} bytes are {what} beside {waited}, of {row.backlog_bytes_max}"
+
+
+def _waited_for(step: Step, ledger: Ledger, book: TopicBook, row: Any, kept: int) -> int:
+    """The bytes of the messages before this step, from the first that is waited for."""
+    tables, name = step.tables, book.name
+    subs = tables.table("subs").scan((row.id, ""), (row.id + 1, ""))
+    first = min([book.next, *(sub.mark + 1 for _, sub in subs)])
+    for region, known in tables.table("regions").scan():
+        if row.replicated and known.state == "active" and known.fetches:
+            said = dict(tables.table("fetched").get((region, row.id), ()))
+            for position in range(book.first, first):
+                origin, seq = book.at[position]
+                if origin != region and seq > said.get(origin, 0):
+                    first = position
+                    break
+    counted = tables.table("backlogs").get(row.id)
+    if first < book.next and (counted is None or first < counted.start):
+        return kept
+    numbers = (book.at[position] for position in range(max(first, book.first), book.next))
+    return sum(size_of(ledger.originals[name, origin, seq]) for origin, seq in numbers)
 
 
 def appended(step: Step, ledger: Ledger, book: TopicBook, row: Any) -> Iterator[Found]:

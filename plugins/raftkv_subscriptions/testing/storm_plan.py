@@ -187,17 +187,19 @@ def _settings(rng: random.Random, mode: str) -> dict[str, Any]:
 
 
 def _topics(rng: random.Random) -> tuple[TopicPlan, ...]:
-    return (
-        TopicPlan("plain"),
-        TopicPlan(
-            "short",
-            retention_s=rng.choice((0.0, 0.2, 1.0)),
-            retention_bytes=rng.choice((0, 300, 2_000)),
-        ),
-        TopicPlan("keys", compacted=True, retention_s=rng.choice((0.0, 0.3))),
-        TopicPlan("narrow", backlog_bytes_max=rng.choice((500, 5_000)), retention_bytes=200),
-        TopicPlan("local", replicated=False, retention_s=rng.choice((0.0, 0.3))),
+    short = TopicPlan(
+        "short",
+        retention_s=rng.choice((0.0, 0.2, 1.0)),
+        retention_bytes=rng.choice((0, 300, 2_000)),
     )
+    keys = TopicPlan("keys", compacted=True, retention_s=rng.choice((0.0, 0.3)))
+    limit = rng.choice((500, 5_000))
+    # The smaller backlog is limited alone: what is acknowledged stays, and is sought back to.
+    narrow = TopicPlan(
+        "narrow", backlog_bytes_max=limit, retention_bytes=0 if limit == 500 else 200
+    )
+    local = TopicPlan("local", replicated=False, retention_s=rng.choice((0.0, 0.3)))
+    return TopicPlan("plain"), short, keys, narrow, local
 
 
 def _limits(rng: random.Random) -> Limits:

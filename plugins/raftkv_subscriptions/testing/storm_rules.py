@@ -11,6 +11,7 @@ from .storm_ledger import Number, Step
 __all__ = [
     "BEGIN",
     "CHECKS",
+    "FULL",
     "HANDS",
     "HOLES",
     "KEPT",
@@ -35,8 +36,9 @@ MARKS = "marks are true"
 SNAPSHOTS = "snapshots are consistent"
 HANDS = "one pair of hands"
 LIMITED = "limits change when asked"
+FULL = "full is what is waited for"
 
-CHECKS = (ONCE, HOLES, RETENTION, ONLY, KEPT, BEGIN, MARKS, SNAPSHOTS, HANDS, LIMITED)
+CHECKS = (ONCE, HOLES, RETENTION, ONLY, KEPT, BEGIN, MARKS, SNAPSHOTS, HANDS, LIMITED, FULL)
 
 #: (check, what is wrong)
 Found = tuple[str, str]

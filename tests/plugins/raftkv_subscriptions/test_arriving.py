@@ -150,6 +150,7 @@ def test_a_topic_has_so_many_origins() -> None:
 def test_a_full_topic_lets_the_link_wait() -> None:
     log = RegionLog(others=("b",))
     log.declare("t", backlog_bytes_max=2 * (MESSAGE_OVERHEAD + 2))
+    log.subscribe()
     # Room for what both regions may have published: twice the limit and a publication.
     body, seq = bytes(200_000), 0
     while log.topic("t").bytes < 2 * LARGEST_BYTES + 4 * (MESSAGE_OVERHEAD + 2):

@@ -104,6 +104,7 @@ async def test_a_refused_one_does_not_hit_the_others(cluster: Cluster) -> None:
     subs = cluster.subs("core1")
     small, large = Message(b"s"), Message(b"L" * 10_000)
     await subs.declare("small", backlog_bytes_max=3 * size_of(small))
+    await subs.subscribe("small", "s")
     calls = [subs.publish("small", one) for one in (small, large, small, large, small, small)]
     done = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(one) for one in done] == [
@@ -131,6 +132,7 @@ async def test_what_does_not_fit_is_not_tried_a_hundred_times(cluster: Cluster) 
     subs = cluster.subs("core1")
     one = Message(b"x")
     await subs.declare("full", backlog_bytes_max=size_of(one))
+    await subs.subscribe("full", "s")
     await subs.publish("full", one)
     calls = [subs.publish("full", one) for _ in range(100)]
     done = await asyncio.gather(*calls, return_exceptions=True)

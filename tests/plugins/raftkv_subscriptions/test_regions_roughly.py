@@ -16,6 +16,7 @@ import pytest
 
 from raftkv_subscriptions import (
     acking,
+    backlog,
     consumers,
     handing,
     invariants,
@@ -39,7 +40,7 @@ from tests.plugins.raftkv_subscriptions.test_regions_together import NAMES, Worl
 STEPS = 160
 SEEDS = 10
 #: Modules that know how long a block of the index is, and where the work of an entry is cut off.
-WITH_BLOCKS = (acking, invariants, mapping, marks, retention, topics, pure)
+WITH_BLOCKS = (acking, backlog, invariants, mapping, marks, retention, topics, pure)
 WITH_LIMITS = (consumers, handing, marks)
 #: What may be refused, for it was tried without looking.
 EXPECTED = (KindDiffers, OutOfOrder, RegionExcluded, TooManyRanges, UnknownSubscription)

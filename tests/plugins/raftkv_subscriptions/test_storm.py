@@ -48,7 +48,11 @@ def test_every_seed_draws_a_plan_of_its_own() -> None:
 
 
 # The bug, and the check that sees it in a short storm; from which seed on, if not from 0.
-FROM = {"retention-forgets-marks": 4, "position-at-the-start": 1}
+FROM = {
+    "retention-forgets-marks": 4,
+    "position-at-the-start": 1,
+    "backlog-is-all-that-is-kept": 4,
+}
 QUICK = {
     "foreign-content": "subscriptions: each message once, in order",
     "retention-forgets-marks": "subscriptions: retention waits",
@@ -58,6 +62,7 @@ QUICK = {
     "earliest-is-latest": "subscriptions: beginnings are right",
     "position-at-the-start": "subscriptions: snapshots are consistent",
     "deliveries-forgotten": "subscriptions: one pair of hands",
+    "backlog-is-all-that-is-kept": "subscriptions: full is what is waited for",
 }
 
 

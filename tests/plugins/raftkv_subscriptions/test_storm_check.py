@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from raftkv_subscriptions import BacklogFull, Subscriptions
 from raftkv_subscriptions.commands import (
     Ack,
     AckDelivered,
@@ -38,6 +39,7 @@ from raftkv_subscriptions.commands import (
     Update,
 )
 from raftkv_subscriptions.rows import (
+    Backlog,
     Copy,
     Floor,
     Hole,
@@ -53,6 +55,7 @@ from raftkv_subscriptions.testing.storm_check import check_step
 from raftkv_subscriptions.testing.storm_ledger import Ledger, Step
 from raftkv_subscriptions.testing.storm_rules import (
     BEGIN,
+    FULL,
     HANDS,
     HOLES,
     KEPT,
@@ -81,6 +84,8 @@ class FakeTable(dict[Any, Any]):
 class FakeRegion:
     """A region whose tables and answers a test makes up."""
 
+    version = Subscriptions.version
+
     def __init__(self, name: str, ledger: Ledger) -> None:
         self.name = name
         self.ledger = ledger
@@ -92,7 +97,7 @@ class FakeRegion:
     def table(self, name: str) -> FakeTable:
         return self.tables.setdefault(name, FakeTable())
 
-    def did(self, command: Any, result: Any) -> list[str]:
+    def did(self, command: Any, result: Any, refusal: Exception | None = None) -> list[str]:
         """The names of the rules that the step breaks."""
         self.index += 1
         step = Step(
@@ -105,6 +110,7 @@ class FakeRegion:
             settings={"enabled": True, "mode": "vector"},
             tables=self,
             result=result,
+            refusal=refusal,
         )
         return sorted({check for check, _ in check_step(step, self.ledger)})
 
@@ -490,6 +496,32 @@ def test_a_message_in_two_hands_is_found() -> None:
     a = shared()
     assert taken(a, 1, 1) == []
     assert HANDS in taken(a, 2, 1, 2)
+
+
+def limited() -> FakeRegion:
+    """A region with three messages of 66 bytes, of which two are waited for."""
+    a, _ = one_sub()
+    a.table("backlogs")[1] = Backlog(1, 0)
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    assert a.next == 4
+    return a
+
+
+def test_item_14_a_refusal_for_what_is_acknowledged_is_found() -> None:
+    a = limited()
+    command = Publish("t", (Message(b"m4"),))
+    for limit, found in ((197, []), (198, [FULL])):
+        a.topic(backlog_bytes_max=limit, bytes=3 * 66)
+        assert a.did(command, None, BacklogFull("t", limit, 132)) == found
+
+
+def test_item_14_a_publication_beyond_the_limit_is_found() -> None:
+    for limit, found in ((198, False), (197, True)):
+        a = limited()
+        a.topic(backlog_bytes_max=limit, bytes=4 * 66)
+        assert (FULL in a.published(3, b"m3")) is found
 
 
 def test_what_an_ended_consumer_had_is_given_to_another_one() -> None:

@@ -421,6 +421,7 @@ def test_what_people_type_is_read() -> None:
 TOPIC: dict[str, Any] = {
     "messages": 1, "bytes": 65, "first": 2, "next": 3, "vector": {"eu": 2}, "holes": [["us", 1, 4]],
     "holes_count": 1, "compacted": False, "keys": 0, "retention_ms": 0, "retention_bytes": 1000,
+    "backlog_bytes": 90,
     "backlog_bytes_max": 2000, "replicated": False, "snapshot_age_ms": 1500, "pending": {"id": 7},
 }  # fmt: skip
 
@@ -430,7 +431,7 @@ def test_a_topic_in_words() -> None:
         "1 message (65 bytes), positions 2 to 2",
         "has, by region: eu:2",
         "never came here, for it was removed before: us:1-4",
-        "kept for 1000 bytes; beyond 2000 bytes publications are refused",
+        "kept for 1000 bytes; backlog 90 bytes, beyond 2000 publications are refused",
         "of this region only: links do not carry it",
         "last snapshot 1.5 s ago",
         "a snapshot is being made",

@@ -175,6 +175,7 @@ def test_one_message_may_be_larger_than_a_batch() -> None:
 def test_a_full_topic_refuses() -> None:
     log = RegionLog()
     log.declare("t", backlog_bytes_max=2 * (MESSAGE_OVERHEAD + 1))
+    log.subscribe()
     log.publish("t", "x")
     with pytest.raises(BacklogFull) as refused:
         log.publish("t", "y", "z")

@@ -17,7 +17,7 @@ from raftkv_subscriptions.rows import MESSAGE_OVERHEAD, Message, size_of
 from raftkv_subscriptions.settings import SETTINGS
 from tests.plugins.raftkv_subscriptions.pure import RegionLog
 
-SAMPLES = {"int": 7, "str": "word"}
+SAMPLES = {"int": 7, "str": "word", "int | None": 7}
 
 
 def sample(kind: type[Refused]) -> Refused:
