@@ -30,6 +30,7 @@ from .commands import (
     Deleted,
     Message,
     Published,
+    SessionClosed,
     Settled,
 )
 from .consuming import Delivery, Subscription
@@ -66,6 +67,7 @@ from .observers import (
 from .options import TxQueueOptions
 from .plugin import TxQueue
 from .refusals import (
+    BadAckTimeout,
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
@@ -108,7 +110,7 @@ from .scope import Scope
 from .session import Session
 from .status import QueueStatus, TxQueueStatus
 from .transaction import Committed
-from .views import Browsed, Fate
+from .views import Browsed, Fate, Holder
 from .xa import (
     XaError,
     XaStatus,
@@ -117,6 +119,7 @@ from .xa import (
 )
 
 __all__ = [
+    "BadAckTimeout",
     "BadDeadLetter",
     "BadHeaders",
     "BadQueueName",
@@ -144,6 +147,7 @@ __all__ = [
     "GlobalInDoubt",
     "GlobalRolledBack",
     "GlobalTransaction",
+    "Holder",
     "IllegalState",
     "InTransaction",
     "InvalidArgument",
@@ -174,6 +178,7 @@ __all__ = [
     "RollbackOnly",
     "Scope",
     "Session",
+    "SessionClosed",
     "SessionEnded",
     "Settled",
     "StagedFull",

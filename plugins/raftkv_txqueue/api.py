@@ -31,6 +31,7 @@ from .commands import (
     DeclareQueue,
     Deleted,
     DeleteQueue,
+    EndSession,
     EnsureQueue,
     Kind,
     Overflow,
@@ -38,6 +39,7 @@ from .commands import (
     Published,
     Purge,
     Purged,
+    SessionClosed,
 )
 from .dtx import Dtx
 from .line import TIMEOUT_S
@@ -48,10 +50,10 @@ from .opening import Opening, Sessions
 from .options import options_of
 from .queues import check_messages, completed
 from .reading import Reading, require_possible
-from .refusals import BadQueueName
+from .refusals import BadQueueName, SessionEnded
 from .status import QueueStatus, TxQueueStatus, status_of
 from .transaction import Outgoing, messages_of
-from .views import Browsed, Fate
+from .views import Browsed, Fate, session_ended
 from .waiting import Waiting
 
 __all__ = ["TxQueueApi"]
@@ -90,6 +92,7 @@ class TxQueueApi:
         overflow: Overflow | None = None,
         deliveries_max: int | None = None,
         dead_letter: str | None = None,
+        ack_timeout_ms: int | None = None,
         change: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Declared:
@@ -99,15 +102,24 @@ class TxQueueApi:
         `depth_max` messages and `bytes_max` bytes (0: no limit); beyond them a publication is
         refused, or (`overflow` "drop_oldest") the oldest available messages make room. A message
         that comes back after `deliveries_max` deliveries (0: no limit), or is rejected, goes to the
-        queue `dead_letter` ("": away), which must exist. Without names: no limit, "refuse", away.
-        Raises `QueueDiffers`, `UnknownDeadLetter`, `BadQueueName`, `BadDeadLetter`,
-        `TooManyQueues`, ValueError for what is no limit.
+        queue `dead_letter` ("": away), which must exist. A session that holds a message for longer
+        than `ack_timeout_ms` (0: no limit) is ended, by the log's clock. Without names: no limit,
+        "refuse", away. Raises `QueueDiffers`, `UnknownDeadLetter`, `BadQueueName`, `BadDeadLetter`,
+        `BadAckTimeout`, `TooManyQueues`, ValueError for what is no limit; UnknownCommand for an
+        `ack_timeout_ms` below format 2.
         """
         for name in (queue, dead_letter or ""):
             if not name.isascii():
                 raise BadQueueName(name)
         command = EnsureQueue(
-            queue, depth_max, bytes_max, overflow, deliveries_max, dead_letter, change
+            queue,
+            depth_max,
+            bytes_max,
+            overflow,
+            deliveries_max,
+            dead_letter,
+            change,
+            ack_timeout_ms,
         )
         try:
             msgspec.convert(msgspec.to_builtins(command), EnsureQueue)
@@ -123,7 +135,7 @@ class TxQueueApi:
         self, command: EnsureQueue, timeout_s: float
     ) -> EnsureQueue | DeclareQueue:
         """What is proposed. Below format 2 the node compares, and not the log."""
-        if self.host.view().version >= FORMAT_ENSURE:
+        if self.host.view().version >= FORMAT_ENSURE or command.ack_timeout_ms:
             return command
         await self.host.barrier("linearizable", timeout_s=timeout_s)
         return completed(self.host.view(), command)
@@ -203,6 +215,29 @@ class TxQueueApi:
             raise ValueError(f"a session is one of {', '.join(get_args(Kind))}, not {kind!r}")
         return Opening(self.sessions, kind, timeout_s)
 
+    async def end_session(
+        self, session: int, reason: str = "", *, timeout_s: float = TIMEOUT_S
+    ) -> SessionClosed:
+        """End a session of whatever node, by its number, as an operator: it hangs, say.
+
+        What it holds goes back and counts as delivered, its open transaction is rolled back, a
+        branch that it works in can only be rolled back; what was prepared stands. Its program gets
+        `SessionEnded` with the `reason`. Raises `SessionEnded` if it has ended before,
+        UnknownCommand below format 2.
+        """
+        command = EndSession(session, reason)
+        try:
+            msgspec.convert(msgspec.to_builtins(command), EndSession)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise ValueError(f"no session can be ended so: {error}") from None
+        try:
+            done: SessionClosed = await self.proposer.until_verdict(
+                command, self._deadline(timeout_s)
+            )
+        except SessionEnded:
+            raise session_ended(self.host.view(), session) from None
+        return done
+
     # --- reading ---
 
     def queues(self) -> tuple[QueueStatus, ...]:
@@ -232,7 +267,7 @@ class TxQueueApi:
         """Look at messages from the seq `first` on, in order, without taking them.
 
         The available ones; `everything`: also those that sessions hold, or have accepted in
-        transactions that are not decided. Raises `UnknownQueue`, ReadTimeout.
+        transactions that are not decided, with their `holder`. Raises `UnknownQueue`, ReadTimeout.
         """
         return await self.reading.browse(queue, first, limit, everything, consistency, timeout_s)
 
@@ -268,6 +303,7 @@ class TxQueueApi:
 
     def on_progress(self, index: int) -> None:
         """Entries were applied."""
+        self.sessions.look_at_endings()
         self.waiting.look()
 
     def on_restored(self, index: int) -> None:

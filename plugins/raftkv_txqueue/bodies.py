@@ -38,6 +38,7 @@ __all__ = [
     "WantedCommitBranch",
     "WantedDeclare",
     "WantedEnd",
+    "WantedEndSession",
     "WantedGet",
     "WantedHeuristic",
     "WantedMessage",
@@ -105,6 +106,7 @@ class WantedDeclare(Wanted, frozen=True):
     overflow: Overflow | None = None
     deliveries_max: Count | None = None
     dead_letter: str | None = None
+    ack_timeout_ms: Count | None = None
     change: bool = False
 
 
@@ -115,6 +117,13 @@ class WantedPublish(Wanted, frozen=True):
 
 class WantedSession(Wanted, frozen=True):
     kind: Kind = "plain"
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class WantedEndSession(Wanted, frozen=True):
+    """`reason`: what the session's program gets to read."""
+
+    reason: str = ""
     timeout_s: Seconds = TIMEOUT_S
 
 

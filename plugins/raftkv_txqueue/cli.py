@@ -145,6 +145,15 @@ def declare(
         str | None,
         typer.Option("--dead-letter", metavar="QUEUE", help='Where dead ones go; "": away.'),
     ] = None,
+    ack_timeout_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--ack-timeout-ms",
+            metavar="MS",
+            min=0,
+            help="A session that holds a message for longer is ended; 0: off.",
+        ),
+    ] = None,
     change: Annotated[
         bool, typer.Option("--change", help="Give an existing queue these limits.")
     ] = False,
@@ -157,6 +166,7 @@ def declare(
         "overflow": overflow,
         "deliveries_max": deliveries_max,
         "dead_letter": dead_letter,
+        "ack_timeout_ms": ack_timeout_ms,
         "change": change,
     }
     done = Ask(at)("PUT", _queue(queue), body)
@@ -229,7 +239,7 @@ def browse(
     ] = 1,
     limit: Limit = 100,
     everything: Annotated[
-        bool, typer.Option("--all", help="Those that sessions hold, too.")
+        bool, typer.Option("--all", help="Those that sessions hold, too, and which session does.")
     ] = False,
     local: Local = False,
 ) -> None:
@@ -240,9 +250,39 @@ def browse(
     if at.output == "json":
         print_json(found)
         return
-    _print(browsed_sheet(found["messages"], found["now_ms"]))
+    _print(browsed_sheet(found["messages"], found["now_ms"], everything))
     if found["next"]:
         note(f"there are more: --from {found['next']}")
+
+
+@queue_app.command(
+    "end-session",
+    epilog=examples(
+        "raftkv queue browse orders --all --dir demo",
+        "raftkv queue end-session 7 --reason 'it hangs since noon' --yes --dir demo",
+    ),
+)
+@connected("simple", "json")
+def end_session(
+    at: At,
+    session: Annotated[
+        int, typer.Argument(metavar="SESSION", min=1, help="Its number, as browse --all shows it.")
+    ],
+    reason: Reason = "",
+    yes: Yes = False,
+) -> None:
+    """End a session that hangs, on whatever node: what it holds goes back, counted as delivered.
+
+    Its open transaction is rolled back; what was prepared stands. Exit code 1 if it has ended.
+    """
+    if not yes:
+        _confirm(f"what ends: session {session}, with its open transaction.", str(session))
+    body = {"reason": reason, "timeout_s": at.timeout_s}
+    path = f"/v1/txqueue/sessions/{session}/end"
+    done = Ask(_patient(at))("POST", path, body, repeat=False)
+    back = f"{some(done['held'], 'message')} {'goes' if done['held'] == 1 else 'go'} back"
+    tx = "; its transaction was rolled back" if done["rolled_back"] else ""
+    _tell(at, done, f"session {done['session']}: ended; {back}{tx}")
 
 
 # --- messages -------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from .rows import (
+    ACK_TIMEOUT_MS_MAX,
+    ACK_TIMEOUT_MS_MIN,
     COMMAND_BYTES,
+    ENDINGS_KEPT,
     FRESH,
     HEADERS_MAX,
     INT_MAX,
@@ -31,7 +34,10 @@ from .rows import (
     Count,
     Counter,
     DecisionRow,
+    EndedBy,
+    Ending,
     Kind,
+    Lock,
     Message,
     Meta,
     Operation,
@@ -59,8 +65,13 @@ from .rows import (
 from .xa import Xid
 
 __all__ = [
+    "ACK_TIMEOUT_MS_MAX",
+    "ACK_TIMEOUT_MS_MIN",
     "COMMAND_BYTES",
+    "ENDINGS_KEPT",
+    "FORMAT_END_SESSION",
     "FORMAT_ENSURE",
+    "FORMAT_HELD_SINCE",
     "FORMAT_PUT_BACK",
     "FRESH",
     "HEADERS_MAX",
@@ -89,10 +100,14 @@ __all__ = [
     "DeleteQueue",
     "Deleted",
     "End",
+    "EndSession",
+    "EndedBy",
+    "Ending",
     "EnsureQueue",
     "ForgetBranch",
     "Heuristic",
     "Kind",
+    "Lock",
     "Message",
     "Meta",
     "Observe",
@@ -141,9 +156,12 @@ __all__ = [
     "size_of",
 ]
 
-#: The formats of the commands that introduced `PutBack` and `EnsureQueue`.
+#: The formats of the commands that introduced `PutBack`, `EnsureQueue`, `EndSession`, and rows of
+#: `locks` with the time at which they were put.
 FORMAT_PUT_BACK: Final = 2
 FORMAT_ENSURE: Final = 2
+FORMAT_END_SESSION: Final = 2
+FORMAT_HELD_SINCE: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -268,6 +286,7 @@ class DeclareQueue(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
 class EnsureQueue(msgspec.Struct, frozen=True, array_like=True, tag="ensure"):
     """Make a queue with these limits, None: the default. Of one that exists, what is None stays as
     it is, and what differs is refused (`QueueDiffers`) unless `change`. `dead_letter` must exist.
+    `ack_timeout_ms`: how long a session may hold a message of it, 0: as long as it likes.
     Format 2."""
 
     Result: ClassVar[Any] = Declared
@@ -278,6 +297,7 @@ class EnsureQueue(msgspec.Struct, frozen=True, array_like=True, tag="ensure"):
     deliveries_max: Count | None = None
     dead_letter: str | None = None
     change: bool = False
+    ack_timeout_ms: Count | None = None
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
@@ -321,6 +341,14 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 
     Result: ClassVar[Any] = SessionClosed
     session: SessionId
+
+
+class EndSession(msgspec.Struct, frozen=True, array_like=True, tag="end_session"):
+    """An operator ends a session of whatever node, as its `CloseSession` would. Format 2."""
+
+    Result: ClassVar[Any] = SessionClosed
+    session: SessionId
+    reason: str = ""
 
 
 class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
@@ -484,8 +512,9 @@ class Heuristic(msgspec.Struct, frozen=True, array_like=True, tag="heuristic"):
 
 class Sweep(msgspec.Struct, frozen=True, array_like=True, tag="sweep"):
     """Whatever is due: sessions of nodes that ended, what ended sessions hold, rows of decided
-    transactions, transactions past their deadline or with a participant that is gone, rows of
-    deleted queues, overflow, outcomes past their retention. Everything is compared again here."""
+    transactions, transactions past their deadline or with a participant that is gone, sessions that
+    hold a message for too long, rows of deleted queues, overflow, outcomes past their retention.
+    Everything is compared again here."""
 
     Result: ClassVar[Any] = Swept
     rows_max: Rows = ROWS_MAX

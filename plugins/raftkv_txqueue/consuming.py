@@ -26,6 +26,7 @@ from raftkv.errors import NotApplied, OutcomeUnknown, Stopped
 from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, View
 
 from .commands import ROWS_MAX, Acquired, Queue
+from .locks import deliveries_of as deliveries_in
 from .refusals import SessionEnded
 from .views import message_of
 
@@ -60,7 +61,8 @@ def deliveries_of(view: View, session: int, queue: str, acquired: Acquired) -> t
     locks = view.table("locks")
     found = []
     for seq, deliveries in zip(acquired.seqs, acquired.deliveries, strict=True):
-        if locks.get((session, row.id, seq)) != deliveries:
+        lock = locks.get((session, row.id, seq))
+        if lock is None or deliveries_in(lock) != deliveries:
             continue
         stored = message_of(view, row.id, seq)
         if stored is not None:

@@ -40,6 +40,7 @@ from .commands import (
     TransactionRow,
 )
 from .delivering import give_back
+from .locks import lock
 from .queues import append, must_drop
 from .sessions import live
 from .views import meta_of
@@ -217,7 +218,7 @@ def _free(
     for key, accept in list(accepts.scan(prefix=(number, queue.id))):
         accepts.delete(key)
         if holder:
-            ctx.table("locks").put((holder, queue.id, key[2]), accept.deliveries)
+            lock(ctx, holder, queue.id, ((key[2], accept.deliveries),))
             held += 1
         else:
             queue = give_back(ctx, name, queue, key[2], accept.deliveries)
@@ -343,7 +344,7 @@ def _unfold_accepted(ctx: Context, number: int, rows_max: int) -> int:
 
 def _unfold_back(ctx: Context, number: int, row: TransactionRow, rows_max: int) -> int:
     """Give accepted messages back, in the order of their seqs."""
-    accepts, locks, queues = ctx.table("accepts"), ctx.table("locks"), ctx.table("queues")
+    accepts, queues = ctx.table("accepts"), ctx.table("queues")
     rows = list(accepts.scan(prefix=(number,), limit=rows_max))
     session = ctx.table("sessions").get(row.session) if row.session else None
     holder = row.session if session is not None and live(ctx, session) else 0
@@ -358,7 +359,7 @@ def _unfold_back(ctx: Context, number: int, row: TransactionRow, rows_max: int) 
             if name is None or queue is None:
                 continue
             if holder:
-                locks.put((holder, queue_id, key[2]), accept.deliveries)
+                lock(ctx, holder, queue_id, ((key[2], accept.deliveries),))
                 held += 1
             else:
                 queue = give_back(ctx, name, queue, key[2], accept.deliveries)
@@ -402,7 +403,7 @@ def reclaim(ctx: Context, numbers: list[int], session: int, queue_id: int, seq: 
         if accept is None:
             continue
         accepts.delete((number, queue_id, seq))
-        ctx.table("locks").put((session, queue_id, seq), accept.deliveries)
+        lock(ctx, session, queue_id, ((seq, accept.deliveries),))
         holder = sessions[session]
         sessions.put(session, replace(holder, held=holder.held + 1))
         deliveries: int = accept.deliveries

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from raftkv.plugin import Context
 
 from .commands import Acquire, Acquired, Message, Queue, size_of
+from .locks import lock
 from .places import remove, take
 from .queues import append, named
 from .refusals import TooManyAcquired
@@ -64,14 +65,12 @@ def acquire(command: Acquire, ctx: Context) -> Acquired:
     else:
         back = _returned(ctx, queue, wanted)
         upto = queue.cursor + wanted - len(back)
-    lock = ctx.table("locks").put
     returned = ctx.table("returned")
-    for seq, deliveries in back:
+    for seq, _ in back:
         returned.delete((id, seq))
-        lock((session, id, seq), deliveries + 1)
     fresh = range(queue.cursor, upto)
-    for seq in fresh:
-        lock((session, id, seq), 1)
+    lock(ctx, session, id, [(seq, deliveries + 1) for seq, deliveries in back])
+    lock(ctx, session, id, [(seq, 1) for seq in fresh])
     taken = len(back) + len(fresh)
     new = replace(queue, cursor=upto, ready=queue.ready - taken)
     ctx.table("queues").replace(command.queue, queue, new)

@@ -13,6 +13,7 @@
     POST   sessions                  {"kind": "plain" | "tx" | "dtx"}: open one at this node
     GET    sessions/{id}             what it is and holds
     DELETE sessions/{id}             close it: what it holds goes back
+    POST   sessions/{id}/end         {"reason"}: an operator ends one, by its number, at any node
     POST   sessions/{id}/keepalive   it is used, although nothing is done
     POST   sessions/{id}/get         {"queue", "count", "wait_s"}: acquire messages
     POST   sessions/{id}/settle      {"queue", "seqs", "how": "accept" | "release" | "reject"}
@@ -79,6 +80,7 @@ from .bodies import (
     WantedBegin,
     WantedCommit,
     WantedDeclare,
+    WantedEndSession,
     WantedGet,
     WantedNothing,
     WantedOperation,
@@ -94,6 +96,7 @@ from .door_branches import BranchDoor
 from .door_sessions import DoorSessions, StageGap, TooManyDoorSessions
 from .errors import TransactionAborted, TransactionUnknown
 from .refusals import (
+    BadAckTimeout,
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
@@ -128,6 +131,7 @@ _FIELDS: Final = (
 )  # fmt: skip
 # The request itself is wrong, whatever the state.
 _WRONG: Final = (
+    BadAckTimeout,
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
@@ -168,6 +172,7 @@ def routes(host: Host, api: TxQueueApi, sessions: DoorSessions | None = None) ->
         ("POST", "sessions", door.open, "Open a session at this node."),
         ("GET", "sessions/{id}", door.session, "What a session is and holds."),
         ("DELETE", "sessions/{id}", door.close, "Close a session."),
+        ("POST", "sessions/{id}/end", door.end, "End a session of whatever node, by its number."),
         ("POST", "sessions/{id}/keepalive", door.keepalive, "Keep a session."),
         ("POST", "sessions/{id}/get", door.get, "Acquire messages."),
         ("POST", "sessions/{id}/settle", door.settle, "Accept, release or reject messages."),
@@ -223,6 +228,7 @@ class _Door:
             overflow=asked.overflow,
             deliveries_max=asked.deliveries_max,
             dead_letter=asked.dead_letter,
+            ack_timeout_ms=asked.ack_timeout_ms,
             change=asked.change,
         )
         return Response({"queue": name, "created": done.created, "changed": done.changed})
@@ -296,6 +302,13 @@ class _Door:
         handle = request.params["id"]
         await self._sessions.close(handle)
         return Response({"session": handle, "closed": True})
+
+    async def end(self, request: Request) -> Response:
+        only_query(request)
+        asked = body_of(request, WantedEndSession)
+        number = number_of("the session", request.params["id"], 1, NUMBER_MAX)
+        done = await self._api.end_session(number, asked.reason, timeout_s=asked.timeout_s)
+        return Response({"session": number, "ended": True, **_fields(done)})
 
     async def keepalive(self, request: Request) -> Response:
         only_query(request)

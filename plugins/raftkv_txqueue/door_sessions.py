@@ -30,6 +30,7 @@ from .api import TxQueueApi
 from .commands import Kind, Operation, PublishTo, SessionRow
 from .refusals import NotYourSession, SessionEnded
 from .session import Session
+from .views import session_ended
 
 __all__ = ["DoorSession", "DoorSessions", "StageGap", "TooManyDoorSessions"]
 
@@ -201,7 +202,7 @@ class DoorSessions:
         self._open.pop(number, None)
         row: SessionRow | None = self._host.view().table("sessions").get(number)
         if row is None or row.ended_ms or found is not None:
-            raise SessionEnded(number)
+            raise session_ended(self._host.view(), number)
         if row.node == self._host.name:
             mine = self._api.sessions.get(number)
             if mine is None or mine.ended:

@@ -19,14 +19,33 @@ from msgspec.structs import replace
 from raftkv.plugin import Context, MemberChange
 
 from . import transactions
-from .commands import ROWS_MAX, CloseSession, SessionClosed, SessionRow
-from .deciding import rows_of
+from .commands import (
+    ENDINGS_KEPT,
+    ROWS_MAX,
+    CloseSession,
+    Ending,
+    EndSession,
+    Lock,
+    SessionClosed,
+    SessionRow,
+)
+from .deciding import cut, rows_of
 from .delivering import give_back
+from .locks import unlock
 from .refusals import SessionEnded
 from .sessions import keep, owned
-from .views import meta_of
+from .views import last_ending, meta_of
 
-__all__ = ["close", "end", "end_of_life", "forget_old", "life_changed", "return_held"]
+__all__ = [
+    "close",
+    "end",
+    "end_by_operator",
+    "end_of_life",
+    "end_overdue",
+    "forget_old",
+    "life_changed",
+    "return_held",
+]
 
 #: Rows that a session's end touches anyway: its own, and in `owners`, `old_sessions`, `meta`.
 SESSION_ROWS: Final = 4
@@ -68,6 +87,48 @@ def end(ctx: Context, session: int, row: SessionRow, rows_max: int) -> int:
     return rows
 
 
+def end_by_operator(command: EndSession, ctx: Context) -> SessionClosed:
+    """End a session of whatever node; what it held goes back as if it had closed itself."""
+    session = command.session
+    row: SessionRow | None = ctx.table("sessions").get(session)
+    if row is None or row.ended_ms:
+        raise SessionEnded(session)
+    _note(ctx, Ending(session, "operator", ctx.now, cut(command.reason)))
+    end(ctx, session, row, ROWS_MAX)
+    left: SessionRow = ctx.table("sessions")[session]
+    return SessionClosed(row.held, row.number != 0 and left.number == 0)
+
+
+def end_overdue(ctx: Context, due: tuple[int, int, int, int], rows_max: int) -> int:
+    """A deadline of a lock is over: end its session; the rows that were touched.
+
+    Unless the queue is gone, or allows more time by now: then there is another deadline, or none.
+    """
+    key = due[1:]
+    session, queue_id, seq = key
+    locks, name = ctx.table("locks"), ctx.table("names").get(queue_id)
+    timeout_ms = ctx.table("ack_timeouts").get(queue_id, 0)
+    row: SessionRow | None = ctx.table("sessions").get(session)
+    held: Lock = locks[key]
+    again_ms = held.since_ms + timeout_ms
+    if row is None or row.ended_ms or name is None or not timeout_ms or again_ms > ctx.now:
+        later_ms = again_ms if timeout_ms and again_ms > ctx.now else 0
+        ctx.table("ack_due").delete(due)
+        locks.put(key, replace(held, due_ms=later_ms))
+        if later_ms:
+            ctx.table("ack_due").put((later_ms, *key), None)
+        return 3
+    _note(ctx, Ending(session, "ack_timeout", ctx.now, "", name, seq, timeout_ms))
+    return end(ctx, session, row, rows_max)
+
+
+def _note(ctx: Context, ending: Ending) -> None:
+    """Keep why a session is ended by others than its program; the oldest notes are dropped."""
+    endings = ctx.table("endings")
+    endings.put(last_ending(ctx) + 1, ending)
+    endings.delete_first(len(endings) - ENDINGS_KEPT)
+
+
 def _transaction_rows(ctx: Context, row: SessionRow) -> int:
     """Rows of what the session is in the middle of; see `transactions.session_ended`."""
     transaction = ctx.table("transactions").get(row.number) if row.number else None
@@ -81,8 +142,8 @@ def return_held(ctx: Context, session: int, rows_max: int) -> tuple[int, bool]:
     locks, queues, names = ctx.table("locks"), ctx.table("queues"), ctx.table("names")
     held = list(locks.scan(prefix=(session,), limit=rows_max))
     at, name, queue = 0, "", None
-    for key, deliveries in held:
-        locks.delete(key)
+    for key, _ in held:
+        deliveries = unlock(ctx, key)
         if key[1] != at:
             if queue is not None:
                 queues.put(name, queue)

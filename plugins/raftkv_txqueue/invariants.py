@@ -13,7 +13,16 @@ from typing import Any
 
 from raftkv.plugin import View
 
-from .commands import Part, Queue, SessionRow, Span, TransactionRow, size_of
+from .commands import (
+    ENDINGS_KEPT,
+    Lock,
+    Part,
+    Queue,
+    SessionRow,
+    Span,
+    TransactionRow,
+    size_of,
+)
 from .deciding import KEPT, UNDECIDED, VISIBLE, reserved_of
 from .quota import QUOTA
 from .views import meta_of
@@ -29,6 +38,7 @@ def violations(view: View) -> list[str]:
         *_of_queues(state),
         *_of_spans(state),
         *_of_sessions(state),
+        *_of_locks(state),
         *_of_transactions(state),
         *_of_staged(state),
         *_of_reserves(state),
@@ -50,7 +60,7 @@ class _State:
         self.messages: dict[tuple[int, int], Any] = self.rows("messages")
         self.spans: dict[tuple[int, int], Span] = self.rows("spans")
         self.returned: dict[tuple[int, int], int] = self.rows("returned")
-        self.locks: dict[tuple[int, int, int], int] = self.rows("locks")
+        self.locks: dict[tuple[int, int, int], int | Lock] = self.rows("locks")
         self.accepts: dict[tuple[int, int, int], Any] = self.rows("accepts")
         self.staged: dict[tuple[int, int, int], Any] = self.rows("staged")
         self.sessions: dict[int, SessionRow] = self.rows("sessions")
@@ -212,6 +222,31 @@ def _of_sessions(state: _State) -> list[str]:
         known = state.sessions.get(session)
         if known is not None and not known.forgotten < counter <= known.decided:
             found.append(f"a rollback of {session}.{counter} that cannot be")
+    return found
+
+
+def _of_locks(state: _State) -> list[str]:
+    """Deadlines of locks, time-outs of queues, and the notes on ended sessions."""
+    found = []
+    expected = set()
+    for key, row in state.locks.items():
+        if isinstance(row, Lock):
+            if not 0 <= row.since_ms <= state.now:
+                found.append(f"{key} is held since {row.since_ms}, and it is {state.now}")
+            if row.due_ms:
+                expected.add((row.due_ms, *key))
+    if expected != set(state.rows("ack_due")):
+        found.append("the deadlines of what is held are others")
+    for id, timeout_ms in state.rows("ack_timeouts").items():
+        if id not in state.by_id or timeout_ms <= 0:
+            found.append(f"queue {id} has an acknowledgement time-out of {timeout_ms} ms")
+    endings = state.rows("endings")
+    if len(endings) > ENDINGS_KEPT:
+        found.append(f"{len(endings)} notes on ended sessions")
+    for ending in endings.values():
+        row_of = state.sessions.get(ending.session)
+        if row_of is not None and not row_of.ended_ms:
+            found.append(f"session {ending.session} was ended by {ending.by} and goes on")
     return found
 
 

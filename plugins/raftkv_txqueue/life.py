@@ -17,6 +17,7 @@ from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, Host, Lost, Proposer
 
 from .commands import CloseSession, Kind, SessionRow
 from .refusals import SessionEnded
+from .views import session_ended
 
 __all__ = ["Life"]
 
@@ -51,12 +52,12 @@ class Life:
         delay_s = RETRY_FIRST_S
         while True:
             if self.ended:
-                raise SessionEnded(self.id)
+                raise self.error()
             try:
                 return await self.proposer.once(command)
             except SessionEnded:
                 self.end()
-                raise
+                raise self.error() from None
             except Lost:
                 self.abandon()
                 raise
@@ -65,11 +66,15 @@ class Life:
             except NotApplied:
                 if self.is_over:
                     self.end()
-                    raise SessionEnded(self.id) from None
+                    raise self.error() from None
                 if not must:
                     raise
             await self.host.runtime.sleep(delay_s)
             delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    def error(self) -> SessionEnded:
+        """What its program gets: that it has ended, and why if others have ended it."""
+        return session_ended(self.host.view(), self.id)
 
     def end(self) -> None:
         """It has ended."""

@@ -29,6 +29,8 @@ _DOC: Final = {
     "rejected": "Messages that sessions of this node rejected.",
     "sessions_opened": "Sessions that this node opened.",
     "sessions_ended": "Sessions of this node that were ended by others than their user.",
+    "sessions_ended_by_operators": "Of these: by operators.",
+    "sessions_timed_out": "Of these: because they held a message for longer than its queue allows.",
     "door_sessions_closed": "Sessions of this node's door that were closed because nobody used it.",
     "stages": "Stage commands of this node.",
     "detached": "Callers that left, or whose time was over, while their command went on.",
@@ -116,6 +118,8 @@ def _kept(view: View) -> tuple[tuple[str, int, str], ...]:
     return (
         ("acquired", len(view.table("locks")), "Messages that sessions hold."),
         ("accepting", len(view.table("accepts")), "Accepted in transactions not yet done with."),
+        ("ack_timeouts", len(view.table("ack_timeouts")), "Queues with a time-out of their own."),
+        ("ack_due", len(view.table("ack_due")), "Held messages that must be settled in time."),
         ("sessions", len(view.table("owners")), "Sessions that go on."),
         ("sessions_kept", len(view.table("old_sessions")), "Ended sessions, kept for outcomes."),
         ("rollbacks_kept", len(view.table("rollbacks")), "Rolled back TX that are remembered."),

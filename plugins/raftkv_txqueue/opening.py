@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from raftkv.errors import Stopped
 from raftkv.plugin import Host, Proposer
 
-from .commands import Kind, OpenSession, SessionOpened
+from .commands import EndedBy, Ending, Kind, OpenSession, SessionOpened
 from .life import Life
 from .line import Line
 from .metrics import Counters
 from .options import TxQueueOptions
 from .session import Session
+from .views import last_ending
 from .waiting import Waiting
 
 __all__ = ["Opening", "Sessions"]
+
+
+_COUNTED: Final[Mapping[EndedBy, str]] = {
+    "operator": "sessions_ended_by_operators",
+    "ack_timeout": "sessions_timed_out",
+}
 
 
 class Opening:
@@ -64,6 +71,8 @@ class Sessions:
         self._counters = counters
         self._options = options
         self._live: dict[int, Session] = {}
+        #: The last row of `endings` that was looked at.
+        self._ending = 0
         self._stopped = False
 
     def __len__(self) -> int:
@@ -107,6 +116,26 @@ class Sessions:
         """The node has a new life, or other tables: end those that have ended."""
         for session in self.all():
             session.look()
+
+    def look_at_endings(self) -> None:
+        """Entries were applied: end sessions that others have ended.
+
+        One that waits for messages sends nothing that the log could refuse.
+        """
+        view = self._host.view()
+        last, seen = last_ending(view), self._ending
+        if last == seen:
+            return
+        self._ending = last
+        row: Ending
+        endings = dict(view.table("endings").scan(seen + 1))
+        if seen + 1 not in endings:
+            self.look()  # a snapshot, or so many at once that the first are dropped
+        for row in endings.values():
+            session = self._live.get(row.session)
+            if session is not None:
+                self._counters.add(_COUNTED[row.by])
+                session.look()
 
     def stop(self) -> None:
         """The node stops: nothing is decided here any more, and this decides nothing."""

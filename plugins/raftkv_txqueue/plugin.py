@@ -34,6 +34,7 @@ from . import (
 )
 from .api import TxQueueApi
 from .commands import (
+    FORMAT_END_SESSION,
     FORMAT_ENSURE,
     FORMAT_PUT_BACK,
     TABLES,
@@ -44,6 +45,7 @@ from .commands import (
     DeclareQueue,
     DeleteQueue,
     End,
+    EndSession,
     EnsureQueue,
     ForgetBranch,
     Heuristic,
@@ -83,6 +85,7 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     Publish: queues.publish,
     OpenSession: sessions.open,
     CloseSession: ending.close,
+    EndSession: ending.end_by_operator,
     Select: sessions.select,
     Acquire: delivering.acquire,
     Settle: settling.settle,
@@ -107,6 +110,7 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
 _SINCE: Final[dict[type[msgspec.Struct], int]] = {
     PutBack: FORMAT_PUT_BACK,
     EnsureQueue: FORMAT_ENSURE,
+    EndSession: FORMAT_END_SESSION,
 }
 
 

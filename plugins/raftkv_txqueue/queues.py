@@ -28,6 +28,8 @@ from msgspec.structs import replace
 from raftkv.plugin import Context
 
 from .commands import (
+    ACK_TIMEOUT_MS_MAX,
+    ACK_TIMEOUT_MS_MIN,
     COMMAND_BYTES,
     HEADERS_MAX,
     NAME_CHARS_MAX,
@@ -48,6 +50,7 @@ from .commands import (
 )
 from .places import remove
 from .refusals import (
+    BadAckTimeout,
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
@@ -63,7 +66,7 @@ from .refusals import (
     UnknownDeadLetter,
     UnknownQueue,
 )
-from .views import Tables, meta_of, queue_of
+from .views import Tables, ack_timeout_of, meta_of, queue_of
 
 __all__ = [
     "append",
@@ -295,7 +298,23 @@ def declare(command: DeclareQueue, ctx: Context) -> Declared:
 
 def ensure(command: EnsureQueue, ctx: Context) -> Declared:
     """Make a queue, or compare one with what is asked for, or change it."""
-    return declare(completed(ctx, command), ctx)
+    whole = completed(ctx, command)
+    old: Queue | None = ctx.table("queues").get(command.queue)
+    was = 0 if old is None else ack_timeout_of(ctx, old)
+    asked = command.ack_timeout_ms
+    if asked and not ACK_TIMEOUT_MS_MIN <= asked <= ACK_TIMEOUT_MS_MAX:
+        raise BadAckTimeout(command.queue, asked)
+    if asked is not None and asked != was and old is not None and not command.change:
+        raise QueueDiffers(command.queue, "ack_timeout_ms", str(was), str(asked))
+    done = declare(whole, ctx)
+    if asked is None or asked == was:
+        return done
+    timeouts = ctx.table("ack_timeouts")
+    if asked:
+        timeouts.put(done.id, asked)
+    else:
+        timeouts.delete(done.id)
+    return done if done.created else Declared(done.id, False, True)
 
 
 def completed(view: Tables, command: EnsureQueue) -> DeclareQueue:
@@ -330,6 +349,7 @@ def delete(command: DeleteQueue, ctx: Context) -> Deleted:
         raise QueueAcquired(name, queue.depth - queue.ready)
     ctx.table("queues").delete(name)
     ctx.table("names").delete(queue.id)
+    ctx.table("ack_timeouts").delete(queue.id)
     ctx.table("overfull").delete(name)
     if queue.next > 1:
         ctx.table("dropped").put(queue.id, 1 if queue.depth > queue.ready else 0)

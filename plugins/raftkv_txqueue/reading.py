@@ -49,8 +49,9 @@ class Reading:
     async def depth(self, queue: str, consistency: Consistency, timeout_s: float) -> QueueStatus:
         """A queue's figures and limits. Raises `UnknownQueue`."""
         await self._host.barrier(consistency, timeout_s=timeout_s)
-        row: Queue = queue_of(self._host.view(), queue)
-        return queue_status(queue, row)
+        view = self._host.view()
+        row: Queue = queue_of(view, queue)
+        return queue_status(view, queue, row)
 
     async def browse(
         self,

@@ -15,10 +15,12 @@ from typing import ClassVar
 
 from raftkv.errors import Refused
 
+from .rows import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from .xa import XaError
 
 __all__ = [
     "REFUSALS",
+    "BadAckTimeout",
     "BadDeadLetter",
     "BadHeaders",
     "BadQueueName",
@@ -116,6 +118,23 @@ class UnknownDeadLetter(Refused):
         return (
             f"the dead letters of {self.queue!r} cannot go to {self.dead_letter!r}, which does not "
             "exist: declare that queue first"
+        )
+
+
+class BadAckTimeout(Refused):
+    """The acknowledgement time-out of a queue is out of its bounds."""
+
+    code = "txqueue_bad_ack_timeout"
+
+    def __init__(self, queue: str, timeout_ms: int) -> None:
+        super().__init__(queue, timeout_ms)
+        self.queue = queue
+        self.timeout_ms = timeout_ms
+
+    def __str__(self) -> str:
+        return (
+            f"the ack_timeout_ms of {self.queue!r} cannot be {self.timeout_ms}: take "
+            f"{ACK_TIMEOUT_MS_MIN} to {ACK_TIMEOUT_MS_MAX} ms, or 0 for none"
         )
 
 
@@ -287,16 +306,29 @@ class NotAMember(Refused):
 
 
 class SessionEnded(Refused):
-    """It was closed, or its node's life ended, or it never was."""
+    """It was closed, or ended by others, or its node's life ended, or it never was.
+
+    `cause`: "operator" or "ack_timeout" of one that was ended by others, as long as that is kept;
+    `reason`: for people. The log's own verdict has neither.
+    """
 
     code = "txqueue_session_ended"
+    text_places = (2,)
 
-    def __init__(self, session: int) -> None:
-        super().__init__(session)
+    def __init__(self, session: int, cause: str = "", reason: str = "") -> None:
+        super().__init__(session, *((cause, reason) if cause else ()))
         self.session = session
+        self.cause = cause
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"session {self.session} has ended and what it held is back: open another one"
+        then = "what it held is back: open another one"
+        if self.cause == "operator":
+            why = f": {self.reason}" if self.reason else ""
+            return f"session {self.session} was ended by an operator{why}; {then}"
+        if self.cause:
+            return f"session {self.session} was ended: {self.reason}; {then}"
+        return f"session {self.session} has ended and {then}"
 
 
 class NotYourSession(Refused):
@@ -614,6 +646,7 @@ REFUSALS: tuple[type[Refused], ...] = (
     BadQueueName,
     BadDeadLetter,
     UnknownDeadLetter,
+    BadAckTimeout,
     QueueDiffers,
     TooManyQueues,
     QueueInUse,

@@ -16,6 +16,7 @@ from raftkv.plugin import View
 from .commands import Message, SessionRow
 from .contents import BranchContent
 from .dtx import Branch, BranchOutcome
+from .locks import deliveries_of, since_of
 from .views import Browsed, Fate
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def browsed_report(found: Sequence[Browsed], limit: int) -> dict[str, Any]:
                 "at_ms": each.at_ms,
                 "deliveries": each.deliveries,
                 "state": each.state,
+                "holder": each.holder,
             }
             for each in found[:count]
         ],
@@ -87,8 +89,13 @@ def held_report(view: View, number: int, limit: int) -> dict[str, Any]:
         "kind": row.kind,
         "node": row.node,
         "held": [
-            {"queue": names.get(queue, ""), "seq": seq, "deliveries": deliveries}
-            for (_, queue, seq), deliveries in held
+            {
+                "queue": names.get(queue, ""),
+                "seq": seq,
+                "deliveries": deliveries_of(lock),
+                "since_ms": since_of(lock),
+            }
+            for (_, queue, seq), lock in held
         ],
         "held_count": row.held,
         "decided": row.decided,

@@ -6,7 +6,7 @@ one that is published in a transaction at its commit. From then on it is in exac
 
 - *fresh*: seq >= Queue.cursor; nobody has ever acquired it;
 - `returned`: it was acquired and came back; its seq is below the cursor, so order is kept;
-- `locks`: a session holds it;
+- `locks`: a session holds it (`locks.py`);
 - `accepts`: a session accepted it in a transaction that is not decided yet.
 
 Fresh and returned ones are *available*. The body stands in `messages` all the while.
@@ -33,7 +33,10 @@ from raftkv.plugin import TableSpec
 from .xa import Xid
 
 __all__ = [
+    "ACK_TIMEOUT_MS_MAX",
+    "ACK_TIMEOUT_MS_MIN",
     "COMMAND_BYTES",
+    "ENDINGS_KEPT",
     "FRESH",
     "HEADERS_MAX",
     "INT_MAX",
@@ -48,7 +51,10 @@ __all__ = [
     "Count",
     "Counter",
     "DecisionRow",
+    "EndedBy",
+    "Ending",
     "Kind",
+    "Lock",
     "Message",
     "Meta",
     "Operation",
@@ -88,6 +94,11 @@ TRANSACTION_QUEUES_MAX: Final = 64
 NAME_CHARS_MAX: Final = 255
 #: Letters of a reason that are kept; the rest is cut off.
 REASON_CHARS_MAX: Final = 500
+#: Acknowledgement time-outs that a queue may have, in milliseconds; 0: none.
+ACK_TIMEOUT_MS_MIN: Final = 100
+ACK_TIMEOUT_MS_MAX: Final = 7 * 24 * 3_600_000
+#: Sessions ended by others of which the reason is kept: nodes look at once.
+ENDINGS_KEPT: Final = 1_000
 #: Headers of one message.
 HEADERS_MAX: Final = 64
 
@@ -103,6 +114,8 @@ Settling = Literal["accept", "release", "reject"]
 #: What a program may do with what it holds: `Settling`, and put back what it has not looked at.
 SettlingVerb = Literal["accept", "release", "reject", "put_back"]
 Verdict = Literal["committed", "rolled back"]
+#: Who ended a session that neither its program nor the end of its node's incarnation has ended.
+EndedBy = Literal["operator", "ack_timeout"]
 
 
 # --- parts of commands ----------------------------------------------------------------------------
@@ -214,6 +227,34 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     count: int
     at_ms: int
+
+
+class Lock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A session holds a message, delivered `deliveries` times with this one. Format 2.
+
+    `since_ms`: the log's clock when the session acquired it, or got it back from a transaction that
+    was rolled back. `due_ms`: when it must have been settled, as long as the queue's time-out
+    stands; 0: never.
+    """
+
+    deliveries: int
+    since_ms: int
+    due_ms: int = 0
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Why a session was ended by others, for the program that still uses it. Format 2.
+
+    `reason`: the operator's. `queue`, `seq`, `timeout_ms`: which message it held for too long.
+    """
+
+    session: int
+    by: EndedBy
+    at_ms: int
+    reason: str = ""
+    queue: str = ""
+    seq: int = 0
+    timeout_ms: int = 0
 
 
 class SessionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -362,8 +403,14 @@ TABLES = (
     TableSpec("spans", tuple[int, int], Span),
     # (queue id, seq) -> deliveries so far
     TableSpec("returned", tuple[int, int], int),
-    # (session, queue id, seq) -> deliveries, this one included
-    TableSpec("locks", tuple[int, int, int], int),
+    # (session, queue id, seq) -> deliveries, this one included (format 1), or the lock
+    TableSpec("locks", tuple[int, int, int], int | Lock),
+    # queue id -> its acknowledgement time-out in ms, if it has one (format 2)
+    TableSpec("ack_timeouts", int, int),
+    # (at_ms, session, queue id, seq): deadlines of locks (format 2)
+    TableSpec("ack_due", tuple[int, int, int, int], None),
+    # 1, 2, 3, ... -> sessions that were ended by others, the oldest are dropped (format 2)
+    TableSpec("endings", int, Ending, run=True),
     # (number, queue id, seq)
     TableSpec("accepts", tuple[int, int, int], StagedAccept),
     # (number, queue id, 0, 1, ... in that queue)

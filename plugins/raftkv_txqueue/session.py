@@ -511,7 +511,7 @@ class Session:
         """The session has ended, by whomever."""
         if not self._closing:
             self._counters.add("sessions_ended")
-        error = SessionEnded(self.id)
+        error = self._life.error()
         for transaction in (self._tx, self._attaching.branch):
             if transaction is not None:
                 transaction.abort("session", SESSION_ENDED)
@@ -524,7 +524,7 @@ class Session:
 
     def _require_life(self) -> None:
         if self.ended:
-            raise SessionEnded(self.id)
+            raise self._life.error()
 
     def _require_tx(self) -> None:
         if self.kind != "tx":

@@ -23,6 +23,7 @@ from raftkv.plugin import Context
 from .commands import ROWS_MAX, PutBack, Queue, Settle, Settled, size_of
 from .deciding import reclaim, returning
 from .delivering import bury, give_back, put_back
+from .locks import unlock
 from .refusals import BatchTooLarge, EmptyBatch
 from .sessions import owned
 
@@ -72,11 +73,10 @@ def _accept(
     """Delete them: the queue, how many, and those that were not held. What is locked is in
     `messages`, for whoever locked it has moved it there."""
     id, size, missing = queue.id, 0, []
-    unlock = ctx.table("locks").delete
     messages = ctx.table("messages")
     delete = messages.delete
     for seq in seqs:
-        if unlock((session, id, seq)):
+        if unlock(ctx, (session, id, seq)):
             key = (id, seq)
             size += size_of(messages[key].message)
             delete(key)
@@ -93,17 +93,14 @@ def _unlocked(
     ctx: Context, session: int, queue: Queue, seqs: tuple[int, ...]
 ) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
     """Take these locks away: (seq, deliveries) of each, and the seqs that were not held."""
-    locks, id = ctx.table("locks"), queue.id
     found: list[tuple[int, int]] = []
     missing: list[int] = []
     for seq in seqs:
-        key = (session, id, seq)
-        deliveries = locks.get(key)
-        if deliveries is None:
-            missing.append(seq)
-        else:
-            locks.delete(key)
+        deliveries = unlock(ctx, (session, queue.id, seq))
+        if deliveries:
             found.append((seq, deliveries))
+        else:
+            missing.append(seq)
     return found, tuple(missing)
 
 

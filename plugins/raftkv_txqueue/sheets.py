@@ -94,6 +94,8 @@ def _limits(found: Answer) -> str:
         text += f"; dead after {found['deliveries_max']} deliveries"
     if found["dead_letter"]:
         text += f"; dead ones go to {found['dead_letter']}"
+    if found["ack_timeout_ms"]:
+        text += f"; a session that holds one for {found['ack_timeout_ms']} ms is ended"
     return text
 
 
@@ -103,20 +105,40 @@ def declared_words(done: Answer) -> str:
     return f"{done['queue']}: {what}"
 
 
-def browsed_sheet(messages: Sequence[Answer], now_ms: int) -> Sheet:
+def browsed_sheet(messages: Sequence[Answer], now_ms: int, holders: bool = False) -> Sheet:
+    """`holders`: with who has them, since how many seconds, in which transaction."""
     rows = [
         (
             str(each["seq"]),
             each["state"],
             str(each["deliveries"]),
-            f"{max(0, now_ms - each['at_ms']) / 1000:.1f}",
+            _ago(now_ms, each["at_ms"]),
+            *(_holder(each["holder"], now_ms) if holders else ()),
             " ".join(f"{name}={value}" for name, value in each["headers"]),
             _cut(text_of(each["body"])),
         )
         for each in messages
     ]
-    headings = ("SEQ", "STATE", "DELIVERIES", "S AGO", "HEADERS", "BODY")
-    return Sheet(headings, rows, ("SEQ", "DELIVERIES", "S AGO"))
+    who = ("SESSION", "KIND", "NODE", "S HELD", "TRANSACTION") if holders else ()
+    headings = ("SEQ", "STATE", "DELIVERIES", "S AGO", *who, "HEADERS", "BODY")
+    return Sheet(headings, rows, ("SEQ", "DELIVERIES", "S AGO", "SESSION", "S HELD"))
+
+
+def _holder(holder: Answer | None, now_ms: int) -> tuple[str, ...]:
+    if holder is None:
+        return ("",) * 5
+    since_ms = holder["since_ms"]
+    return (
+        str(holder["session"]),
+        holder["kind"],
+        holder["node"],
+        _ago(now_ms, since_ms) if since_ms else "",
+        holder["transaction"],
+    )
+
+
+def _ago(now_ms: int, at_ms: int) -> str:
+    return f"{max(0, now_ms - at_ms) / 1000:.1f}"
 
 
 def status_words(found: Answer) -> list[str]:

@@ -42,6 +42,7 @@ from .commands import (
     size_of,
 )
 from .deciding import put_meta, reclaim, returning
+from .locks import deliveries_of, unlock
 from .queues import check_messages, named
 from .refusals import (
     BatchTooLarge,
@@ -151,8 +152,10 @@ def _plan_accept(
     queue_id = content.queue.id
     back: list[int] | None = None
     for seq in seqs:
-        deliveries = locks.get((session, queue_id, seq))
-        if deliveries is None:
+        row = locks.get((session, queue_id, seq))
+        if row is not None:
+            deliveries = deliveries_of(row)
+        else:
             back = returning(ctx, session) if back is None else back
             deliveries = reclaim(ctx, back, session, queue_id, seq)
         if not deliveries or seq in content.accepts:
@@ -236,7 +239,7 @@ def write_plan(
     """
     known = {part.queue: part for part in row.parts}
     staged, accepts = ctx.table("staged"), ctx.table("accepts")
-    locks, queues = ctx.table("locks"), ctx.table("queues")
+    queues = ctx.table("queues")
     for content in plan.contents:
         queue_id = content.queue.id
         part = known.get(queue_id)
@@ -247,7 +250,7 @@ def write_plan(
             staged.put((number, queue_id, place), StagedMessage(row.rows + order, message))
             place += 1
         for seq, (order, deliveries, size) in content.accepts.items():
-            locks.delete((session, queue_id, seq))
+            unlock(ctx, (session, queue_id, seq))
             accept = StagedAccept(row.rows + order, session, deliveries, size)
             accepts.put((number, queue_id, seq), accept)
     row = merged(row, plan)

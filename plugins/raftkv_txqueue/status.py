@@ -9,7 +9,7 @@ import msgspec
 from raftkv.plugin import Host, View
 
 from .commands import Overflow, Queue, TransactionRow
-from .views import meta_of
+from .views import ack_timeout_of, meta_of
 
 __all__ = [
     "QueueStatus",
@@ -30,7 +30,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
     `reserved`, `reserved_bytes`: room promised to prepared transactions. `next_seq`: of the next
     message.
     `transactions`: undecided ones with content of it. `dropped`, `dead`: ever. The rest are its
-    limits, 0: none.
+    limits, 0: none; `ack_timeout_ms`: how long a session may hold a message, in ms.
     """
 
     name: str
@@ -50,6 +50,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
     overflow: Overflow
     deliveries_max: int
     dead_letter: str
+    ack_timeout_ms: int
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class TxQueueStatus(msgspec.Struct, frozen=True):
     mine: Mapping[str, int]
 
 
-def queue_status(name: str, row: Queue) -> QueueStatus:
+def queue_status(view: View, name: str, row: Queue) -> QueueStatus:
     """One queue's row as people and programs read it."""
     return QueueStatus(
         name=name,
@@ -112,12 +113,13 @@ def queue_status(name: str, row: Queue) -> QueueStatus:
         overflow=row.overflow,
         deliveries_max=row.deliveries_max,
         dead_letter=row.dead_letter,
+        ack_timeout_ms=ack_timeout_of(view, row),
     )
 
 
 def queue_rows(view: View) -> tuple[QueueStatus, ...]:
     """All queues, by name."""
-    return tuple(queue_status(name, row) for name, row in view.table("queues").scan())
+    return tuple(queue_status(view, name, row) for name, row in view.table("queues").scan())
 
 
 def totals(view: View, now_ms: int) -> Totals:

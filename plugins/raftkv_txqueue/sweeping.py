@@ -23,6 +23,7 @@ from . import completing, ending, transactions
 from .closing import is_gone
 from .commands import Sweep, Swept, TransactionRow
 from .deciding import rows_of, unfold
+from .locks import unlock
 from .queues import make_room
 
 __all__ = ["sweep"]
@@ -108,6 +109,18 @@ def _roll_back_late(ctx: Context, budget: _Budget) -> bool:
     return due.count(None, last) > 0
 
 
+def _end_overdue(ctx: Context, budget: _Budget) -> bool:
+    """Sessions that have held a message for longer than its queue allows."""
+    last = (ctx.now + 1, 0, 0, 0)
+    due = ctx.table("ack_due")
+    for key in [key for key, _ in due.scan(None, last, limit=budget.left)]:
+        if budget.left <= 0:
+            return True
+        if key in due:  # else it went back with its session
+            budget.spend(ending.end_overdue(ctx, key, budget.left))
+    return due.count(None, last) > 0
+
+
 def _end(ctx: Context, number: int, row: TransactionRow) -> None:
     if row.state == "failed":
         completing.forget_failed(ctx, number, row)
@@ -176,7 +189,7 @@ def _drop_locks(ctx: Context, queue_id: int, session: int, budget: _Budget) -> b
         session, limit = found[0], budget.left
         keys = [key for key, _ in locks.scan(prefix=(session, queue_id), limit=limit)]
         for key in keys:
-            locks.delete(key)
+            unlock(ctx, key)
         if keys:
             row = sessions[session]
             sessions.put(session, replace(row, held=row.held - len(keys)))
@@ -213,6 +226,7 @@ _STEPS: Final[tuple[Callable[[Context, _Budget], bool], ...]] = (
     _end_lives,
     _roll_back_left,
     _roll_back_late,
+    _end_overdue,
     _return_held,
     _unfold,
     _drop_queues,

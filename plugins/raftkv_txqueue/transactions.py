@@ -45,6 +45,7 @@ from .commands import (
     Voting,
 )
 from .deciding import cut, drops_of_each, settle
+from .locks import unlock
 from .queues import append, room_for
 from .refusals import NotAMember, OutcomeForgotten, UnknownTransaction, WrongKind
 from .sessions import keep, live, owned
@@ -144,14 +145,14 @@ def _commit_new(ctx: Context, command: Commit, plan: Plan) -> DecidedNow | Votin
 
 def _write_through(ctx: Context, session_id: int, plan: Plan) -> tuple[tuple[str, int, int], ...]:
     """The fast path: accepted messages leave, published ones enter, and that is all."""
-    queues, locks, messages = ctx.table("queues"), ctx.table("locks"), ctx.table("messages")
+    queues, messages = ctx.table("queues"), ctx.table("messages")
     spans: list[tuple[str, int, int]] = []
     drop_max = drops_of_each(len(plan.contents))
     for content in plan.contents:
         queue = content.queue
         if content.accepts:
             for seq in content.accepts:
-                locks.delete((session_id, queue.id, seq))
+                unlock(ctx, (session_id, queue.id, seq))
                 messages.delete((queue.id, seq))
             queue = replace(
                 queue,

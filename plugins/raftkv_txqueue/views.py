@@ -26,6 +26,7 @@ from .commands import (
     FRESH,
     AcceptOf,
     DecisionRow,
+    Ending,
     Message,
     Meta,
     Operation,
@@ -37,23 +38,28 @@ from .commands import (
     Stored,
     TransactionRow,
 )
-from .refusals import UnknownQueue
+from .locks import deliveries_of, since_of
+from .refusals import SessionEnded, UnknownQueue
 from .xa import Xid
 
 __all__ = [
     "Browsed",
     "Fate",
+    "Holder",
     "Place",
     "Tables",
+    "ack_timeout_of",
     "branches",
     "browse",
     "decision_of",
+    "last_ending",
     "message_of",
     "meta_of",
     "operations_of",
     "outcome_of",
     "queue_of",
     "recover",
+    "session_ended",
     "session_live",
     "span_over",
     "to_forget",
@@ -86,10 +92,27 @@ class Tables(Protocol):
     def table(self, name: str) -> Any: ...
 
 
+class Holder(msgspec.Struct, frozen=True):
+    """Who has acquired a message, or accepted it in a transaction that is not decided.
+
+    `session`: its number; `kind` and `node` are "" once the session is forgotten, as that of a
+    prepared branch may be. `since_ms`: the log's clock when it acquired the message, 0 if that was
+    at format 1 of the plugin. `transaction`: the txid or xid in which it is accepted, "" if it is
+    not; `since_ms` is then when that was begun in the log.
+    """
+
+    session: int
+    kind: str
+    node: str
+    since_ms: int
+    transaction: str = ""
+
+
 class Browsed(msgspec.Struct, frozen=True):
     """A message in a queue. `at_ms`: the log's clock when it became visible.
 
     `deliveries`: how often it was handed out, the present time included if it is acquired.
+    `holder`: None if it is available.
     """
 
     seq: int
@@ -97,6 +120,7 @@ class Browsed(msgspec.Struct, frozen=True):
     at_ms: int
     deliveries: int
     state: Place
+    holder: Holder | None = None
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -127,6 +151,32 @@ def queue_of(view: Tables, name: str) -> Queue:
     if queue is None:
         raise UnknownQueue(name)
     return queue
+
+
+def ack_timeout_of(view: Tables, queue: Queue) -> int:
+    """The queue's acknowledgement time-out in ms; 0: it has none."""
+    timeout_ms: int = view.table("ack_timeouts").get(queue.id, 0)
+    return timeout_ms
+
+
+def last_ending(view: Tables) -> int:
+    """The number of the last row of `endings`; 0: there is none."""
+    return next((number for number, _ in view.table("endings").scan(reverse=True, limit=1)), 0)
+
+
+def session_ended(view: Tables, session: int) -> SessionEnded:
+    """The error for a session that has ended, with the reason if others ended it."""
+    row: Ending
+    for _, row in view.table("endings").scan(reverse=True):
+        if row.session == session:
+            reason = row.reason
+            if row.by == "ack_timeout":
+                reason = (
+                    f"it held message {row.seq} of {row.queue!r} for longer than the queue's "
+                    f"ack_timeout_ms of {row.timeout_ms}"
+                )
+            return SessionEnded(session, row.by, reason)
+    return SessionEnded(session)
 
 
 def session_live(view: Tables, row: SessionRow | None) -> bool:
@@ -179,20 +229,43 @@ def where(
 
     From `first` on, in order, `limit` at most (0: all). Fresh messages are not among them.
     """
-    found: dict[int, tuple[Place, int]] = {}
+    found = _found(view, queue_id, first, limit)
+    return {seq: (place, deliveries) for seq, (place, deliveries, _) in found.items()}
+
+
+#: Where a message is, its deliveries, and who has it: a session, with the lock or the transaction.
+_Found = tuple[Place, int, tuple[Any, ...] | None]
+
+
+def _found(view: Tables, queue_id: int, first: int, limit: int) -> dict[int, _Found]:
+    """See `where`."""
+    found: dict[int, _Found] = {}
     for (_, seq), deliveries in view.table("returned").scan(
         (queue_id, first), (queue_id + 1, 0), limit=limit
     ):
-        found[seq] = ("available", deliveries)
-    for key, deliveries in _skipping(view.table("locks"), queue_id, first, limit):
-        found[key[2]] = ("acquired", deliveries)
+        found[seq] = ("available", deliveries, None)
+    for key, lock in _skipping(view.table("locks"), queue_id, first, limit):
+        found[key[2]] = ("acquired", deliveries_of(lock), (key[0], lock))
     transactions = view.table("transactions")
     for key, accept in _skipping(view.table("accepts"), queue_id, first, limit):
         row: TransactionRow | None = transactions.get(key[0])
         if row is not None and row.state not in TAKEN:
-            found[key[2]] = ("accepted", accept.deliveries)
+            found[key[2]] = ("accepted", accept.deliveries, (accept.session, row))
     seqs = sorted(found)
     return {seq: found[seq] for seq in (seqs[:limit] if limit else seqs)}
+
+
+def _holder(view: Tables, has: tuple[Any, ...] | None) -> Holder | None:
+    """Who has a message, of what `_found` gives."""
+    if has is None:
+        return None
+    session, row = has
+    known: SessionRow | None = view.table("sessions").get(session)
+    kind, node = ("", "") if known is None else (known.kind, known.node)
+    if not isinstance(row, TransactionRow):
+        return Holder(session, kind, node, since_of(row))
+    name = txid_of(row.session, row.counter) if row.xid is None else str(row.xid)
+    return Holder(session, kind, node, row.opened_ms, name)
 
 
 def _skipping(table: Any, queue_id: int, first: int, limit: int) -> Iterator[tuple[Any, Any]]:
@@ -218,20 +291,21 @@ def browse(
     does nothing else. Raises `UnknownQueue`.
     """
     queue = queue_of(view, name)
-    places: dict[int, tuple[Place, int]]
+    places: dict[int, _Found]
     if everything:
-        places = where(view, queue.id, first, limit)
+        places = _found(view, queue.id, first, limit)
     else:
         rows = view.table("returned").scan((queue.id, first), (queue.id + 1, 0), limit=limit)
-        places = {key[1]: ("available", deliveries) for key, deliveries in rows}
+        places = {key[1]: ("available", deliveries, None) for key, deliveries in rows}
     start = max(first, queue.cursor)
     for seq in range(start, min(queue.next, start + limit - len(places))):
-        places[seq] = ("available", 0)
+        places[seq] = ("available", 0, None)
     found = []
-    for seq, (place, deliveries) in places.items():
+    for seq, (place, deliveries, has) in places.items():
         stored = message_of(view, queue.id, seq)
         if stored is not None:
-            found.append(Browsed(seq, stored.message, stored.at_ms, deliveries, place))
+            holder = _holder(view, has)
+            found.append(Browsed(seq, stored.message, stored.at_ms, deliveries, place, holder))
     return tuple(found)
 
 

@@ -86,6 +86,8 @@ class TxLog:
     ) -> None:
         self.checks = checks
         self.plugin = plugin()
+        #: What nodes announce that come up.
+        self.plugin_format = self.plugin.version
         self.machine = StateMachine([self.plugin])
         self.now = 1_000
         self.seqs = itertools.count(1)
@@ -143,7 +145,7 @@ class TxLog:
     # --- members ---
 
     def node_up(self, name: str, role: Literal["core", "replicant"] = "core") -> None:
-        plugins = (("txqueue", self.plugin.version),)
+        plugins = (("txqueue", self.plugin_format),)
         command = NodeUp(next(self.seqs), name, role, name, "", None, plugins)
         self.sessions[name] = self.run(0, "core", command, command.nonce).session
         known = self.machine.voters[1]

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 30.0
 VERBS = (
     "queue list", "queue status", "queue declare", "queue delete", "queue purge", "queue depth",
-    "queue browse", "queue publish", "queue get", "queue outcome", "queue setting",
+    "queue browse", "queue publish", "queue get", "queue end-session", "queue outcome",
+    "queue setting",
     "dtx list", "dtx recover", "dtx commit", "dtx rollback", "dtx forget", "dtx outcome",
 )  # fmt: skip
 
@@ -197,6 +198,43 @@ def test_the_fate_of_a_transaction(shell: Typed, started: Nodes) -> None:
     assert "say SESSION.COUNTER, like 12.7" in shell.err
 
 
+def test_a_session_that_hangs_is_seen_and_ended(shell: Typed, started: Nodes) -> None:
+    shell("queue", "publish", "orders", "x", "y")
+    at = started.endpoints[1]
+    with Client(started.endpoints) as client:
+        handle = client.call("POST", "/v1/txqueue/sessions", {}, at=at).body["session"]
+        place = f"/v1/txqueue/sessions/{handle}"
+        assert client.call("POST", f"{place}/get", {"queue": "orders"}, at=at).good
+        number = handle.partition("-")[0]
+        table = shell("queue", "browse", "orders", "--all")
+        assert table.split()[:9] == [
+            "SEQ", "STATE", "DELIVERIES", "S", "AGO", "SESSION", "KIND", "NODE", "S",
+        ]  # fmt: skip
+        held = next(line.split() for line in table.splitlines() if "acquired" in line)
+        assert held[4:6] == [number, "plain"]
+        assert "SESSION" not in shell("queue", "browse", "orders")
+        shown = shell.json("queue", "browse", "orders", "--all")["messages"]
+        assert [each["holder"] and each["holder"]["session"] for each in shown] == [
+            int(number), None,
+        ]  # fmt: skip
+        assert handle not in json.dumps(shown)
+        shell("queue", "end-session", number, code=2)
+        assert f"what ends: session {number}, with its open transaction." in shell.err
+        said = shell("queue", "end-session", number, "--reason", "it hangs", "--yes")
+        assert said == f"session {number}: ended; 1 message goes back\n"
+        told = client.call("POST", f"{place}/get", {"queue": "orders"}, at=at)
+        assert (told.body["reason"], told.body["cause"]) == ("txqueue_session_ended", "operator")
+        assert "ended by an operator: it hangs" in told.body["error"]
+    shell("queue", "end-session", number, "--yes", code=1)
+    assert f"session {number} was ended by an operator" in shell.err
+    shell("queue", "declare", "slow", "--ack-timeout-ms", "60000")
+    shell("queue", "depth", "slow")
+    assert "a session that holds one for 60000 ms is ended" in shell.err
+    shell("queue", "declare", "slow", "--ack-timeout-ms", "5", "--change", code=1)
+    assert "take 100 to 604800000 ms" in shell.err
+    shell("queue", "delete", "slow", "--yes")
+
+
 def test_settings_are_shown_and_changed(shell: Typed) -> None:
     assert rows(shell("queue", "setting"))["queues_max"] == ["queues_max", "1000"]
     assert rows(shell("queue", "setting", "queues_max", "20"))["queues_max"][1] == "20"
@@ -343,7 +381,8 @@ def test_tables_and_words() -> None:
     assert (cells[3], len(cells[5])) == ("1.0", 60)
     queue = {"depth": 2, "bytes": 9, "ready": 1, "acquired": 1, "next_seq": 8, "reserved": 3,
              "transactions": 1, "dropped": 4, "dead": 5, "depth_max": 7, "bytes_max": 80,
-             "overflow": "drop_oldest", "deliveries_max": 0, "dead_letter": ""}  # fmt: skip
+             "overflow": "drop_oldest", "deliveries_max": 0, "dead_letter": "",
+             "ack_timeout_ms": 0}  # fmt: skip
     assert queue_words(queue) == [
         "2 messages (9 bytes): 1 available, 1 acquired; the next is number 8",
         "room for 3 more is promised to prepared transactions",
