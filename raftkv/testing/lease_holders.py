@@ -61,10 +61,13 @@ class Promise:
         """A keep-alive sent then was answered."""
         self.until = max(self.until, at + self.ttl_s * (1 - DRIFT))
 
-    def found_in(self, history: int, index: int) -> None:
-        """A keep-alive answered in this history: of a former one, the key may be lost."""
+    def found_in(self, history: int) -> None:
+        """A keep-alive answered in this history: of a former one, the key may be lost.
+
+        The lease is there, so its grant is, too, at the index that it had.
+        """
         if history != self.history:
-            self.history, self.index, self.key = history, index, b""
+            self.history, self.key = history, b""
 
 
 class LeaseHolders:
@@ -200,7 +203,7 @@ class LeaseHolders:
             return True
         if histories == self._histories:
             self._promises[promise.lease] = promise
-            promise.found_in(histories, node.machine.newest_index)
+            promise.found_in(histories)
             promise.sent(sent_at)
         self._marks.hit("lease kept alive")
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from raftkv.errors import NotApplied, OutcomeUnknown
+from raftkv.testing.lease_holders import Promise
 from raftkv.testing.simulated import SimulatedCluster
 
 TTL_S = 3
@@ -63,3 +64,12 @@ def test_a_lease_outlives_its_lessor(seed: int, fault: str) -> None:
         world.network.heal()
         cluster.settle()
         assert lease not in cluster.nodes[name].machine.view("kv").table("leases")
+
+
+def test_a_lease_found_after_a_forced_recovery_has_the_index_of_its_grant() -> None:
+    """The node that answers a keep-alive may be far behind: its index is no bound."""
+    promise = Promise(1, 5, 40, 0.0, key=b"lease/1")
+    promise.found_in(1)
+    assert (promise.index, promise.key) == (40, b"lease/1")
+    promise.found_in(2)
+    assert (promise.index, promise.key) == (40, b"")
