@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import string
 
+import msgspec
 import pytest
 
 from raftkv.errors import ConfigError
@@ -243,7 +244,8 @@ async def test_topics_and_subscriptions_at_one_look(world: World) -> None:
     view, now_ms = world.view("a"), world["a"].now_ms()
     topic = topic_status(view, "t", now_ms)
     assert topic is not None
-    assert topic_rows(view, now_ms) == (topic,)
+    assert topic_rows(view, now_ms) == (msgspec.structs.replace(topic, backlog_bytes=None),)
+    assert topic.backlog_bytes == topic.bytes
     assert (topic.messages, topic.first, topic.next, topic.seq) == (3, 1, 4, 3)
     assert (topic.vector, topic.subscriptions, topic.pending) == ((("a", 3),), 1, None)
     assert topic.snapshot_age_ms is None
