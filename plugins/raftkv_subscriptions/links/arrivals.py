@@ -21,6 +21,7 @@ from raftkv_subscriptions.commands import (
     SnapshotAnswered,
     Update,
 )
+from raftkv_subscriptions.mapping import vector_of_rows
 from raftkv_subscriptions.rows import (
     COMMAND_BYTES,
     ROWS_MAX,
@@ -52,6 +53,7 @@ __all__ = [
     "gathered_state",
     "marker_command",
     "merge_of",
+    "news_of",
     "takes_states",
 ]
 
@@ -99,6 +101,23 @@ def gathered_messages(lane: Lane[tuple[str, Item]], source: str) -> Deliver:
         parts.extend(more)
         lane.take()
     return Deliver(topic, source, tuple(parts))
+
+
+def news_of(view: View, command: Deliver) -> Deliver | None:
+    """Without what is here: a source sends again what it does not know to have come. None: all is.
+
+    The log compares once more; this spares entries that say nothing.
+    """
+    topic: Topic | None = view.table("topics").get(command.topic)
+    if topic is None:
+        return command
+    here = dict(vector_of_rows(view, topic.id))
+    parts = tuple(part for part in command.parts if _end_of(part) > here.get(part.origin, 0))
+    return msgspec.structs.replace(command, parts=parts) if parts else None
+
+
+def _end_of(part: Copy | Hole) -> int:
+    return part.seq if isinstance(part, Copy) else part.last
 
 
 def _bytes_of(parts: tuple[Copy | Hole, ...]) -> int:

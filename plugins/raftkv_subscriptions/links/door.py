@@ -32,8 +32,8 @@ def link_routes(host: Host, serving: Serving) -> tuple[Route, ...]:
 
     async def report(request: Request) -> Response:
         only_query(request)
-        again = await serving.report(body_of(request, LinkReport))
-        return Response({"again": again} if again else {})
+        await serving.report(body_of(request, LinkReport))
+        return Response({})
 
     return (
         Route(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["LinkBroken", "LinkError", "LinkRefused"]
+from typing import Final
+
+__all__ = ["NOT_SENT", "LinkBroken", "LinkError", "LinkRefused"]
+
+#: The reason of a report that claims more than counts: what does count was taken.
+NOT_SENT: Final = "not_sent"
 
 
 class LinkError(Exception):

@@ -6,6 +6,11 @@ the next one stands behind something that is not here any more: a `Hole` is said
 what `known` lacks of the region's vector is not here either: the last ones may be missing, too. So
 what is said of an origin has no gap, whatever was trimmed, compacted away, or never came here.
 
+What the target claims to have when the stream begins counts only as far as an earlier report. The
+rest was sent by another node, whose streams are not known here, or passed on by another region, or
+is not true; so it is sent again (`again`), beside what is new, and then it counts. A target that
+has it passes it over.
+
 Rules of this file: nothing waits here, and nothing is kept of the tables but numbers. One call
 looks at SCAN_ROWS rows at most: a topic full of messages that nobody wants must not hold the loop.
 """
@@ -16,7 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv.plugin import View
-from raftkv_subscriptions.mapping import position_of, vector_of_rows
+from raftkv_subscriptions.mapping import as_vector, position_of, vector_of_rows
 from raftkv_subscriptions.markers import markers_after
 from raftkv_subscriptions.rows import (
     ORIGINS_MAX,
@@ -51,7 +56,8 @@ def wanted_by(target: str, want: str, own: str, direct: frozenset[str]) -> Calla
 
 
 class TopicFeed:
-    """See the top of the file. `asked`: what the target has; `markers`: whether it gets them."""
+    """See the top of the file. `asked`: what the target has; `counted`: what it has reported;
+    `markers`: whether it gets them."""
 
     def __init__(
         self,
@@ -65,10 +71,10 @@ class TopicFeed:
         target: str,
         markers: bool,
         paused: bool,
+        counted: Vector = (),
     ) -> None:
         self.name = name
         self.id = topic.id
-        self.known = dict(asked)
         self._wanted = wanted
         self._own = own
         self._target = target
@@ -76,6 +82,19 @@ class TopicFeed:
         self._paused = paused
         self._marker = 0
         here = vector_of_rows(view, topic.id)
+        ends, said = dict(here), dict(counted)
+        # More than is here is not known to be the same: it is sent when it comes.
+        self.known = {origin: min(seq, ends.get(origin, 0)) for origin, seq in asked}
+        self._owed = {
+            origin: seq
+            for origin, seq in self.known.items()
+            if wanted(origin) and seq > said.get(origin, 0)
+        }
+        self._sent = {origin: said.get(origin, 0) for origin in self._owed}
+        self._again_end = topic.next - 1
+        self._again = position_of(view, topic.id, as_vector(self._sent), list(self._owed))
+        self._limits: dict[str, int] = {}
+        self.was_taken()
         self.at = position_of(view, topic.id, asked, [o for o, _ in here if wanted(o)])
         if topic.kept and not self._has(vector_before_first(view, topic)):
             # What compaction has left stands below the first position, and is not trimmed.
@@ -89,16 +108,25 @@ class TopicFeed:
             topic.backlog_bytes_max,
         )
 
-    def sent_of(self, told: Vector) -> tuple[Vector, bool]:
-        """What of `told` the target can have, and whether this feed has yet to send some of it.
+    def was_taken(self) -> None:
+        """All frames that were made have been sent: the target may have what is in them."""
+        self._limits = {**self.known, **{origin: self._sent[origin] for origin in self._owed}}
 
-        Origins that this feed does not carry are the target's to tell: it has them from elsewhere.
+    def counted_of(self, told: Vector, here: Vector) -> Vector:
+        """What counts of a report: of the origins that this feed carries what it has sent.
+
+        The target has other origins from elsewhere, so of them all that is `here` counts. Its own
+        messages are its own to tell.
         """
-        counts = tuple(
-            (origin, min(seq, self.known.get(origin, 0)) if self._wanted(origin) else seq)
-            for origin, seq in told
-        )
-        return tuple(each for each in counts if each[1]), counts != tuple(told)
+        ends = dict(here)
+        counts: dict[str, int] = {}
+        for origin, seq in told:
+            if origin == self._target:
+                counts[origin] = seq
+            else:
+                limits = self._limits if self._wanted(origin) else ends
+                counts[origin] = min(seq, limits.get(origin, 0))
+        return as_vector(counts)
 
     def _has(self, vector: Vector) -> bool:
         """Whether the target has all of this that it wants."""
@@ -118,6 +146,34 @@ class TopicFeed:
                 if self._wanted(origin) and seq > self.known.get(origin, 0):
                     self._gap(parts, origin, seq)
         return (MessagesFrame(self.name, tuple(parts)) if parts else None), more
+
+    def again(self, view: View) -> tuple[MessagesFrame | None, bool]:
+        """The next frame of what the target said it had; and whether there is more of it."""
+        if not self._owed:
+            return None, False
+        parts: list[Copy | Hole] = []
+        more = self._read_again(view, parts)
+        if not more:
+            self._owed.clear()
+        return (MessagesFrame(self.name, tuple(parts)) if parts else None), more
+
+    def _read_again(self, view: View, parts: list[Copy | Hole]) -> bool:
+        size, sent, owed = 0, self._sent, self._owed
+        rows = view.table("messages").scan(
+            (self.id, self._again + 1), (self.id, self._again_end + 1)
+        )
+        for looked, (key, stored) in enumerate(rows):
+            if looked == SCAN_ROWS:
+                return True
+            origin, seq = stored.origin, stored.seq
+            if sent.get(origin, seq) < seq <= owed[origin]:
+                size += size_of(stored.message)
+                if parts and (size > FRAME_BYTES or len(parts) >= PARTS_MAX):
+                    return True
+                parts.append(Copy(origin, seq, stored.message, stored.published_ms))
+                sent[origin] = seq
+            self._again = key[1]
+        return False
 
     def _read(self, view: View, topic: Topic, parts: list[Copy | Hole]) -> bool:
         """Take messages into `parts`; whether the frame was full before the end was reached."""

@@ -52,6 +52,7 @@ from .arrivals import (
     gathered_state,
     marker_command,
     merge_of,
+    news_of,
     takes_states,
 )
 from .checks import check_name, check_own, check_source
@@ -440,7 +441,9 @@ class Pull:
             raise Pause(frame.topic, str(refusal)) from refusal
 
     async def _deliver(self, lane: Lane[Work]) -> None:
-        command = gathered_messages(lane, self.region)
+        command = news_of(self._host.view(), gathered_messages(lane, self.region))
+        if command is None:
+            return
         try:
             done: Delivered = await self._propose(command)
         except OutOfOrder as refusal:

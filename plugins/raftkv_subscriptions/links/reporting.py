@@ -11,7 +11,7 @@ from raftkv_subscriptions.options import options_of
 from raftkv_subscriptions.rows import Topic, Vector
 from raftkv_subscriptions.scope import own_region
 
-from .errors import LinkError
+from .errors import NOT_SENT, LinkError, LinkRefused
 from .frames import LinkReport
 from .transport import LinkTransport
 
@@ -83,13 +83,14 @@ class Reporter:
         if not topics:
             return True
         try:
-            early = await self._transport.report(LinkReport(own_region(view), topics, self._link))
+            await self._transport.report(LinkReport(own_region(view), topics, self._link))
         except LinkError as error:
-            self.error = f"{self._region} was not told what is here: {error}"[:500]
+            if isinstance(error, LinkRefused) and error.reason == NOT_SENT:
+                # It came over another link or by another node, and this link has yet to send it.
+                self.error = ""
+            else:
+                self.error = f"{self._region} was not told what is here: {error}"[:500]
             return False
         self.error = ""
         self.sent += 1
-        # What came over another link, and this one has yet to send.
-        for name in early:
-            self.moved(name)
         return True

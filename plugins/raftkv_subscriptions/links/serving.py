@@ -15,8 +15,9 @@ Rules of this file
 4. At most STREAMS_PER_REGION streams of one region, the oldest ends first: one that is half-open
    must not stand in the way of its successor.
 5. A report counts only over an open link of its region, which it names by a secret that only the
-   target of that link got, and of what this link carries only up to what it has sent, or the target
-   had when it began. Else any client could have messages deleted that the region never got.
+   target of that link got, and of what this link carries only up to what it has sent, or an earlier
+   report had said. Else any client could have messages deleted that the region never got. So it is
+   only taken by the node that serves the link: no other one knows what it has sent.
 6. What is reported is proposed only if it says something new: the same again costs no entry.
 """
 
@@ -29,13 +30,14 @@ from typing import Final
 from raftkv.errors import RaftkvError, Stopped
 from raftkv.plugin import Change, Host, View
 from raftkv_subscriptions.commands import Report
-from raftkv_subscriptions.mapping import covers, vector_of_rows
+from raftkv_subscriptions.mapping import as_vector, covers, number_in, vector_of_rows
 from raftkv_subscriptions.options import options_of
+from raftkv_subscriptions.refusals import OriginBehind
 from raftkv_subscriptions.rows import ROWS_MAX, Region, Topic, Vector
 from raftkv_subscriptions.scope import own_region
 
 from .acknowledged import States
-from .errors import LinkRefused
+from .errors import NOT_SENT, LinkRefused
 from .feed import TopicFeed, wanted_by
 from .frames import (
     ALIVE_S,
@@ -104,25 +106,30 @@ class Serving:
             )
         check_region(self._host.view(), region)
 
-    async def report(self, report: LinkReport) -> list[str]:
-        """Take what another region has; the topics that it is to report again later.
+    async def report(self, report: LinkReport) -> None:
+        """Take what another region has, as far as it counts.
 
-        Raises LinkRefused, and what `Host.propose` does.
+        Raises LinkRefused, with NOT_SENT when some of it does not count: it is to be reported again
+        later. Raises `OriginBehind` for more messages of this region than there are, and what
+        `Host.propose` does.
         """
         view = self._host.view()
         check_region(view, report.region)
         stream = self._stream_of(report)
+        own = own_region(view)
         new: list[tuple[str, Vector]] = []
-        early: list[str] = []
+        beyond: list[str] = []
         for name, told in sorted(report.topics.items()):
             topic: Topic | None = view.table("topics").get(name)
             if topic is None:
                 continue
-            vector, is_early = stream.sent_of(name, told)
-            if is_early:
-                early.append(name)
-            if is_early and not vector:
-                continue
+            if number_in(told, own) > topic.seq:
+                raise OriginBehind(own, number_in(told, own), topic.seq)
+            vector = stream.counted_of(name, told, vector_of_rows(view, topic.id))
+            if vector != as_vector(dict(told)):
+                beyond.append(name)
+                if not vector:
+                    continue
             known: Vector | None = view.table("fetched").get((report.region, topic.id))
             if known is None or not covers(known, vector):
                 new.append((name, vector))
@@ -130,7 +137,12 @@ class Serving:
             await self._host.propose(
                 Report(report.region, tuple(new[start : start + REPORT_TOPICS]))
             )
-        return early
+        if beyond:
+            raise LinkRefused(
+                NOT_SENT,
+                f"{report.region!r} claims more of {beyond[0]!r} than it was sent over this link: "
+                "report what came, or again later",
+            )
 
     def _stream_of(self, report: LinkReport) -> _Stream:
         for stream in self._streams:
@@ -250,10 +262,10 @@ class _Stream:
         self._alive = False
         self._bye: Bye | None = None
 
-    def sent_of(self, name: str, told: Vector) -> tuple[Vector, bool]:
-        """What counts of a report for one topic, and whether more of it may count later."""
+    def counted_of(self, name: str, told: Vector, here: Vector) -> Vector:
+        """What counts of a report for one topic, of which that much is `here`."""
         feed = self._feeds.get(name)
-        return ((), True) if feed is None else feed.sent_of(told)
+        return () if feed is None else feed.counted_of(told, here)
 
     # --- what happens here ---
 
@@ -310,6 +322,7 @@ class _Stream:
                     for line in self._topic_lines(name):
                         full = full or len(line) > FRAME_BYTES
                         yield self._line(line)
+                    self._were_taken(name)
                     if self._states.next_due() == 0.0:
                         for line in self._state_lines():
                             yield self._line(line)
@@ -352,6 +365,11 @@ class _Stream:
             # Reading tables is work: others have their turn.
             await asyncio.sleep(0)
 
+    def _were_taken(self, name: str) -> None:
+        feed = self._feeds.get(name)
+        if feed is not None:
+            feed.was_taken()
+
     def _topic_lines(self, name: str) -> list[bytes]:
         """One frame of messages at most; the topic stays dirty while there is more."""
         view = self._host.view()
@@ -365,7 +383,10 @@ class _Stream:
         if frame is not None:
             lines.append(encode(frame))
             self._grown[name] = None
-        if more:
+        again, owes = (None, False) if more else feed.again(view)
+        if again is not None:
+            lines.append(encode(again))
+        if more or owes:
             self._dirty[name] = None
         lines.extend(encode(marker) for marker in feed.markers(view))
         return lines
@@ -390,6 +411,7 @@ class _Stream:
                 target=self.region,
                 markers=self._request.want == "own",
                 paused=name in self._paused,
+                counted=view.table("fetched").get((self.region, topic.id), ()),
             )
             self._gone.pop(name, None)
             lines.append(encode(feed.head))

@@ -56,10 +56,10 @@ class LinkTransport(Protocol):
     async def open(self, request: LinkRequest) -> LinkStream:
         """Begin to fetch. Raises LinkRefused, or LinkBroken when nobody answers."""
 
-    async def report(self, report: LinkReport) -> list[str]:
+    async def report(self, report: LinkReport) -> None:
         """Say what was fetched, to the node that serves the stream opened last.
 
-        Gives the topics that are to be reported again. Raises as `open`.
+        Raises as `open`, and LinkRefused with NOT_SENT for what is to be reported again.
         """
 
     async def close(self) -> None:
@@ -121,7 +121,7 @@ class DoorTransport:
         self._serves = stream.endpoint
         return _DoorStream(stream)
 
-    async def report(self, report: LinkReport) -> list[str]:
+    async def report(self, report: LinkReport) -> None:
         client = self._client or await self._renew()
         try:
             answer = await client.call(
@@ -131,8 +131,6 @@ class DoorTransport:
             raise LinkBroken(str(error)) from None
         if not answer.good:
             raise _refusal(self._serves or client.endpoint, answer)
-        again = answer.body.get("again", ()) if isinstance(answer.body, dict) else ()
-        return [name for name in again if name in report.topics]
 
     async def close(self) -> None:
         client, self._client = self._client, None

@@ -131,6 +131,16 @@ def _marks_are_not_told(mark_moved: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @wrapping(
+    "claims-are-believed",
+    "a report counts whatever its link has sent",
+    feed.TopicFeed,
+    "counted_of",
+)
+def _claims_are_believed(counted_of: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, told, here: told
+
+
+@wrapping(
     "link-begins-too-late",
     "a link that opens again begins one message too late",
     feed.TopicFeed,

@@ -123,6 +123,7 @@ class Storm:
             self.violated,
             # Far from the triangle inequality: what goes the long way may be there first.
             lambda target, source: rng.choice(plan.delays_s) * rng.uniform(0.5, 1.0),
+            self.ledger.sent,
         )
         self.operators = Operators(self)
         self.producers = Producers(self)

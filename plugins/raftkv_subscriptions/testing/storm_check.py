@@ -21,7 +21,9 @@ after it. The rules, and the name under which each is found broken:
 - *limits change when asked*: what is declared of a topic stays, but for what a command names that
   is to change it;
 - *full is what is waited for*: a publication is refused for `backlog_bytes_max` if what a
-  subscription has still to read or a region still to fetch leaves it no room, and only then.
+  subscription has still to read or a region still to fetch leaves it no room, and only then;
+- *claims count up to what was sent*: what a region is taken to have of another one's own messages
+  was sent to it by a link.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from raftkv_subscriptions.commands import (
 
 from .storm_hands import consumed
 from .storm_ledger import Ledger, Step
-from .storm_messages import appended, full, limited, topic_book, trimmed
+from .storm_messages import appended, claimed, full, limited, topic_book, trimmed
 from .storm_rules import Found
 from .storm_sets import completed, subscriptions
 
@@ -50,6 +52,7 @@ def check_step(step: Step, ledger: Ledger) -> list[Found]:
     if step.refusal is not None:
         return _told(step, found)
     command = step.command
+    found += claimed(step, ledger)
     if isinstance(command, Sweep):
         names = [key for key, _ in step.tables.table("topics").scan()]
     else:

@@ -117,6 +117,8 @@ class Ledger:
         self.snapshots: dict[tuple[str, str, int], tuple[int, dict[str, int]]] = {}
         #: (topic, sub) that were sought, deleted, or switched off somewhere: no full convergence.
         self.sought: set[tuple[str, str]] = set()
+        #: (source, target, topic) -> the last own message of the source that a link has sent.
+        self.sent: dict[tuple[str, str, str], int] = {}
         self.published = 0
 
     def ask(self, region: str, topic: str, sub: str, *positions: int) -> None:

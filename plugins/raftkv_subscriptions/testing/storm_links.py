@@ -33,8 +33,16 @@ from raftkv.plugin import Host
 from raftkv.testing.host import HostCrashed
 from raftkv.testing.world import World
 from raftkv_subscriptions.links.errors import LinkBroken, LinkRefused
-from raftkv_subscriptions.links.frames import LinkReport, LinkRequest
+from raftkv_subscriptions.links.frames import (
+    Hello,
+    LinkReport,
+    LinkRequest,
+    MessagesFrame,
+    TopicFrame,
+    decode,
+)
 from raftkv_subscriptions.options import LinkOptions
+from raftkv_subscriptions.rows import Copy, Hole
 
 if TYPE_CHECKING:
     from raftkv_subscriptions.links.serving import Serving
@@ -52,10 +60,16 @@ SILENT = 0.4
 OF_A_NODE = frozenset(("overloaded", "not_ready", "stopped", "no_leader", "read_timeout"))
 
 
+#: The topic of which a second link claims more than came, and how often when a link is opened.
+CLAIMED = "plain"
+CLAIM_CHANCE = 0.3
+
+
 class Source(Protocol):
     """One life of a node, as links see it."""
 
     boots: int
+    host: Host
 
     @property
     def serving(self) -> Serving: ...
@@ -137,6 +151,10 @@ class _Stream:
         _wake(self._waiter)
 
 
+def _last(part: Copy | Hole) -> int:
+    return part.seq if isinstance(part, Copy) else part.last
+
+
 def _wake(waiter: asyncio.Future[None] | None) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
@@ -172,13 +190,12 @@ class SimTransport:
         self._serves = name
         return stream
 
-    async def report(self, report: LinkReport) -> list[str]:
+    async def report(self, report: LinkReport) -> None:
         wire = self._network.wire(self._target, self._source)
         said = msgspec.json.decode(msgspec.json.encode(report), type=LinkReport)
         name = await self._reach(wire, self._serves)
-        again: list[str] = await self._call(name, self._network.take_report(name, said))
+        await self._call(name, self._network.take_report(name, said))
         await self._delay(wire)
-        return again
 
     async def close(self) -> None:
         """Streams are closed by those who have them."""
@@ -227,8 +244,11 @@ class Network:
         seat_of: Callable[[str], Source | None],
         violated: Callable[[str, Sequence[str]], None],
         delays_s: Callable[[str, str], float],
+        sent: dict[tuple[str, str, str], int],
     ) -> None:
         self.world = world
+        #: (source, target, topic) -> the last of the source's own messages that any link has sent.
+        self.sent = sent
         self.counts: Counter[str] = Counter()
         #: Open streams now, and what they carried.
         self.lines = 0
@@ -236,6 +256,7 @@ class Network:
         self._seat_of = seat_of
         self._violated = violated
         self._rng = random.Random(f"{world.seed}/links")
+        self._claims = random.Random(f"{world.seed}/claims")
         self._wires = {
             (target, source): _Wire(delays_s(target, source))
             for target in regions
@@ -286,12 +307,19 @@ class Network:
         if seat is None or runtime is None:
             raise LinkBroken(f"{name} does not answer")
         lines = await seat.serving.open(request)
-        runtime.spawn(self._carry(lines, stream), "a link is served")
+        ends = (name.partition("-")[0], request.region)
+        runtime.spawn(self._carry(lines, stream, ends), "a link is served")
+        row = seat.host.view().table("topics").get(CLAIMED)
+        if row is not None and row.seq and self._claims.random() < CLAIM_CHANCE:
+            runtime.spawn(self._forge(seat.serving, *ends, row.seq), "a link is forged")
 
-    async def _carry(self, lines: AsyncGenerator[bytes, None], stream: _Stream) -> None:
+    async def _carry(
+        self, lines: AsyncGenerator[bytes, None], stream: _Stream, ends: tuple[str, str]
+    ) -> None:
         try:
             async for line in lines:
                 self.lines += 1
+                self._note_sent(line, *ends)
                 await stream.put(line)
             stream.end("the source has ended the stream")
         except LinkBroken:
@@ -305,12 +333,46 @@ class Network:
         finally:
             await lines.aclose()
 
-    async def take_report(self, name: str, report: LinkReport) -> list[str]:
+    async def take_report(self, name: str, report: LinkReport) -> None:
         seat = self._seat_of(name)
         if seat is None:
             raise LinkBroken(f"{name} does not answer")
-        again: list[str] = await seat.serving.report(report)
-        return again
+        await seat.serving.report(report)
+
+    async def _forge(self, serving: Serving, source: str, target: str, seq: int) -> None:
+        """A program opens a link for the target, claims to have everything, and reports that.
+
+        Of a topic without a retention: what is on its way counts as sent, and must not be removed.
+        """
+        vector = ((source, seq),)
+        request = LinkRequest(region=target, topics={CLAIMED: vector}, paused=(CLAIMED,))
+        lines = None
+        try:
+            lines = await serving.open(request)
+            link = ""
+            async for line in lines:
+                frame = decode(line)
+                if isinstance(frame, Hello):
+                    link = frame.link
+                elif isinstance(frame, TopicFrame) and frame.topic == CLAIMED:
+                    break
+            await serving.report(LinkReport(target, {CLAIMED: vector}, link))
+            self.counts["claim counted"] += 1
+        except LinkRefused as refusal:
+            self.counts[f"claim refused: {refusal.reason}"] += 1
+        except RaftkvError:
+            self.counts["claim without an answer"] += 1
+        finally:
+            if lines is not None:
+                await lines.aclose()
+
+    def _note_sent(self, line: bytes, source: str, target: str) -> None:
+        """The source's own messages, whether they arrive or not."""
+        frame = decode(line)
+        if isinstance(frame, MessagesFrame):
+            last = max((_last(part) for part in frame.parts if part.origin == source), default=0)
+            key = (source, target, frame.topic)
+            self.sent[key] = max(last, self.sent.get(key, 0))
 
     # --- faults ---
 

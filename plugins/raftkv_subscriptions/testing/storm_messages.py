@@ -11,14 +11,15 @@ from raftkv_subscriptions.commands import (
     Deliver,
     EnsureTopic,
     Publish,
+    Report,
 )
 from raftkv_subscriptions.refusals import BacklogFull
 from raftkv_subscriptions.rows import size_of
 
 from .storm_ledger import Ledger, Number, Step, TopicBook
-from .storm_rules import FULL, HOLES, LIMITED, ONCE, RETENTION, Found, own_of
+from .storm_rules import CLAIMS, FULL, HOLES, LIMITED, ONCE, RETENTION, Found, own_of
 
-__all__ = ["appended", "full", "limited", "topic_book", "trimmed"]
+__all__ = ["appended", "claimed", "full", "limited", "topic_book", "trimmed"]
 
 #: What is declared of a topic.
 DECLARED = (
@@ -61,6 +62,17 @@ def limited(step: Step, book: TopicBook, row: Any) -> Iterator[Found]:
         named = getattr(command, what) if changing else None
         if value != before[what] and named != value:
             yield LIMITED, f"{book.name} had {what} {before[what]}, and has {value}"
+
+
+def claimed(step: Step, ledger: Ledger) -> Iterator[Found]:
+    """Whether links have sent what a region is taken to have of this region's own messages."""
+    command, own = step.command, own_of(step)
+    if isinstance(command, Report):
+        for name, vector in command.topics:
+            said = dict(vector).get(own, 0)
+            sent = ledger.sent.get((step.region, command.region, name), 0)
+            if said > sent:
+                yield CLAIMS, f"{command.region} has {said} of {name}, and was sent {sent}"
 
 
 def full(step: Step, ledger: Ledger) -> Iterator[Found]:

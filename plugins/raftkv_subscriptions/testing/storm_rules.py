@@ -11,6 +11,7 @@ from .storm_ledger import Number, Step
 __all__ = [
     "BEGIN",
     "CHECKS",
+    "CLAIMS",
     "FULL",
     "HANDS",
     "HOLES",
@@ -37,8 +38,9 @@ SNAPSHOTS = "snapshots are consistent"
 HANDS = "one pair of hands"
 LIMITED = "limits change when asked"
 FULL = "full is what is waited for"
+CLAIMS = "claims count up to what was sent"
 
-CHECKS = (ONCE, HOLES, RETENTION, ONLY, KEPT, BEGIN, MARKS, SNAPSHOTS, HANDS, LIMITED, FULL)
+CHECKS = (ONCE, HOLES, RETENTION, ONLY, KEPT, BEGIN, MARKS, SNAPSHOTS, HANDS, LIMITED, FULL, CLAIMS)
 
 #: (check, what is wrong)
 Found = tuple[str, str]

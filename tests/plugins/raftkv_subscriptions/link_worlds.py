@@ -186,7 +186,7 @@ class _Transport:
         self._serves = node
         return _Stream(self._way, node, lines)
 
-    async def report(self, report: LinkReport) -> list[str]:
+    async def report(self, report: LinkReport) -> None:
         await asyncio.sleep(2 * self._way.delay_s)
         while self._way.is_mute:
             await asyncio.sleep(0.1)
@@ -199,10 +199,9 @@ class _Transport:
         self._way.reports.append(report)
         try:
             serving = node.service.serving  # type: ignore[attr-defined]
-            again: list[str] = await serving.report(report)
+            await serving.report(report)
         except RaftkvError as error:
             raise LinkBroken(str(error)) from None
-        return again
 
     async def close(self) -> None:
         pass

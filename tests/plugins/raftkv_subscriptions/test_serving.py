@@ -11,10 +11,10 @@ import pytest
 
 from raftkv.errors import NotApplied, Stopped
 from raftkv.plugin import Request
-from raftkv_subscriptions.commands import PutRegion
+from raftkv_subscriptions.commands import Deliver, PutRegion
 from raftkv_subscriptions.links import serving as serving_module
 from raftkv_subscriptions.links.door import link_routes
-from raftkv_subscriptions.links.errors import LinkRefused
+from raftkv_subscriptions.links.errors import NOT_SENT, LinkRefused
 from raftkv_subscriptions.links.frames import (
     PROTOCOL,
     Alive,
@@ -28,6 +28,9 @@ from raftkv_subscriptions.links.frames import (
     decode,
 )
 from raftkv_subscriptions.links.serving import Serving
+from raftkv_subscriptions.refusals import OriginBehind
+from raftkv_subscriptions.rows import Copy, Message
+from raftkv_subscriptions.testing.planted import planted
 from tests.plugins.raftkv_subscriptions.link_worlds import World, links
 
 ALONE: dict[str, dict[str, str]] = {"a": {}}
@@ -74,13 +77,16 @@ async def test_a_stream_tells_what_is_there_and_then_what_comes(world: World) ->
     await world.publish("a", "t", "x", "y", "z")
     serving = serving_of(world)
     lines = await serving.open(LinkRequest(region="b", topics={"t": (("a", 1),)}))
-    hello, topic, messages, alive = await frames_of(lines, 4)
+    hello, topic, messages, again, alive = await frames_of(lines, 5)
     assert isinstance(hello, Hello)
     assert (hello.region, hello.node) == ("a", "core1")
     assert isinstance(topic, TopicFrame)
     assert (topic.topic, topic.head) == ("t", (("a", 3),))
     assert isinstance(messages, MessagesFrame)
     assert [part.seq for part in messages.parts] == [2, 3]  # type: ignore[union-attr]
+    # The first one was not reported: so it is sent, too.
+    assert isinstance(again, MessagesFrame)
+    assert [part.seq for part in again.parts] == [1]  # type: ignore[union-attr]
     assert isinstance(alive, Alive)
     assert (alive.mode, dict(alive.heads)) == ("vector", {"t": (("a", 3),)})
     loop = asyncio.get_running_loop()
@@ -224,10 +230,10 @@ async def test_a_report_costs_an_entry_only_if_it_says_something(world: World) -
     await world.publish("a", "t", "x", "y")
     serving = serving_of(world)
     lines = await serving.open(LinkRequest(region="b"))
-    hello, *_ = await frames_of(lines, 3)
+    hello, *_ = await frames_of(lines, 4)
     assert isinstance(hello, Hello)
     topics = {"t": (("a", 2),), "unknown": (("a", 9),)}
-    assert await serving.report(LinkReport("b", topics, hello.link)) == []
+    await serving.report(LinkReport("b", topics, hello.link))
     entries = len(world["a"].log)
     await serving.report(LinkReport("b", topics, hello.link))
     await serving.report(LinkReport("b", {"t": (("a", 1),)}, hello.link))
@@ -236,6 +242,98 @@ async def test_a_report_costs_an_entry_only_if_it_says_something(world: World) -
     topic = world.topic("a", "t")
     assert topic is not None
     assert world["a"].table("fetched") == {("b", topic.id): (("a", 2),)}
+
+
+async def refused(serving: Serving, report: LinkReport) -> str:
+    with pytest.raises(LinkRefused) as caught:
+        await serving.report(report)
+    return caught.value.reason
+
+
+async def opened(serving: Serving, **asked: Any) -> tuple[AsyncGenerator[bytes, None], str]:
+    """A stream for b, and its secret."""
+    lines = await serving.open(LinkRequest(region="b", **asked))
+    (hello,) = await frames_of(lines, 1)
+    assert isinstance(hello, Hello)
+    return lines, hello.link
+
+
+@links(shape=ALONE, cores=3, connected=False)
+async def test_forged_report_what_a_link_begins_with_counts_when_it_was_sent(world: World) -> None:
+    """A request may claim that all has come: it is sent all the same."""
+    await world.propose("a", PutRegion("b"))
+    await world.declare("a", "t")
+    await world.publish("a", "t", "x", "y", "z")
+    topic = world.topic("a", "t")
+    assert topic is not None
+    row = ("b", topic.id)
+    serving = serving_of(world)
+    has = {"t": (("a", 2),)}
+    lines, link = await opened(serving, topics=has, paused=("t",))
+    assert await refused(serving, LinkReport("b", has, link)) == NOT_SENT
+    assert world["a"].table("fetched") == {}
+    _, again, _ = await frames_of(lines, 3)
+    assert isinstance(again, MessagesFrame)
+    assert [part.seq for part in again.parts] == [1, 2]  # type: ignore[union-attr]
+    await serving.report(LinkReport("b", has, link))
+    assert world["a"].table("fetched")[row] == (("a", 2),)
+    await lines.aclose()
+    # Another node knows by the log what was reported, and sends the rest.
+    other = serving_of(world, "core2")
+    await world.until(lambda: row in dict(world["a"].nodes["core2"].view().table("fetched").scan()))
+    lines, link = await opened(other, topics={"t": (("a", 3),)})
+    assert await refused(other, LinkReport("b", {"t": (("a", 3),)}, link)) == NOT_SENT
+    assert await refused(serving, LinkReport("b", {"t": (("a", 3),)}, link)) == "no_link"
+    _, again, _ = await frames_of(lines, 3)
+    assert isinstance(again, MessagesFrame)
+    assert [part.seq for part in again.parts] == [3]  # type: ignore[union-attr]
+    await other.report(LinkReport("b", {"t": (("a", 3),)}, link))
+    assert world["a"].table("fetched")[row] == (("a", 3),)
+    await lines.aclose()
+
+
+@links(shape=ALONE, connected=False)
+async def test_forged_report_more_than_is_here_counts_when_it_came_and_was_sent(
+    world: World,
+) -> None:
+    """In a ring a region may have more of a third one than its source has."""
+    for name in "bc":
+        await world.propose("a", PutRegion(name))
+    await world.declare("a", "t")
+    parts = [Copy("c", seq, Message(b""), 0) for seq in (1, 2)]
+    await world.propose("a", Deliver("t", "c", tuple(parts[:1])))
+    serving = serving_of(world)
+    lines, link = await opened(serving, want="all", topics={"t": (("c", 2),)})
+    await frames_of(lines, 3)
+    assert await refused(serving, LinkReport("b", {"t": (("c", 2),)}, link)) == NOT_SENT
+    topic = world.topic("a", "t")
+    assert topic is not None
+    assert world["a"].table("fetched") == {("b", topic.id): (("c", 1),)}
+    await world.propose("a", Deliver("t", "c", tuple(parts[1:])))
+    (frame,) = await frames_of(lines, 1)
+    assert isinstance(frame, MessagesFrame)
+    await frames_of(lines, 1)
+    await serving.report(LinkReport("b", {"t": (("c", 2),)}, link))
+    assert world["a"].table("fetched") == {("b", topic.id): (("c", 2),)}
+    await lines.aclose()
+
+
+def test_forged_report_an_injected_bug_lets_it_count() -> None:
+    @links(shape=ALONE, connected=False)
+    async def story(world: World) -> None:
+        await world.propose("a", PutRegion("b"))
+        await world.declare("a", "t")
+        await world.publish("a", "t", "x", "y")
+        lines, link = await opened(serving_of(world), topics={"t": (("a", 1),)}, paused=("t",))
+        await frames_of(lines, 1)
+        await serving_of(world).report(LinkReport("b", {"t": (("a", 2),)}, link))
+        assert list(world["a"].table("fetched").values()) == [(("a", 2),)]
+        await lines.aclose()
+
+    with planted("claims-are-believed"):
+        story()
+    with pytest.raises(LinkRefused, match="more of 't' than it was sent"):
+        story()
 
 
 @links(shape=ALONE, connected=False)
@@ -257,19 +355,24 @@ async def test_a_report_counts_only_over_a_link_and_up_to_what_it_sent(world: Wo
             await serving.report(LinkReport("b", told, stranger))
         assert caught.value.reason == "no_link"
     # Its own link, which has sent nothing yet.
-    assert await serving.report(LinkReport("b", told, hello.link)) == ["t"]
+    assert await refused(serving, LinkReport("b", told, hello.link)) == NOT_SENT
     assert len(world["a"].log) == entries
     assert world["a"].table("fetched") == {}
-    head, messages = await frames_of(lines, 2)
+    head, messages, _ = await frames_of(lines, 3)
     assert isinstance(head, TopicFrame)
     assert isinstance(messages, MessagesFrame)
     topic = world.topic("a", "t")
     assert topic is not None
+    await world.publish("a", "t", "z")
     # Of what it was sent all counts, and nothing else.
-    assert await serving.report(LinkReport("b", {"t": (("a", 7),)}, hello.link)) == ["t"]
+    assert await refused(serving, LinkReport("b", {"t": (("a", 3),)}, hello.link)) == NOT_SENT
     assert world["a"].table("fetched") == {("b", topic.id): (("a", 2),)}
-    # What this link does not carry is the region's to tell.
-    await serving.report(LinkReport("b", {"t": (("a", 2), ("b", 4))}, hello.link))
+    # Of what is not there at all nothing does.
+    with pytest.raises(OriginBehind):
+        await serving.report(LinkReport("b", {"t": (("a", 4),)}, hello.link))
+    # What this link does not carry is the region's to tell: all of its own, of others what is here.
+    both = {"t": (("a", 2), ("b", 4), ("c", 9))}
+    assert await refused(serving, LinkReport("b", both, hello.link)) == NOT_SENT
     assert world["a"].table("fetched") == {("b", topic.id): (("a", 2), ("b", 4))}
     await lines.aclose()
     with pytest.raises(LinkRefused):
