@@ -13,6 +13,7 @@ import atexit
 import io
 import logging
 import os
+import select
 import sys
 import threading
 from collections import deque
@@ -26,6 +27,8 @@ LINES_MAX: Final = 10_000
 BYTES_MAX: Final = 8 * 1024 * 1024
 #: How long the end of the process waits for lines that are not written yet.
 FLUSH_S: Final = 1.0
+#: A line that gets no end is cut there, so that its begin cannot grow.
+LINE_CHARS_MAX: Final = 64 * 1024
 # The thread writes this amount at once, so that a line is not one system call.
 WRITE_BYTES: Final = 64 * 1024
 
@@ -79,35 +82,48 @@ class LogWriter:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._lines)
                 self._writing = True
-                some, count = self._take()
+                lines, dropped = self._take()
             try:
-                _write(self.fd, some)
+                _write(self.fd, self._joined(lines, dropped))
             except OSError:
                 # Nothing reads any more, or the disk of the log is full: the node goes on.
                 with self._changed:
-                    self._dropped += count
-                    self.dropped_total += count
+                    self._dropped += len(lines) + dropped
+                    self.dropped_total += len(lines)
 
-    def _take(self) -> tuple[bytes, int]:
-        """The next lines, and how many; the report about dropped ones behind them."""
-        parts: list[bytes] = []
+    def _take(self) -> tuple[list[bytes], int]:
+        """The next lines, and how many were dropped since the last report."""
+        lines: list[bytes] = []
         size = 0
         while self._lines and size < WRITE_BYTES:
-            part = self._lines.popleft()
-            parts.append(part)
-            size += len(part)
+            line = self._lines.popleft()
+            lines.append(line)
+            size += len(line)
         self._bytes -= size
-        count, dropped = len(parts), self._dropped
+        dropped, self._dropped = self._dropped, 0
+        return lines, dropped
+
+    def _joined(self, lines: list[bytes], dropped: int) -> bytes:
+        """The lines, and the report about dropped ones behind them."""
         if dropped:
-            self._dropped = 0
-            parts.append(self._report(dropped).encode() + b"\n")
-        return b"".join(parts), count
+            try:
+                report = self._report(dropped)
+            except Exception as error:  # it must not end the thread
+                report = f"{dropped} lines were dropped, and the report of it failed: {error!r}"
+            lines = [*lines, report.encode("utf-8", "backslashreplace") + b"\n"]
+        return b"".join(lines)
 
 
 def _write(fd: int, data: bytes) -> None:
+    """Write all of it. `fd` may be non-blocking: another process that has it may have set that."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            room.poll()
 
 
 class QueuedText(io.TextIOBase):
@@ -127,7 +143,10 @@ class QueuedText(io.TextIOBase):
         return self._writer.fd
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, begun = (self._begun + text).split("\n")
+        if len(begun) > LINE_CHARS_MAX:
+            lines, begun = [*lines, begun], ""
+        self._begun = begun
         for line in lines:
             self._writer.put(line)
         return len(text)

@@ -87,6 +87,61 @@ def test_a_reader_that_has_gone_costs_lines_only(pipe: tuple[int, int]) -> None:
     assert writer.dropped_total == 2
 
 
+def test_a_pipe_that_does_not_block_loses_no_line(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    os.set_blocking(writing, False)  # another process that has it may set that
+    writer = LogWriter(writing, report)
+    for number in range(400):
+        writer.put(f"{number:04d}" + "x" * 200)
+    writer.put("end")
+    lines = read_all(reading, b"end\n")
+    assert [line[:4] for line in lines[:-1]] == [f"{number:04d}" for number in range(400)]
+    assert writer.flush()
+    assert writer.dropped_total == 0
+
+
+def test_a_report_that_fails_ends_neither_the_thread_nor_the_count(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+
+    def failing(dropped: int) -> str:
+        raise ValueError("no standing")
+
+    writer = LogWriter(writing, failing, bytes_max=100)
+    writer.put("x" * 100)
+    assert writer.dropped_total == 1
+    writer.put("first")
+    assert "1 lines were dropped" in read_all(reading, b"standing')\n")[1]
+    writer.put("second")
+    assert read_all(reading, b"second\n") == ["second"]
+
+
+def test_what_no_report_said_stays_to_be_reported(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    reported: list[int] = []
+
+    def noted(dropped: int) -> str:
+        reported.append(dropped)
+        return report(dropped)
+
+    writer = LogWriter(writing, noted, bytes_max=100)
+    os.close(reading)
+    writer.put("x" * 100)
+    for number in range(3):
+        writer.put(f"no process reads {number}")
+        assert writer.flush()
+    assert reported == [1, 2, 3], "the report is lost with the lines"
+    assert writer.dropped_total == 4
+
+
+def test_text_without_line_ends_is_bounded(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    text = QueuedText(LogWriter(writing, report))
+    for _ in range(3):
+        text.write("x" * 30_000)
+    text.write("\n")
+    assert read_all(reading, b"x\n\n") == ["x" * 90_000, ""]
+
+
 def test_text_for_stderr_goes_line_by_line(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     writer = LogWriter(writing, report)
