@@ -82,13 +82,14 @@ class Commands(TyperGroup):
 def _remedy(context: Any, option: str) -> str:
     """What to write if the option is none: a key or value that begins with a dash."""
     if isinstance(context.command, WithCommand) or not any(
-        each.param_type_name == "argument" for each in context.command.params
+        each.param_type_name == "argument" and type(each.type).__name__ == "StringParamType"
+        for each in context.command.params
     ):
-        return ""
+        return ""  # no argument is text: a number that begins with a dash is refused as well
     given = next((each for each in sys.argv[1:] if each.startswith(option)), option)
     shown = given.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return (
-        f" A key or value that begins with a dash stands behind all options and --: "
+        f". A key or value that begins with a dash stands behind all options and --: "
         f"{context.command_path} ... -- {shown}"
     )
 

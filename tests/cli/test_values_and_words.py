@@ -57,7 +57,10 @@ def test_a_value_that_begins_with_a_dash_is_named_by_the_error(
     assert f"{command} ... -- {argument}" in text
 
 
-@pytest.mark.parametrize("words", [("health", "-value", *AT), ("lock", "-name", *AT)])
+@pytest.mark.parametrize(
+    "words",
+    [("health", "-value", *AT), ("lock", "-name", *AT), ("lease", "grant", "-5", *AT)],
+)
 def test_where_it_is_no_remedy_the_error_names_none(
     said: Callable[..., str], words: tuple[str, ...]
 ) -> None:
