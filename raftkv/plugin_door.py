@@ -157,9 +157,12 @@ def error_response(status: int, reason: str, text: str, **more: Any) -> Response
 
 
 async def fresh(host: _Reads, request: Request) -> None:
-    """Wait until a read is as fresh as `?consistency=` asks: linearizable (default), or local."""
-    if query_word(request, "consistency", "linearizable", ("local",)) == "linearizable":
-        await host.barrier("linearizable")
+    """Wait until a read is as fresh as `?consistency=` asks: linearizable (default), or local.
+
+    Raises NoLeader for local on a node that has applied nothing: its empty tables are no answer.
+    """
+    local = query_word(request, "consistency", "linearizable", ("local",)) == "local"
+    await host.barrier("local" if local else "linearizable")
 
 
 def only_query(request: Request, *known: str) -> None:

@@ -86,10 +86,12 @@ class _Door:
 
     async def every(self, request: Request) -> Response:
         only_query(request)
+        await self._host.barrier("local")
         return Response({"node": self._host.name, "values": self._api.all()})
 
     async def one(self, request: Request) -> Response:
         only_query(request)
+        await self._host.barrier("local")
         entry = self._api.entry(request.params["path"])
         return Response({"node": self._host.name, **msgspec.structs.asdict(entry)})
 
@@ -115,6 +117,7 @@ class _Door:
 
     async def diff(self, request: Request) -> Response:
         only_query(request)
+        await self._host.barrier("local")
         report: DiffReport = await self._api.diff()
         shown = msgspec.structs.asdict(report)
         return Response({"consistent": report.consistent, **shown})

@@ -9,7 +9,7 @@ The alarm NOSPACE is ended as in etcd: `POST /v3/maintenance/alarm`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
@@ -35,6 +35,8 @@ class QuotaNode(Protocol):
     @property
     def quotas(self) -> Verbs: ...
 
+    async def barrier(self, consistency: Literal["linearizable"]) -> None: ...
+
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
     # More than 64 bits could not be sent on.
@@ -48,6 +50,8 @@ def quota_routes(node: QuotaNode) -> Sequence[Route]:
     """The routes, to be served under the name `quotas`."""
 
     async def usage(request: Request) -> Response:
+        # Without state a node knows no quota, and a stale one old figures.
+        await node.barrier("linearizable")
         return Response({"quotas": node.quotas.usage()})
 
     async def change(request: Request) -> Response:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from raftkv.errors import NoLeader
 from raftkv.plugin import Request, Response
 from raftkv.state.core import SetSetting
 from tests.plugins.raftkv_conf.conf_world import ConfWorld
@@ -169,6 +170,17 @@ def test_all_paths_are_listed_with_where_they_come_from(stand: Stand) -> None:
     assert rows["mail.port"] == (25, "default")
     assert rows["user.mine"] == (1, "set")
     assert "log.level" in rows
+
+
+def test_a12_a_core_that_has_applied_nothing_shows_no_defaults(stand: Stand) -> None:
+    assert stand.put("user.colour", "blue")[0] == 200
+    for name in stand.world.cores:
+        stand.world.kill(name)
+    stand.world.start("core1")
+    stand.world.until(lambda: stand.world.is_up("core1"))
+    for path, of in (("values", ""), ("values/{path}", "user.colour"), ("diff", "")):
+        with pytest.raises(NoLeader, match="has applied nothing since its start"):
+            stand.ask("GET", path, of)
 
 
 def test_diff_shows_who_differs_and_why(stand: Stand) -> None:
