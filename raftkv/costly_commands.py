@@ -29,7 +29,15 @@ from typing import Any, Final
 
 import msgspec
 
-from .errors import OutcomeExpired, Overloaded, SessionExpired, Stopped, Timeout
+from .errors import (
+    OutcomeExpired,
+    Overloaded,
+    RaftkvError,
+    SessionExpired,
+    Stopped,
+    Timeout,
+    cut_off,
+)
 from .foreign import Foreign, Ticket
 from .outbox import ABANDONED_KEPT_S
 from .raft.composition import COSTLY_ROWS, FLIGHT_ROWS
@@ -246,10 +254,10 @@ class CostlyCommands:
         """The history that knew the session was given up."""
         self._session = self._former = self._opening = None
 
-    def stop(self) -> None:
-        """Nothing more is sent; what waits here was not applied."""
+    def stop(self, fault: RaftkvError | None = None) -> None:
+        """Nothing more is sent; what waits here was not applied. `fault`: why the node ended."""
         self._stopped = True
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
-                future.set_exception(Stopped("this node stops"))
+                future.set_exception(cut_off(fault))

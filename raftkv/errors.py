@@ -109,6 +109,22 @@ def again(error: _Error) -> _Error:
     return fresh
 
 
+def cut_off(fault: RaftkvError | None) -> RaftkvError:
+    """The error of a call that the end of its node cuts off, and of which nothing was sent.
+
+    `fault` is why the node has stopped itself; None if it was stopped.
+    """
+    return Stopped("this node stops") if fault is None else again(fault)
+
+
+def cut_off_unknown(fault: RaftkvError | None, rest: str = "", **more: Any) -> Timeout:
+    """As `cut_off`, of a command that was sent: its outcome is unknown, and the fault its cause."""
+    text = "this node stops" if fault is None else f"this node has stopped itself ({fault})"
+    error = Timeout(f"{text}{rest}", **more)
+    error.__cause__ = fault
+    return error
+
+
 class NotApplied(RaftkvError):
     """Nothing was changed and nothing will be: the call may be made again."""
 

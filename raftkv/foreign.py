@@ -45,12 +45,15 @@ from .errors import (
     NotApplied,
     NumberReused,
     Overloaded,
+    RaftkvError,
     Refused,
     SequenceTooFar,
     SessionExpired,
     Stopped,
     Timeout,
     TooLarge,
+    cut_off,
+    cut_off_unknown,
 )
 from .former_copies import FormerCopies
 from .outbox import ENVELOPE_BYTES, SWEEP_S, Fates
@@ -65,6 +68,7 @@ __all__ = ["Foreign", "Ticket", "TicketHost"]
 
 # Waiting commands that are looked up in one turn after a snapshot: about 4 ms.
 SETTLED_PER_TURN: Final = 2_000
+MAYBE_APPLIED: Final = "; the command may have been applied"
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -420,16 +424,18 @@ class Foreign:
         self._former.clear()
         self._unsent, self._bytes = [], 0
 
-    def stop(self) -> None:
-        """Nothing more is sent. What was sent is unknown, the rest was not applied."""
+    def stop(self, fault: RaftkvError | None = None) -> None:
+        """Nothing more is sent. What was sent is unknown, the rest was not applied.
+
+        `fault` is why the node has stopped itself.
+        """
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._deadlines.stop()
         for waiter in self.waiting.values():
-            self._fail(
-                waiter, _unknown("this node stops") if waiter.sends else Stopped("this node stops")
-            )
+            unknown = cut_off_unknown(fault, MAYBE_APPLIED)
+            self._fail(waiter, unknown if waiter.sends else cut_off(fault))
         self.waiting.clear()
         self._unsent, self._bytes = [], 0
 
@@ -452,7 +458,7 @@ def _fits(kind: type[msgspec.Struct], outcome: Any) -> bool:
 
 
 def _unknown(text: str) -> Timeout:
-    return Timeout(f"{text}; the command may have been applied")
+    return Timeout(f"{text}{MAYBE_APPLIED}")
 
 
 def _late(*, sent: bool, why: NotApplied | None) -> Exception:

@@ -539,10 +539,10 @@ class Node:
         if self._part is not None:
             self._part.stop()
         self._peering.close()
-        self.reader.stop()
-        self.outbox.stop()
-        self.foreign.stop()
-        self.costly.stop()
+        self.reader.stop(fault)
+        self.outbox.stop(fault)
+        self.foreign.stop(fault)
+        self.costly.stop(fault)
 
     # -- session
 

@@ -40,11 +40,13 @@ from .errors import (
     NotApplied,
     OutcomeExpired,
     Overloaded,
+    RaftkvError,
     Refused,
     SequenceTooFar,
     SessionExpired,
     Stopped,
-    Timeout,
+    cut_off,
+    cut_off_unknown,
 )
 from .fates import Fates
 from .flight_times import FlightTimes
@@ -511,16 +513,19 @@ class Outbox:
         else:
             self._deadlines.add(now + SETTLE_AGAIN_S, waiter)
 
-    def stop(self) -> None:
-        """Nothing more is sent. What was sent is unknown, the rest was not applied."""
+    def stop(self, fault: RaftkvError | None = None) -> None:
+        """Nothing more is sent. What was sent is unknown, the rest was not applied.
+
+        `fault` is why the node has stopped itself.
+        """
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._deadlines.stop()
         for seq, waiter in list(self._sent.items()):
-            error = Timeout("this node stops", session=self.session, seq=seq)
-            self._finish(waiter, error if waiter.sends else Stopped("this node stops"))
+            unknown = cut_off_unknown(fault, session=self.session, seq=seq)
+            self._finish(waiter, unknown if waiter.sends else cut_off(fault))
         for waiter in self._unsent:
-            self._finish(waiter, Stopped("this node stops"))
+            self._finish(waiter, cut_off(fault))
         self._sent.clear()
         self._unsent.clear()

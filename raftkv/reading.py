@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from .config import RaftTimes
 from .deadlines import Deadlines, require_seconds
-from .errors import RaftkvError, ReadTimeout, Stopped
+from .errors import RaftkvError, ReadTimeout, Stopped, cut_off
 from .histogram import Histogram
 from .runtime import Runtime, Timer
 
@@ -182,15 +182,15 @@ class Reader:
         behind = [waiter for _, readers in self._behind for waiter in readers]
         return [*self._asking, *self._waiting, *behind]
 
-    def stop(self, error: RaftkvError | None = None) -> None:
-        """Answer those who wait, with `error` or that the node stops."""
+    def stop(self, fault: RaftkvError | None = None) -> None:
+        """Answer what waits: with `fault` if the node has stopped itself, else `Stopped`."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._deadlines.stop()
         for future in self._everybody():
             if not future.done():
-                future.set_exception(error or Stopped("this node stops"))
+                future.set_exception(cut_off(fault))
 
 
 def discarded() -> ReadTimeout:

@@ -43,9 +43,9 @@ def withdraw(node: Node, fault: CorruptState) -> None:
     node.rpc.refuse_all_but(_OWN, fault)
     node.hosting.withdraw()
     node.reader.stop(fault)
-    node.outbox.stop()
-    node.foreign.stop()
-    node.costly.stop()
+    node.outbox.stop(fault)
+    node.foreign.stop(fault)
+    node.costly.stop(fault)
     refusal = wire.Refusal(CorruptState.code, str(fault))
     node._peering.judge_follower = lambda hello: refusal
     part.feeds.refuse_all(refusal)

@@ -11,6 +11,7 @@ import pytest
 
 from raftkv.config import Limits, RaftTimes
 from raftkv.errors import (
+    DiskFailed,
     InvalidSetting,
     NoLeader,
     NumberReused,
@@ -337,6 +338,18 @@ def test_the_end_says_what_may_have_happened() -> None:
     other.foreign.history_ended()
     assert type(lost.exception()) is Timeout
     assert len(other.foreign) == other.foreign.size_bytes == 0
+
+
+def test_d3_a_fault_is_named_by_what_it_cuts_off() -> None:
+    bench = Bench()
+    sent = bench.submit(1)
+    bench.take()
+    bench.way_open = False
+    kept = bench.submit(2)
+    bench.foreign.stop(DiskFailed("a disk of this test"))
+    assert type(sent.exception()) is Timeout
+    assert "a disk of this test" in str(sent.exception())
+    assert type(kept.exception()) is DiskFailed
 
 
 @pytest.mark.parametrize("restored", [False, True])

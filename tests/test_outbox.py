@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from raftkv.config import Limits, RaftTimes
 from raftkv.errors import (
+    DiskFailed,
     NoLeader,
     OutcomeExpired,
     Overloaded,
@@ -615,6 +616,23 @@ def test_stopping_answers_everybody() -> None:
         bench.submit("late")
     bench.runtime.advance(10.0)
     assert bench.take() == []
+
+
+def test_d3_a_fault_answers_everybody_with_its_cause() -> None:
+    bench = Bench()
+    sent = bench.submit("sent")
+    bench.take()
+    bench.way_open = False
+    unsent = [bench.submit("stuck"), bench.submit("too")]
+    fault = DiskFailed("a disk of this test")
+    bench.outbox.stop(fault)
+    unknown = sent.exception()
+    assert type(unknown) is Timeout
+    assert "a disk of this test" in str(unknown)
+    assert unknown.__cause__ is fault
+    errors = [future.exception() for future in unsent]
+    assert [type(error) for error in errors] == [DiskFailed] * 2
+    assert len({id(error) for error in (fault, *errors)}) == 3, "each has one of its own"
 
 
 def test_a_caller_who_went_away_holds_no_room() -> None:

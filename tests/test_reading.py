@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv.config import RaftTimes
-from raftkv.errors import ReadTimeout, Stopped
+from raftkv.errors import DiskFailed, ReadTimeout, Stopped
 from raftkv.reading import ASK_AGAIN_S, LAPSED_KEPT, Reader
 from tests.fakes import FakeRuntime
 
@@ -235,6 +235,18 @@ def test_stopping_answers_everybody() -> None:
         assert isinstance(task.exception(), Stopped)
     with pytest.raises(Stopped):
         bench.read()
+
+
+def test_d4_a_fault_answers_each_read_with_an_error_of_its_own() -> None:
+    bench = Bench()
+    tasks = [bench.read() for _ in range(3)]
+    fault = DiskFailed("a disk of this test")
+    bench.reader.stop(fault)
+    bench.runtime.run()
+    errors = [task.exception() for task in tasks]
+    assert {type(error) for error in errors} == {DiskFailed}
+    assert {error.__cause__ for error in errors if error} == {fault}
+    assert len({id(error) for error in (fault, *errors)}) == 4
 
 
 KINDS = ("read", "commit", "office", "answer", "late answer", "refuse", "apply", "wait")
