@@ -79,6 +79,7 @@ from .waste import Sweeper
 
 if TYPE_CHECKING:
     from .security.keeper import Keeper
+    from .server.door import Door
 
 __all__ = ["Node"]
 
@@ -153,6 +154,8 @@ class Node:
         self._opening: asyncio.Task[Any] | None = None
         self._watching: asyncio.Task[Any] | None = None
         self._keeper: Keeper | None = None
+        #: The HTTP API, once `start` or `raftkv.server.door_of` has made it.
+        self.http_api: Door | None = None
         self.loop_late_s = Histogram()
 
     if not TYPE_CHECKING:  # a type checker would take any name for one of this class
@@ -179,8 +182,9 @@ class Node:
     async def start(self) -> None:
         """Recover, listen and begin to take part. Raises ConfigError or NodeFault.
 
-        It does not wait for a leader: `wait_ready` does. Raises Stopped if `stop` is called
-        meanwhile, and RuntimeError if the node was started before: that changes nothing.
+        With an `http_address` it also serves the HTTP API, until `stop`. It does not wait for a
+        leader: `wait_ready` does. Raises Stopped if `stop` is called meanwhile, and RuntimeError
+        if the node was started before: that changes nothing.
         """
         if self._started:
             raise RuntimeError(
@@ -306,6 +310,12 @@ class Node:
         if self._given_runtime is None:  # in a simulated world nothing removes a directory
             self._watching = runtime.spawn(self._watch_directory(), "watch the directory")
         self._running = not self._fault.done()
+        # In a simulated world there are no sockets.
+        if config.http_address is not None and self._given_runtime is None:
+            # Imported late: a node without an HTTP API needs no HTTP server.
+            from .server.serving import door_of
+
+            await door_of(self).start()
 
     async def _watch_directory(self) -> None:
         """Fault when the data directory is gone: another node may begin a new one in its place."""
@@ -464,29 +474,38 @@ class Node:
     async def stop(self, *, hand_over: bool = True) -> None:
         """Stop cleanly. What was acknowledged is on disk; calls under way end with an error.
 
-        A leader first hands its office over, so that the others need no time-out; without
-        `hand_over` it just goes, as after a crash. Whoever calls it again waits for the same end,
+        The HTTP API finishes its requests first, for 2 s at most. A leader then hands its office
+        over, so that the others need no time-out; without `hand_over` it just goes, as after a
+        crash. Whoever calls it again waits for the same end,
         and it goes on if the one who waits is cancelled.
         """
         if not self._started:
             return
         if self._ending is None:
-            self._stopping, self._running = True, False
+            if self.http_api is None:
+                self._stopping, self._running = True, False
             self._ending = self.runtime.spawn(self._end(hand_over), "stop")
         await asyncio.shield(self._ending)
 
     async def _end(self, hand_over: bool) -> None:
         joining = self._joining
-        if joining is not None and not joining.done():
+        joined = joining is None or joining.done()
+        if joining is not None and not joined:
             joining.cancel()
             await asyncio.wait([joining])
-        elif hand_over and self._part is not None and not self._fault.done():
+        if self.http_api is not None:
+            await self.http_api.stop()
+            # Only now: the requests under way are calls of this node.
+            self._stopping, self._running = True, False
+        if joined and hand_over and self._part is not None and not self._fault.done():
             await self._part.hand_over(self.config.raft.election_timeout_min_ms / 1000)
         await self._release()
         if not self._fault.done():
             self._fault.cancel()
 
     async def _release(self) -> None:
+        if self.http_api is not None:
+            await self.http_api.stop()
         if self._opening is not None:
             self._opening.cancel()
         if self._watching is not None:

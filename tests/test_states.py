@@ -50,6 +50,7 @@ NAMES: dict[str, tuple[Call, tuple[Outcome, ...]]] = {
     "leader": (lambda n: n.leader, ALWAYS),
     "term": (lambda n: n.term, ALWAYS),
     "standing": (lambda n: n.standing, ALWAYS),
+    "http_api": (lambda n: n.http_api, ALWAYS),
     "raft_id": (lambda n: n.raft_id, HANDLE),
     "fault": (lambda n: n.fault, HANDLE),
     "kv": (lambda n: n.kv, HANDLE),

@@ -16,7 +16,6 @@ import importlib
 import logging
 import signal
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 from raftkv.collector import tune_gc
@@ -90,8 +89,7 @@ async def _serve(config: NodeConfig, place: Logging | None) -> None:
             node.metrics.add("log", place.metrics)
         door: Door | None = None
         if config.http_address is not None:
-            door = door_of(node, version=_version())
-            await door.start()
+            door = door_of(node)
             _log.info("serving at %s", door.endpoint)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, node, door)
         try:
@@ -121,10 +119,3 @@ async def _reloaded(node: Node, door: Door | None) -> None:
     if door is not None:
         with contextlib.suppress(RaftkvError):
             await door.reload_certificates()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("raftkv")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -94,6 +94,8 @@ class Door:
         self._server: _Server | None = None
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        #: True once it was started and stopped: it does not serve again.
+        self.stopped = False
 
     def _renamed(self, names: frozenset[str]) -> None:
         """The certificate has other names now: heads that were taken by the former are judged."""
@@ -145,7 +147,14 @@ class Door:
         ]
 
     async def start(self) -> None:
-        """Bind and serve; returns when connections are accepted."""
+        """Bind and serve; returns when connections are accepted. Nothing while it serves.
+
+        Raises RuntimeError once it was stopped.
+        """
+        if self.stopped:
+            raise RuntimeError("the HTTP API was stopped: make another one to serve again")
+        if self._listener is not None:
+            return
         listener = _bind(self._host, self._port, self._label)
         self._port = listener.getsockname()[1]
         self._listener = listener
@@ -171,7 +180,11 @@ class Door:
         server = self._server = _Server(config)
         server.lifespan = config.lifespan_class(config)
         # Awaited here, not in the task, so that a failure is the caller's.
-        await server.startup(sockets=[listener] if self._tls is None else [])
+        try:
+            await server.startup(sockets=[listener] if self._tls is None else [])
+        except BaseException:
+            listener.close()
+            raise
         loop = asyncio.get_running_loop()
         accepting: asyncio.Task[None] | None = None
         if self._tls is not None:
@@ -213,6 +226,7 @@ class Door:
         """Accept no more, let requests finish for `STOP_TIMEOUT_S`, close. Harmless if stopped."""
         if self._server is None or not self._tasks:
             return
+        self.stopped = True
         self._app.stop()
         self._server.should_exit = True
         (serving, *others), self._tasks = self._tasks, []

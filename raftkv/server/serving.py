@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 from raftkv import descriptors
 from raftkv.config import NodeConfig, parse_address
 from raftkv.errors import ConfigError
@@ -23,12 +25,16 @@ __all__ = ["door_of"]
 
 
 def door_of(node: Node, *, version: str = "") -> Door:
-    """The door of a started node, with all its routes; not started yet.
+    """The HTTP API of a started node, with all its routes: the one that the node serves.
 
-    `version` is what `/version` gives as `raftkv`. The door's figures are among the node's. Raises
+    A node with an `http_address` serves it by itself. Another one is made, not started yet, after
+    that one was stopped, and for a node with a runtime of a test. `version` is what `/version`
+    gives as `raftkv`, if not the installed one. Its figures are among the node's. Raises
     ConfigError without `http_address`, CertificateError for files of `http_tls` that cannot be
     used.
     """
+    if node.http_api is not None and not node.http_api.stopped:
+        return node.http_api
     config = node.config
     if config.http_address is None:
         raise ConfigError("http_address is not set: the node has no door")
@@ -50,7 +56,7 @@ def door_of(node: Node, *, version: str = "") -> Door:
     app = App(
         node,
         routes=routes,
-        version=version,
+        version=version or _version(),
         # base64 makes 4/3 of a command; the rest is JSON around many small operations.
         body_bytes_max=2 * command_bytes_max,
         route_body_bytes_max=command_bytes_max,
@@ -71,7 +77,15 @@ def door_of(node: Node, *, version: str = "") -> Door:
     node.metrics.add("door", figures)
     # Before anybody waits for a first scrape.
     node.metrics.prepare()
+    node.http_api = door
     return door
+
+
+def _version() -> str:
+    try:
+        return metadata.version("raftkv")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _admission(config: NodeConfig) -> Admission:
