@@ -285,6 +285,25 @@ async def test_what_cannot_be_done_says_so() -> None:
 
 
 @in_loop
+async def test_a12_a_removal_that_is_repeated_is_done() -> None:
+    """Whoever lost the answer to the first may ask again, at any node, a new leader included."""
+    async with LocalCluster(cores=3) as cluster:
+        leader = cluster.leader()
+        assert leader is not None
+        gone, other = (node for node in cluster.cores if node is not leader)
+        await leader.membership.remove(gone.name)
+        await until(lambda: gone.name in leader.machine.removed_members)
+        await cluster.kill(gone.name)
+        for node in (leader, other):
+            await node.membership.remove(gone.name)
+        await leader.membership.remove(leader.name)
+        await until(lambda: cluster.leader() is other)
+        await other.membership.remove(gone.name)
+        await refused(lambda: other.membership.remove("nobody"), "is no member of this cluster")
+        assert voters(other) == [other.name]
+
+
+@in_loop
 async def test_what_would_lose_the_quorum_is_refused_unless_it_is_forced() -> None:
     async with LocalCluster(cores=3, replicants=1) as cluster:
         leader = cluster.leader()

@@ -16,6 +16,7 @@ from raftkv.cli.kit import (
     At,
     Stage,
     add_setting,
+    ask,
     connected,
     examples,
     group,
@@ -441,5 +442,5 @@ def _confirm(what: str, word: str) -> None:
     note(what)
     if not sys.stdin.isatty():
         raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    if typer.prompt(f"Type {word} to go on", err=True) != word:
+    if ask(f"Type {word} to go on") != word:
         raise ConfigError("nothing was changed")

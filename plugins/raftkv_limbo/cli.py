@@ -15,6 +15,7 @@ from raftkv.cli.kit import (
     Ask,
     At,
     add_setting,
+    ask,
     connected,
     examples,
     group,
@@ -583,5 +584,5 @@ def _confirm(what: str, word: str) -> None:
     note(what)
     if not sys.stdin.isatty():
         raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    if typer.prompt(f"Type {word} to go on", err=True) != word:
+    if ask(f"Type {word} to go on") != word:
         raise ConfigError("nothing was changed")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from raftkv.cli.kit import Ask, At, note, path_part, print_json, print_table, say, shown
+from raftkv.cli.kit import Ask, At, ask, note, path_part, print_json, print_table, say, shown
 from raftkv.errors import ConfigError, RaftkvError
 
 from .sheets import Sheet
@@ -97,5 +97,5 @@ def confirm(what: str, word: str) -> None:
     note(what)
     if not sys.stdin.isatty():
         raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    if typer.prompt(f"Type {word} to go on", err=True) != word:
+    if ask(f"Type {word} to go on") != word:
         raise ConfigError("nothing was changed")

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from .connecting import endpoints_of, tls_context
 from .endpoint import Cluster, ask_all, fail_if_any
 from .member import ask_in_turn, request
 from .options import At, connected, examples, group
+from .saying import say_line
 
 if TYPE_CHECKING:
     from .output import Row
@@ -91,4 +90,4 @@ def disarm(at: At) -> None:
     if at.output == "json":
         print_json({"disarmed": ended})
     else:
-        typer.echo("NOSPACE is disarmed" if ended else "NOSPACE was not on")
+        say_line("NOSPACE is disarmed" if ended else "NOSPACE was not on")

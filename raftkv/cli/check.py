@@ -12,6 +12,7 @@ import typer
 from raftkv.errors import ConfigError
 
 from .options import At, connected, examples, group
+from .saying import note_line, say_line
 
 __all__ = ["app"]
 
@@ -63,13 +64,13 @@ def perf(
         print_json(measuring.document(load.lower(), chosen, measured, found))
     else:
         for verdict in found:
-            typer.echo(f"{'PASS' if verdict.passed else 'FAIL'}: {verdict.text}")
+            say_line(f"{'PASS' if verdict.passed else 'FAIL'}: {verdict.text}")
         if measured.took_s:
             p50, p99 = (1000 * measuring.percentile(measured.took_s, part) for part in (0.5, 0.99))
-            typer.echo(f"p50 is {p50:.2f} ms, p99 is {p99:.2f} ms")
+            say_line(f"p50 is {p50:.2f} ms, p99 is {p99:.2f} ms")
         if measured.first_error is not None:
-            typer.echo(f"the first error was: {measured.first_error}", err=True)
-        typer.echo("PASS" if all(verdict.passed for verdict in found) else "FAIL")
+            note_line(f"the first error was: {measured.first_error}")
+        say_line("PASS" if all(verdict.passed for verdict in found) else "FAIL")
     if not all(verdict.passed for verdict in found):
         raise typer.Exit(EXIT_FAULT)
 

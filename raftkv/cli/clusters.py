@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from .options import Directory, Format, examples, formatted, group
+from .saying import say_line
 
 __all__ = ["app"]
 
@@ -89,4 +90,4 @@ def down(form: Format, directory: Directory) -> None:
     if form.output == "json":
         print_json({"stopped": stopped})
     else:
-        typer.echo(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+        say_line(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")

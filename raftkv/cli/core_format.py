@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from .connecting import endpoints_of, tls_context
 from .member import LIST_TIMEOUT_S, ask_in_turn, request
 from .options import At, connected, examples, group
+from .saying import say_line
 
 if TYPE_CHECKING:
     import ssl
@@ -40,7 +39,7 @@ def show(at: At) -> None:
         return (name, row["role"], software, cell(row["core_format"]))
 
     print_table(("NODE", "ROLE", "SOFTWARE", "CORE FORMAT"), map(row_of, found["members"]))
-    typer.echo(_advice(found))
+    say_line(_advice(found))
 
 
 @app.command("raise", epilog=examples("raftkv format raise --dir demo"))
@@ -69,7 +68,7 @@ def raise_format(at: At) -> None:
     if at.output == "json":
         print_json(found)
     else:
-        typer.echo(f"the core format is {found['active']}")
+        say_line(f"the core format is {found['active']}")
 
 
 def _survey(endpoint: str, left_s: float, *, context: ssl.SSLContext | None) -> Any:

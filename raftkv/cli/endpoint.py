@@ -15,7 +15,7 @@ import typer
 from raftkv.errors import NoLeader, RaftkvError
 
 from .options import At, connected, examples, group
-from .quoting import printable
+from .saying import note_line, say_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,9 +132,9 @@ def health(at: At, cluster: Cluster = False) -> None:
         for each in found:
             if each.error is None:
                 took = _took(each.took_s)
-                typer.echo(f"{each.endpoint} is healthy: confirmed a linearizable read in {took}")
+                say_line(f"{each.endpoint} is healthy: confirmed a linearizable read in {took}")
             else:
-                typer.echo(f"{each.endpoint} is unhealthy: {printable(str(each.error))}", err=True)
+                note_line(f"{each.endpoint} is unhealthy: {each.error}")
     fail_if_any(found)
 
 
@@ -207,9 +207,7 @@ def hashkv(
         print_table(headings, rows, tuple(heading for heading, _ in _HASH))
     if len(digests) > 1:
         sys.stdout.flush()
-        typer.echo(
-            f"error: the nodes differ at revision {revision}: see docs/operations.md", err=True
-        )
+        note_line(f"error: the nodes differ at revision {revision}: see docs/operations.md")
         raise typer.Exit(EXIT_FAULT)
     fail_if_any(found)
 

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import typer
-
 from raftkv.errors import RaftkvError
 
 from .output import console, print_status, status_table
+from .saying import note_line, say_line
 
 if TYPE_CHECKING:
     from .devcluster import ClusterStatus
@@ -72,13 +71,13 @@ def show(statuses: Sequence[tuple[str, ClusterStatus]]) -> None:
     """The tables on stdout, below each other."""
     for name, status in statuses:
         if name:
-            typer.echo(f"{name}:")
+            say_line(f"{name}:")
         print_status(status)
     sys.stdout.flush()
 
 
 def _note(line: str) -> None:
-    typer.echo(line, err=True)
+    note_line(line)
 
 
 @contextlib.contextmanager

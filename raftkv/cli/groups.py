@@ -8,11 +8,12 @@ plugin, help and completion all of them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
+
+from .saying import note_line
 
 __all__ = ["add_plugin_groups"]
 
@@ -34,12 +35,12 @@ def add_plugin_groups(app: typer.Typer, wanted: str | None = None) -> None:
             groups = _by_name(point.name, point.load()().cli())
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            sys.stderr.write(f"warning: the commands of plugin {point.name} are missing: {what}\n")
+            note_line(f"warning: the commands of plugin {point.name} are missing: {what}")
             continue
         for name, group in groups.items():
             if name in taken:
                 what = f"warning: the commands `{name}` of plugin {point.name} are missing"
-                sys.stderr.write(f"{what}: there are others of that name\n")
+                note_line(f"{what}: there are others of that name")
                 continue
             taken.add(name)
             app.add_typer(group, name=name)

@@ -12,6 +12,7 @@ import typer
 from raftkv.errors import ConfigError
 
 from .options import At, connected, examples
+from .saying import note_line, say_line
 
 if TYPE_CHECKING:
     from raftkv.client import Client
@@ -149,7 +150,7 @@ def get(
     found: RangeResult = run(at, lambda client: client.kv.read(operation, consistency=how))
     one = not operation.range_end and not count_only
     if one and not found.kvs:
-        sys.stderr.write(f"there is no key {shown(os.fsencode(key))}\n")
+        note_line(f"there is no key {shown(os.fsencode(key))}")
         raise typer.Exit(EXIT_NEGATIVE)
     if one and at.output == "json":
         from .output import print_json
@@ -240,7 +241,7 @@ def compact(
 
         print_json({"compacted": revision, "revision": result.revision})
     else:
-        typer.echo(f"compacted revision {revision}")
+        say_line(f"compacted revision {revision}")
 
 
 def show_result(at: At, result: OperationResult, style: Style, *, prev_kv: bool = False) -> None:

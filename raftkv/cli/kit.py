@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-import typer
-
 from raftkv.errors import ConfigError, RaftkvError
 
 from .options import At, Directory, Format, connected, examples, formatted, group
 from .plugin_settings import add_setting
-from .quoting import printable_lines
+from .quoting import printable
+from .saying import ask, note, say
 
 if TYPE_CHECKING:
     import ssl
@@ -45,6 +44,7 @@ __all__ = [
     "Format",
     "Stage",
     "add_setting",
+    "ask",
     "bring_up",
     "cell",
     "connected",
@@ -155,14 +155,15 @@ def _reporting() -> Iterator[Callable[[Stage], None]]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("", total=None)
 
             def bar(stage: Stage) -> None:
                 progress.update(
                     task,
-                    description=stage.text,
+                    description=printable(stage.text),
                     completed=stage.completed,
                     total=stage.total or None,
                 )
@@ -254,13 +255,3 @@ def path_part(text: str) -> str:
         raise ConfigError(f"{shown(text)} is not valid UTF-8, as ids and names are") from None
     # "." and ".." are what some proxies and libraries would resolve.
     return encoded.replace(".", "%2E") if set(text) == {"."} else encoded
-
-
-def say(text: str) -> None:
-    """Lines on stdout; what is not printable in them is escaped."""
-    typer.echo(printable_lines(text))
-
-
-def note(text: str) -> None:
-    """Lines on stderr: what is no result; what is not printable in them is escaped."""
-    typer.echo(printable_lines(text), err=True)

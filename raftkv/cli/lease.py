@@ -13,6 +13,7 @@ import typer
 from raftkv.errors import NotApplied, OutcomeUnknown, Refused, RemoteFailed
 
 from .options import At, connected, examples, group
+from .saying import say_line
 
 if TYPE_CHECKING:
     from raftkv.client import Client
@@ -161,5 +162,5 @@ def _say(at: At, text: str, document: Any) -> None:
     if at.output == "json":
         print_json(document)
     else:
-        typer.echo(text)
+        say_line(text)
     sys.stdout.flush()

@@ -16,6 +16,7 @@ from raftkv.errors import ConfigError
 
 from .options import At, connected, examples
 from .running import WithCommand, command_behind
+from .saying import note_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +83,7 @@ async def _lock(
                 return signals.code
             (token,) = tried
             if token is None:
-                sys.stderr.write(f"the lock {shown(os.fsencode(name))} is held by another\n")
+                note_line(f"the lock {shown(os.fsencode(name))} is held by another")
                 return 1
         else:
             waited = await signals.unless(held.acquire())
@@ -161,7 +162,7 @@ async def _listen(client: Client, at: At, name: str) -> None:
         elif at.output == "json":
             _say(at, [], {"token": None})
         else:
-            typer.echo("nobody leads", err=True)
+            note_line("nobody leads")
 
 
 def _say(at: At, lines: Sequence[bytes], more: dict[str, Any], last: str | None = None) -> None:

@@ -28,6 +28,8 @@ from raftkv.errors import (
 
 from .connecting import endpoints_of, tls_context
 from .options import At, connected, examples, group
+from .quoting import printable
+from .saying import note_line, say_line
 
 if TYPE_CHECKING:
     import ssl
@@ -133,7 +135,7 @@ def forget(
     if at.output == "json":
         print_json({"verb": "forget", **found})
     else:
-        typer.echo(f"{name} holds no format up any more")
+        say_line(f"{name} holds no format up any more")
 
 
 @app.command("list", epilog=examples("raftkv member list --dir demo --json"))
@@ -154,7 +156,7 @@ def list_members(
         _print_members(found)
     sys.stdout.flush()
     if not of_leader:
-        typer.echo(f"no leader answers: this is what {found['told_by']} knows", err=True)
+        note_line(f"no leader answers: this is what {found['told_by']} knows")
         raise typer.Exit(EXIT_FAULT)
 
 
@@ -312,7 +314,7 @@ def _change(verb: str, body: dict[str, Any], at: At) -> None:
     if at.output == "json":
         print_json({"verb": verb, "name": body["name"], **found})
         return
-    typer.echo(_outcome(verb, body["name"], found))
+    say_line(_outcome(verb, body["name"], found))
 
 
 def _listing_after_change(
@@ -334,7 +336,7 @@ def _listing_after_change(
     except (NotApplied, Timeout):
         found = ask_in_turn(endpoints, LIST_TIMEOUT_S, look)
         notice = f"no leader answers, so the list may lack the change: {found['told_by']} gave it"
-        typer.echo(notice, err=True)
+        note_line(notice)
     return found
 
 
@@ -342,10 +344,15 @@ def _outcome(verb: str, name: str, found: dict[str, Any]) -> str:
     voters = [row["name"] for row in found["members"] if row["standing"] == "voter"]
     done = f"{name} is no core any more" if verb == "remove" else f"{name} votes"
     may_fail = (len(voters) - 1) // 2
+    if len(voters) == 1:
+        return f"{done}; the voter is {voters[0]}"
     text = f"{done}; the voters are {', '.join(voters)}"
-    if len(voters) % 2 == 0:
-        fewer = len(voters) - 1
-        text += f". {len(voters)} voters survive the loss of {may_fail}, which {fewer} do as well"
+    if len(voters) == 2:
+        text += ". 2 voters do not survive the loss of one, and neither does 1"
+    elif len(voters) % 2 == 0:
+        text += (
+            f". {len(voters)} voters survive the loss of {may_fail}, and so do {len(voters) - 1}"
+        )
     return text
 
 
@@ -371,7 +378,7 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
         text = _stage(name, row)
         if text is not None and text != said:
             said = text
-            typer.echo(text, err=True)
+            note_line(text)
 
     if not sys.stderr.isatty():
         yield line
@@ -379,18 +386,23 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{name}: asking", total=None)
+        shown_name = printable(name)
+        asking = f"{shown_name}: asking"
+        task = progress.add_task(asking, total=None)
 
         def bar(row: dict[str, Any] | None) -> None:
             lag = None if row is None else row["lag_entries"]
             if row is None or lag is None:
-                progress.update(task, description=_stage(name, row) or f"{name}: asking")
+                progress.update(
+                    task, description=_stage(shown_name, row) or f"{shown_name}: asking"
+                )
             else:
                 match = row["match_index"]
                 progress.update(
-                    task, description=f"{name} copies", total=match + lag, completed=match
+                    task, description=f"{shown_name} copies", total=match + lag, completed=match
                 )
 
         yield bar

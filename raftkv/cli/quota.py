@@ -16,6 +16,7 @@ from .connecting import endpoints_of, tls_context
 from .kit import path_part
 from .member import ask_in_turn, request
 from .options import At, connected, examples, group
+from .saying import note_line, say_line
 
 if TYPE_CHECKING:
     from .output import Row
@@ -57,7 +58,7 @@ def list_(at: At) -> None:
     ]
     print_table(("PLUGIN", "LOGICAL BYTES", "QUOTA BYTES", "ALARM"), rows, ("LOGICAL BYTES",))
     if not found:
-        typer.echo("the cluster runs core format 1, which has no quotas", err=True)
+        note_line("the cluster runs core format 1, which has no quotas")
 
 
 @app.command(
@@ -85,4 +86,4 @@ def set_(
     if at.output == "json":
         print_json(found)
     else:
-        typer.echo(f"the quota of {plugin} is {quota_bytes}")
+        say_line(f"the quota of {plugin} is {quota_bytes}")

@@ -13,6 +13,7 @@ import typer
 from raftkv.errors import ConfigError
 
 from .options import Format, examples, formatted
+from .saying import ask, note, say
 
 if TYPE_CHECKING:
     from raftkv.raft.forced_recovery import Survey
@@ -78,15 +79,15 @@ def _print(found: Survey, form: Format, *, text: str) -> None:
         uncertain = {"uncertain_entries": found.uncertain_entries}
         print_json({**msgspec.to_builtins(found), **uncertain})
     else:
-        typer.echo(text)
+        say(text)
 
 
 def _confirm(before: Survey) -> None:
     """On stderr, so that stdout stays the result. Raises ConfigError without a yes."""
-    typer.echo(f"{_found(before)}\n\n{_warning(before)}\n", err=True)
+    note(f"{_found(before)}\n\n{_warning(before)}\n")
     if not sys.stdin.isatty():
         raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    answer = typer.prompt(f"Type the name of the node ({before.name}) to go on", err=True)
+    answer = ask(f"Type the name of the node ({before.name}) to go on")
     if answer != before.name:
         raise ConfigError("nothing was changed")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from .options import At, connected, examples
+from .saying import note
 
 if TYPE_CHECKING:
     from raftkv.client import Client
@@ -50,7 +51,7 @@ def txn(
 
 def _prompt(block: str) -> None:
     # On stderr, so that stdout stays the result.
-    typer.echo(block, err=True)
+    note(block)
 
 
 def _lines() -> Iterator[str]:

@@ -17,6 +17,7 @@ from raftkv.errors import ConfigError, RaftkvError, WatchCancelled
 
 from .options import At, connected, examples
 from .running import WithCommand, command_behind
+from .saying import say_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -148,7 +149,7 @@ def _mark(output: str) -> Callable[[int], None]:
         if output == "json":
             print_json({"type": "PROGRESS", "revision": revision})
         else:
-            typer.echo(f"progress notify: {revision}")
+            say_line(f"progress notify: {revision}")
         sys.stdout.flush()
 
     return mark

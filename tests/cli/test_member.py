@@ -121,7 +121,7 @@ def test_a_verb_is_repeated_until_a_node_can_take_it(endpoint: str) -> None:
     nobody = ("--endpoint", "http://127.0.0.1:1")
     done = raftkv("member", "add", "core2", "--address", "h:3", *nobody, "--endpoint", endpoint)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == b"core2 votes; the voters are core1\n"
+    assert done.stdout == b"core2 votes; the voter is core1\n"
     assert b"core2 is a copy and connects" in done.stderr
     assert len(Scripted.asked) == 3
     path, body = Scripted.asked[0]
@@ -215,3 +215,25 @@ def test_a_node_that_does_not_serve_the_verb_is_passed_over(
     Scripted.script = [(status, document)]
     said = one_line_error(raftkv("member", "forget", "pod", "--endpoint", endpoint), 1)
     assert document["error"] in said
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, "; the voter is core1"),
+        (2, "; the voters are core1, core2. 2 voters do not survive the loss of one, and neither"),
+        (3, "; the voters are core1, core2, core3"),
+        (4, "core4. 4 voters survive the loss of 1, and so do 3"),
+        (6, "core6. 6 voters survive the loss of 2, and so do 5"),
+    ],
+)
+def test_what_an_even_number_of_voters_survives_is_said_by_numbers(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, count: int, words: str
+) -> None:
+    rows = [{**ROW, "name": f"core{number + 1}", "leads": number == 0} for number in range(count)]
+    monkeypatch.setitem(LISTING, "members", rows)
+    Scripted.script = [(200, {"name": "core9"})]
+    said = raftkv("member", "remove", "core9", "--endpoint", endpoint).stdout.decode()
+    assert said.startswith("core9 is no core any more")
+    assert words in said
+    assert ("survive" in said) == (count % 2 == 0)
