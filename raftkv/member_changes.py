@@ -333,6 +333,7 @@ class MemberChange:
     async def _become_core(self, raft_id: str) -> bool:
         """Let a replicant that is a copy by the log become one in fact."""
         node, engine = self._node, self._engine
+        told: NotYet | None = None
         while self._part.leads and raft_id not in engine.links:
             since = engine.configurations.member_since(raft_id, engine.commit)
             if since is None:
@@ -343,11 +344,13 @@ class MemberChange:
             except MembershipRefused:
                 raise
             except RaftkvError as error:
+                if isinstance(error, NotYet):
+                    told = error  # it says more than the time-out of the last question
                 if self._left_s <= 0:
-                    what = "is not ready" if isinstance(error, NotYet) else "does not answer"
+                    what = "does not answer" if told is None else "is not ready"
                     raise MembershipRefused(
-                        f"{self._name} {what} ({error}): start it, then promote it again, or "
-                        f"remove it"
+                        f"{self._name} {what} ({told or error}): start it, then promote it "
+                        f"again, or remove it"
                     ) from None
                 await node.runtime.sleep(LOOK_S)
         return self._part.leads

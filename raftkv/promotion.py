@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .descriptors import RETRY_S, lacks_descriptors
 from .errors import DiskFailed, MembershipRefused, NotApplied, RaftkvError
 from .parts import ReplicantPart
 from .raft.membership import decode, encode
@@ -191,24 +192,48 @@ class Promotion:
             await part.follower.applying.idle()
             await self._catch_up(part, recovered, since)
             self._check(part, since)
-        except OSError as error:
-            raise MembershipRefused(f"its disk refuses: {error}") from error
-        except BaseException:
+            await self._last_step(part, recovered)
+        except BaseException as error:
             part.follower.kept = None
             if recovered is not None:
                 recovered.wal.close()
+            if lacks_descriptors(error):
+                log.error("%s cannot become a core yet: no file descriptor is left", node.name)
+                await node.runtime.sleep(RETRY_S)  # it is asked again at once
+                raise NotYet(
+                    f"no file descriptor is left ({error}): raise the limit (ulimit -n, or "
+                    f"LimitNOFILE= in a unit of systemd), or have the program close files"
+                ) from error
+            if isinstance(error, OSError):
+                raise MembershipRefused(f"its disk refuses: {error}") from error
             raise
-        # From here to the end nothing waits: no entry comes in between.
-        try:
-            self._finish(part, recovered)
-        except OSError as error:
-            # The directory may be a core's or not: only a start can tell.
-            node._faulted(
-                DiskFailed(
-                    f"the disk refused the last step of the promotion: {error}. Free or replace "
-                    f"the disk, then start the node again"
-                )
-            )
+
+    async def _last_step(self, part: ReplicantPart, recovered: Recovered) -> None:
+        """Become the core. Raises OSError while the directory is a replicant's for certain."""
+        node = self._node
+        directory = node._directory
+        assert directory is not None
+        while True:
+            # Within one try nothing waits: no entry comes in between.
+            try:
+                self._finish(part, recovered)
+                return
+            except (OSError, MembershipRefused) as error:
+                lacks = lacks_descriptors(error)
+                if not directory.replaced and (lacks or isinstance(error, MembershipRefused)):
+                    raise
+                if not lacks:
+                    # The directory may be a core's or not: only a start can tell.
+                    node._faulted(
+                        DiskFailed(
+                            f"the disk refused the last step of the promotion: {error}. Free or "
+                            f"replace the disk, then start the node again"
+                        )
+                    )
+                    return
+                # The file says core, and may not be durable: there is no way back.
+                log.error("%s: the last step of the promotion waits: %s", node.name, error)
+            await node.runtime.sleep(RETRY_S)
 
     async def _write_log(self, part: ReplicantPart, since: int) -> Recovered:
         """The snapshot of the state as it is now, and an empty log behind it."""

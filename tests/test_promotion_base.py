@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+import errno
+import os
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 import pytest
 
-from raftkv.errors import MembershipRefused, RaftkvError
+from raftkv.errors import DiskFailed, MembershipRefused, RaftkvError
+from raftkv.node import Node
 from raftkv.promotion import METHOD_FORMER, NotYet
 from raftkv.raft.changing import add_learner, remove
 from raftkv.raft.membership import Configuration
@@ -162,3 +165,89 @@ async def test_below_core_format_2_a_promotion_is_refused_with_what_to_do() -> N
         answer = await core.rpc.call("replicant1", METHOD_FORMER, request, 2.0)
         assert "`raftkv format raise`" in msgspec.msgpack.decode(answer)[0]
         assert replicant.role == "replicant"
+
+
+class Lacking:
+    """The files of a node; an operation for which `lacks` is true finds no descriptor left."""
+
+    def __init__(self, node: Node, lacks: Callable[[str, str], bool]) -> None:
+        files = node.runtime.files
+        self.failed = 0
+
+        def lacking(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+            def operation(path: str, *more: Any) -> Any:
+                if lacks(name, path):
+                    self.failed += 1
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+                return plain(path, *more)
+
+            return operation
+
+        for name in ("open", "sync_dir"):
+            setattr(files, name, lacking(name, getattr(files, name)))
+
+
+@pytest.mark.parametrize("where", ["snapshots", "identity.json.new", "after the rename"])
+def test_a1_a_promotion_waits_for_a_descriptor_and_stops_no_node(where: str) -> None:
+    asyncio.run(asyncio.wait_for(promoted_without_descriptors(where), 90))
+
+
+async def promoted_without_descriptors(where: str) -> None:
+    async with LocalCluster(cores=1, replicants=1) as cluster:
+        core, node = cluster.nodes
+        await core.kv.put(b"k", b"v")
+        directory: Any = node._directory
+        wanted = 3
+
+        def lacks(name: str, path: str) -> bool:
+            if lacking.failed == wanted:
+                return False
+            if where == "after the rename":
+                return name == "sync_dir" and directory.replaced
+            return where in path
+
+        lacking = Lacking(node, lacks)
+        await core.membership.promote("replicant1", timeout_s=60)
+        assert lacking.failed == wanted
+        assert not node.fault.done()
+        assert (node.role, directory.identity.role) == ("core", "core")
+        assert not directory.replaced
+        await node.kv.put(b"k", b"w")
+        assert (await core.kv.get(b"k")).value == b"w"
+
+
+@in_loop
+async def test_a1_without_descriptors_a_promotion_says_so_in_time() -> None:
+    async with LocalCluster(cores=1, replicants=1) as cluster:
+        core, node = cluster.nodes
+        Lacking(node, lambda name, path: path.endswith("identity.json.new"))
+        with pytest.raises(MembershipRefused, match=r"no file descriptor is left .*ulimit -n"):
+            await core.membership.promote("replicant1", timeout_s=3.0)
+        assert node.role == "replicant"
+        assert not node.fault.done()
+        follower: Any = node._part.follower  # type: ignore[union-attr]
+        await until(lambda: follower.kept is None)
+        await node.kv.put(b"k", b"v")
+
+
+@in_loop
+async def test_a1_a_disk_that_fails_in_the_last_step_is_a_fault_and_one_before_it_is_not() -> None:
+    async with LocalCluster(cores=1, replicants=1) as cluster:
+        core, node = cluster.nodes
+        follower: Any = node._part.follower  # type: ignore[union-attr]
+        files: Any = node.runtime.files
+        plain = files.open
+
+        def fails(path: str, *more: Any) -> Any:
+            if failing in path:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return plain(path, *more)
+
+        files.open, failing = fails, "snapshots"
+        with pytest.raises(MembershipRefused, match="its disk refuses"):
+            await core.membership.promote("replicant1", timeout_s=30)
+        assert follower.kept is None, "nothing is kept for a log that is not written"
+        failing = "identity.json.new"
+        with pytest.raises(RaftkvError):
+            await core.membership.promote("replicant1", timeout_s=3.0)
+        assert isinstance(await node.fault, DiskFailed)

@@ -79,6 +79,9 @@ class _Version(msgspec.Struct):
 class DataDirectory:
     """A locked data directory. Releases the lock in `close`."""
 
+    #: Another identity is in the file, and it is not known to be durable: there is no way back.
+    replaced = False
+
     def __init__(self, config: NodeConfig, runtime: Runtime) -> None:
         """Create, lock and identify.
 
@@ -202,8 +205,9 @@ class DataDirectory:
         finally:
             file.close()
         self._files.rename(path + ".new", path)
+        self.replaced = True
         self._files.sync_dir(self.path)
-        self.identity = identity
+        self.identity, self.replaced = identity, False
 
     def moved(self) -> bool:
         """Whether the directory was removed or replaced since it was locked. May block."""
