@@ -363,6 +363,9 @@ def _print_fixed(found: dict[str, Any]) -> None:
         note(f"{each['node']} never executed and passed over: {ids}")
     if found["skipped"]:
         note(found["reason"])
+    for each in found.get("copied", ()):  # a node of an earlier release does not tell
+        ids = ", ".join(map(str, each["ids"]))
+        note(f"{each['node']} has a copy of what these calls did to the states only: {ids}")
     if found["passed_over"]:
         ids = ", ".join(map(str, found["passed_over"]))
         note(f"committed, executed by no node that is left, and passed over: {ids}")

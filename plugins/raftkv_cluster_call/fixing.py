@@ -20,7 +20,10 @@ compared with it; `STATE_BYTES_MAX` bounds each. And the lead may itself not hav
 everything, when the one that had is gone for good (force-leave). The ids between are then passed
 over by all; the report lists them. A node whose states equal the lead's although it never executed
 a call that the lead did is forwarded past it: no state covers what the call does, or it was undone.
-The report names these calls and warns, and the log notes them with the node as skipped.
+The report names these calls and warns, and the log notes them with the node as skipped. For a node
+that gets a copy the report names them too (`copied`). The log does not: a node whose data is older
+than its cursor has to copy anew unless what lies between was skipped (`states.covers`), and data
+from before the copy lacks these calls.
 """
 
 from __future__ import annotations
@@ -106,6 +109,7 @@ async def fix(host: Host, copies: Copies, timeout_s: float) -> FixReport:
     view = host.view()
     passed_over = calls_between(view, at, last)
     skipped = _skipped(view, plan.forward, at)
+    copied = _skipped(view, plan.sync, at)
     warning = _warning(view, skipped)
     if at < last:
         # They stand at the lead's cursor, which is behind the log too.
@@ -126,6 +130,7 @@ async def fix(host: Host, copies: Copies, timeout_s: float) -> FixReport:
         synced=synced,
         passed_over=passed_over,
         skipped=skipped,
+        copied=copied,
         reason=warning,
         copying=await _copied(host, synced, last + 1, until),
     )
@@ -255,9 +260,9 @@ def _differing(
                 yield f"{state}:{key}"
 
 
-def _skipped(view: View, forward: list[tuple[str, int]], at: int) -> tuple[Skipped, ...]:
-    """Of those that are forwarded: what the lead has executed, and they have not."""
-    found = ((node, calls_between(view, cursor, at)) for node, cursor in sorted(forward))
+def _skipped(view: View, nodes: list[tuple[str, int]], at: int) -> tuple[Skipped, ...]:
+    """What the lead has executed, and these nodes, which are (name, cursor), have not."""
+    found = ((node, calls_between(view, cursor, at)) for node, cursor in sorted(nodes))
     return tuple(Skipped(node, ids) for node, ids in found if ids)
 
 

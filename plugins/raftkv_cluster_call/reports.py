@@ -242,7 +242,8 @@ class FixReport(msgspec.Struct, frozen=True):
     `lead` is the most advanced node. `absent` were not compared (down, or still copying, and why).
     `passed_over` are ids that were committed and that not even the lead had executed: a fix that
     forwards goes past them. `skipped`: what forwarded nodes never executed and the lead did; its
-    effect outside of the states is missing there, and `reason` warns. `copying`: of `synced`, who
+    effect outside of the states is missing there, and `reason` warns. `copied`: the same of synced
+    nodes, whose copy has the effect on the states and on nothing else. `copying`: of `synced`, who
     had not finished when the time was up.
     """
 
@@ -257,6 +258,7 @@ class FixReport(msgspec.Struct, frozen=True):
     copying: tuple[str, ...] = ()
     reason: str = ""
     skipped: tuple[Skipped, ...] = ()
+    copied: tuple[Skipped, ...] = ()
 
 
 # --- between nodes --------------------------------------------------------------------------------

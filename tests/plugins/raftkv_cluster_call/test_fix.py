@@ -153,6 +153,9 @@ async def test_a_stuck_node_takes_a_copy_and_goes_on_behind_it(shop: Shop) -> No
     assert (report.lead, report.id, report.synced) == ("core1", 3, ("core2",))
     assert report.differing == (Differing("core2", ("shelf:stuck",)),)
     assert report.copying == ()
+    # B7: what the copy stands for is named. In the log it is not skipped: older data lacks it.
+    assert report.copied == (Skipped("core2", (2,)),)
+    assert report.skipped == shop.cluster.row("core2").skipped == ()
     assert set(shop.cluster.cursors().values()) == {3}
     assert len({str(items) for items in shop.everything.values()}) == 1
     assert shop.cluster.calls("core1").query(3).kind == "force"
