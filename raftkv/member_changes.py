@@ -345,7 +345,7 @@ class MemberChange:
                 raise
             except RaftkvError as error:
                 if isinstance(error, NotYet):
-                    told = error  # it says more than the time-out of the last question
+                    told = error  # a better reason than the time-out of the last question
                 if self._left_s <= 0:
                     what = "does not answer" if told is None else "is not ready"
                     raise MembershipRefused(

@@ -231,7 +231,7 @@ class Promotion:
                         )
                     )
                     return
-                # The file says core, and may not be durable: there is no way back.
+                # The file makes it a core, and may not be durable: the step cannot be undone.
                 log.error("%s: the last step of the promotion waits: %s", node.name, error)
             await node.runtime.sleep(RETRY_S)
 

@@ -76,18 +76,18 @@ async def test_d7_an_embedded_node_serves_its_http_address(tmp_path: Path) -> No
 @in_loop
 async def test_d7_a_program_that_serves_by_hand_still_can(tmp_path: Path) -> None:
     async with raftkv.Node(serving(tmp_path), plugins=()) as node:
-        door = door_of(node)
-        assert door is node.http_api is door_of(node)
-        await door.start()
+        served = door_of(node)
+        assert served is node.http_api is door_of(node)
+        await served.start()
         assert await asked(node) == 200
-        await door.stop()
-        await door.stop()
+        await served.stop()
+        await served.stop()
         with pytest.raises(ConnectionRefusedError):
             await asked(node)
         with pytest.raises(RuntimeError, match="make another one"):
-            await door.start()
+            await served.start()
         other = door_of(node)
-        assert other is not door
+        assert other is not served
         await other.start()
         assert await asked(node) == 200
 

@@ -22,7 +22,7 @@ over by all; the report lists them. A node whose states equal the lead's althoug
 a call that the lead did is forwarded past it: no state covers what the call does, or it was undone.
 The report names these calls and warns, and the log notes them with the node as skipped. For a node
 that gets a copy the report names them too (`copied`). The log does not: a node whose data is older
-than its cursor has to copy anew unless what lies between was skipped (`states.covers`), and data
+than its cursor has to copy again unless what lies between was skipped (`states.covers`), and data
 from before the copy lacks these calls.
 """
 

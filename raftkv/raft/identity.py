@@ -79,7 +79,7 @@ class _Version(msgspec.Struct):
 class DataDirectory:
     """A locked data directory. Releases the lock in `close`."""
 
-    #: Another identity is in the file, and it is not known to be durable: there is no way back.
+    #: Another identity is in the file, and may not be durable: it cannot be taken back.
     replaced = False
 
     def __init__(self, config: NodeConfig, runtime: Runtime) -> None:

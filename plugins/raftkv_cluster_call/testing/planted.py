@@ -21,7 +21,7 @@ from raftkv.kv import KV, Put
 from raftkv.testing.patching import around
 from raftkv.testing.planting import Bug, Bugs, Wrap
 from raftkv_cluster_call import cursors, log, plugin, states, trimming, views, waiting, worker
-from raftkv_cluster_call.commands import Advance, Commit, Committed, Cursor, Force, Skip, Sync
+from raftkv_cluster_call.commands import Advance, Commit, Committed, Cursor, Skip, Sync
 from raftkv_cluster_call.proposing import NotWanted, Proposer
 from raftkv_cluster_call.views import decided_id, last_id, participants, record_of
 
@@ -351,16 +351,3 @@ def _lost_states_unnoticed(covers: Callable[..., bool]) -> Callable[..., bool]:
 )
 def _failed_calls_wipe_history(before: Callable[..., Any]) -> Callable[..., Any]:
     return lambda view, floor, count: floor - count
-
-
-@_applying(
-    "fix-forwards-without-a-copy",
-    "a force lets nodes with other data go on at the new id, without a copy",
-    Force,
-)
-def _fix_forwards_without_a_copy(force: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(command: Any, ctx: Any) -> Any:
-        forward = tuple(sorted((*command.forward, *command.sync)))
-        return force(replace(command, forward=forward, sync=()), ctx)
-
-    return broken
