@@ -25,6 +25,7 @@ from raftkv.testing.patching import replaced
 from raftkv_txqueue import (
     branches,
     closing,
+    contents,
     deciding,
     delivering,
     ending,
@@ -35,7 +36,7 @@ from raftkv_txqueue import (
     transactions,
     views,
 )
-from raftkv_txqueue.commands import Commit, DeleteQueue, Purge
+from raftkv_txqueue.commands import Commit, DeleteQueue, EndSession, Purge
 
 from .planted_deciding import BUGS
 from .planting import SEEDS_MAX, applying, everywhere, nothing, patching, wrapping
@@ -344,6 +345,101 @@ patching(
 
 
 # Sessions -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _operator_ends_another() -> Iterator[None]:
+    def wrap(end: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(command: Any, ctx: Any) -> Any:
+            done = end(command, ctx)
+            row = ctx.table("sessions").get(command.session + 1)
+            if row is not None and not row.ended_ms:
+                ending.end(ctx, command.session + 1, row, 100)
+            return done
+
+        return broken
+
+    with applying(EndSession, wrap):
+        yield
+
+
+patching(
+    "operator-ends-another",
+    "an operator who ends a session ends the next one, too",
+    _operator_ends_another,
+)
+
+
+def _steps(step: Callable[..., bool] | None) -> Callable[[], Any]:
+    """Sweep with this in place of what ends sessions that hold a message for too long."""
+
+    def patch() -> Any:
+        late = sweeping._end_overdue
+        others = [(step if each is late else each) for each in sweeping._STEPS]
+        return replaced(sweeping, "_STEPS", tuple(each for each in others if each is not None))
+
+    return patch
+
+
+def _end_too_early(ctx: Any, budget: Any) -> bool:
+    for key in [key for key, _ in ctx.table("ack_due").scan(None, (ctx.now + 1_000, 0, 0, 0))]:
+        row = ctx.table("sessions")[key[1]]
+        if not row.ended_ms:
+            ending.end(ctx, key[1], row, 100)
+    return False
+
+
+patching(
+    "ack-timeout-too-early",
+    "a session is ended before it has held a message for too long",
+    _steps(_end_too_early),
+)
+patching(
+    "ack-timeout-forgotten",
+    "no session is ended for holding a message for too long",
+    _steps(None),
+)
+
+
+@wrapping(
+    "overdue-although-settled",
+    "the deadline of a message outlives its settlement",
+    settling,
+    "unlock",
+)
+def _overdue_although_settled(unlock: Callable[..., int]) -> Callable[..., int]:
+    def broken(ctx: Any, key: Any) -> int:
+        row = ctx.table("locks").get(key)
+        deliveries = unlock(ctx, key)
+        if deliveries and getattr(row, "due_ms", 0):
+            ctx.table("ack_due").put((row.due_ms, *key), None)
+        return deliveries
+
+    return broken
+
+
+@wrapping(
+    "holder-is-the-next",
+    "another session is shown to hold a message",
+    views,
+    "_holder",
+)
+def _holder_is_the_next(holder: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(view: Any, has: Any) -> Any:
+        found = holder(view, has)
+        return None if found is None else replace(found, session=found.session + 1)
+
+    return broken
+
+
+@wrapping(
+    "content-hides-accepts",
+    "what a branch accepts is not shown",
+    contents,
+    "content_of",
+)
+def _content_hides_accepts(content_of: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: tuple(replace(each, seqs=()) for each in content_of(*given))
 
 
 wrapping(

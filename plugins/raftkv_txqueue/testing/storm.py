@@ -71,6 +71,7 @@ EMPTY = (
     "spans",
     "returned",
     "locks",
+    "ack_due",
     "accepts",
     "staged",
     "owners",

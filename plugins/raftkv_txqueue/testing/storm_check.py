@@ -14,7 +14,8 @@ changed their state, then every queue that was touched, message by message.
 
 - A refusal has a true reason, and what has one is refused.
 - Acquired are the oldest available ones, in order; settled is what the session holds.
-- A session ends when it is closed or when the life of its node is over, and not otherwise.
+- A session ends when it is closed, when an operator ends it, when the life of its node is over, and
+  when it has held a message for longer than its queue allows, and not otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from raftkv_txqueue.commands import (
     CloseSession,
     DeclareQueue,
     DeleteQueue,
+    EndSession,
     EnsureQueue,
     Observe,
     OpenSession,
@@ -47,7 +49,7 @@ from .storm_branches import BRANCH_COMMANDS, before_branch, check_forgotten, che
 from .storm_deciding import check_transitions
 from .storm_ledger import Book, Ledger, Life, Step, Work
 from .storm_rules import Found, owner_errors, refused
-from .storm_shown import check_shown
+from .storm_shown import check_contents, check_shown
 from .storm_transactions import transactional
 
 __all__ = ["check_step"]
@@ -60,7 +62,7 @@ def check_step(step: Step, ledger: Ledger) -> list[tuple[str, str]]:
     command = step.command
     branch = before_branch(step, ledger) if isinstance(command, BRANCH_COMMANDS) else None
     found += _direct(step, ledger)
-    if isinstance(command, CloseSession | Sweep) and step.refusal is None:
+    if isinstance(command, CloseSession | EndSession | Sweep) and step.refusal is None:
         found += _sessions_ended(step, ledger)
     # What a refused one has written is undone, after this: only that it was refused is judged.
     if step.refusal is None:
@@ -70,11 +72,13 @@ def check_step(step: Step, ledger: Ledger) -> list[tuple[str, str]]:
     if step.refusal is None:
         found += check_forgotten(step, ledger)
         found += check_shown(step, ledger)
+        found += check_contents(step, ledger)
     where = f"index {step.index}, {type(command).__name__}"
     return [(check, f"{where}: {each}") for check, each in found]
 
 
-#: What is declared of a queue.
+ENDS = "sessions end when they must"
+#: What is declared of a queue, beside its acknowledgement time-out.
 LIMITS = ("depth_max", "bytes_max", "overflow", "deliveries_max", "dead_letter")
 
 
@@ -92,6 +96,8 @@ def _direct(step: Step, ledger: Ledger) -> Iterator[Found]:
             yield from _open(step, ledger)
         case CloseSession():
             yield from _close(step, ledger)
+        case EndSession():
+            yield from _end_by_operator(step, ledger)
         case Select():
             yield from _select(step, ledger)
         case Acquire():
@@ -115,7 +121,7 @@ def _declare(step: Step, ledger: Ledger) -> Iterator[Found]:
     command, book = step.command, ledger.book(step.command.queue)
     must = []
     if isinstance(command, EnsureQueue):
-        must = list(_ensure_errors(command, ledger, book))
+        must = [*_ensure_errors(command, ledger, book), *_too_new(step)]
     if command.dead_letter == command.queue:
         must.append("BadDeadLetter")
     if book is None and len(ledger.queues) >= step.settings["queues_max"]:
@@ -135,12 +141,19 @@ def _declare(step: Step, ledger: Ledger) -> Iterator[Found]:
     for what in LIMITS:
         if getattr(command, what) is not None:
             setattr(book, what, getattr(command, what))
+    if isinstance(command, EnsureQueue) and command.ack_timeout_ms is not None:
+        book.ack_timeout_ms = command.ack_timeout_ms
     ledger.touched[book.id] = None
+
+
+def _too_new(step: Step) -> list[str]:
+    """Commands of format 2 are not known before it is active."""
+    return ["UnknownCommand"] if step.version < 2 else []
 
 
 def _ensure_errors(command: EnsureQueue, ledger: Ledger, book: Book | None) -> Iterator[str]:
     if book is not None and not command.change:
-        asked = [(what, getattr(command, what)) for what in LIMITS]
+        asked = [(what, getattr(command, what)) for what in (*LIMITS, "ack_timeout_ms")]
         if any(value not in (None, getattr(book, what)) for what, value in asked):
             yield "QueueDiffers"
     letters = command.dead_letter
@@ -239,7 +252,19 @@ def _close(step: Step, ledger: Ledger) -> Iterator[Found]:
     if step.refusal is None:
         row = step.tables.table("sessions").get(step.command.session)
         if row is not None and not row.ended_ms:
-            yield "sessions end when they must", f"{step.command.session} was closed, and {row}"
+            yield ENDS, f"{step.command.session} was closed, and {row}"
+
+
+def _end_by_operator(step: Step, ledger: Ledger) -> Iterator[Found]:
+    number = step.command.session
+    life = ledger.sessions.get(number)
+    ended = ["SessionEnded"] if life is None or life.ended else []
+    yield from refused(step, [*ended, *_too_new(step)])
+    if step.refusal is None and life is not None:
+        life.ended_by = "operator"
+        row = step.tables.table("sessions").get(number)
+        if row is None or not row.ended_ms:
+            yield ENDS, f"an operator has ended {number}, and {row}"
 
 
 def _select(step: Step, ledger: Ledger) -> Iterator[Found]:
@@ -275,7 +300,7 @@ def _acquire(step: Step, ledger: Ledger) -> Iterator[Found]:
         yield "the log decides rightly", f"of {wanted} others were to be acquired: {step.result}"
     for seq, deliveries in zip(seqs, step.result.deliveries, strict=True):
         item = book.items[seq]
-        item.state, item.holder = "acquired", command.session
+        book.hold(seq, command.session, step.now if step.version > 1 else 0)
         item.deliveries += 1
         ledger.acquired[(command.session, book.id, seq)] = item.deliveries
         ledger.touched[book.id] = None
@@ -343,14 +368,18 @@ def _observe(step: Step, ledger: Ledger) -> Iterator[Found]:
 
 def _sessions_ended(step: Step, ledger: Ledger) -> Iterable[Found]:
     rows = step.tables.table("sessions")
-    closed = step.command.session if isinstance(step.command, CloseSession) else 0
+    closed = getattr(step.command, "session", 0)
     for life in ledger.sessions.values():
         row: Any = None
         if life.ended or ((row := rows.get(life.id)) is not None and not row.ended_ms):
             continue
         if life.id != closed and step.lives(life.node, life.incarnation):
-            text = f"session {life.id} of {life.node} has ended, and its node lives on: {row}"
-            yield "sessions end when they must", text
+            if _overdue(life.id, step, ledger):
+                ledger.timed_out += 1
+                life.ended_by = "ack_timeout"
+            else:
+                text = f"session {life.id} of {life.node} has ended, and its node lives on: {row}"
+                yield ENDS, text
         ledger.lost_sessions += life.id != closed
         life.ended = True
         for book in ledger.queues.values():
@@ -360,3 +389,13 @@ def _sessions_ended(step: Step, ledger: Ledger) -> Iterable[Found]:
         for work in ledger.branches.values():
             if work.associations.pop(life.id, None) is not None:
                 work.doomed = True
+    if isinstance(step.command, Sweep) and not step.result.more:
+        for life in ledger.sessions.values():
+            if not life.ended and (late := _overdue(life.id, step, ledger)):
+                yield ENDS, f"session {life.id} goes on, and holds too long: {late}"
+
+
+def _overdue(session: int, step: Step, ledger: Ledger) -> list[tuple[str, list[int]]]:
+    """What it has held for too long, by queue."""
+    found = [(book.name, book.overdue(session, step.now)) for book in ledger.queues.values()]
+    return [each for each in found if each[1]]

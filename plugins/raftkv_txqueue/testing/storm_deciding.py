@@ -23,6 +23,7 @@ from raftkv_txqueue.commands import (
     CloseSession,
     CommitBranch,
     End,
+    EndSession,
     Heuristic,
     PrepareBranch,
     PublishTo,
@@ -266,7 +267,7 @@ def _not_rolled_back(work: Work, state: str, cause: str, step: Step, ledger: Led
             return None
         return "nothing was wrong with it"
     life = ledger.sessions[work.session]
-    if isinstance(command, CloseSession | Sweep) and not step.live(life):
+    if isinstance(command, CloseSession | EndSession | Sweep) and not step.live(life):
         return None
     if _is_its(work, step, commands.Commit):
         return _no_problem(work, cause, step, ledger)

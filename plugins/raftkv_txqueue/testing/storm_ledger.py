@@ -49,7 +49,8 @@ def tag_of(message: Message) -> bytes:
 
 @dataclass(slots=True)
 class Item:
-    """A message in a queue. `holder`: the session that acquired it; `work`: who accepted it."""
+    """A message in a queue. `holder`: the session that acquired it, at `since_ms` of the log's
+    clock, and must have settled it at `due_ms` (0: whenever); `work`: who accepted it."""
 
     message: Message
     state: str = "available"
@@ -57,6 +58,8 @@ class Item:
     holder: int = 0
     work: Work | None = None
     loose: bool = False
+    since_ms: int = 0
+    due_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +73,7 @@ class Book:
     overflow: str = "refuse"
     deliveries_max: int = 0
     dead_letter: str = ""
+    ack_timeout_ms: int = 0
     items: dict[int, Item] = field(default_factory=dict)
     next: int = 1
     dropped: int = 0
@@ -83,6 +87,22 @@ class Book:
     def available(self) -> list[int]:
         """Seqs, the oldest first."""
         return [seq for seq, each in self.items.items() if each.state == "available"]
+
+    def hold(self, seq: int, session: int, since_ms: int) -> None:
+        """The session has it; 0: since format 1, which did not note the time."""
+        item = self.items[seq]
+        item.state, item.holder, item.since_ms = "acquired", session, since_ms
+        item.due_ms = since_ms + self.ack_timeout_ms if self.ack_timeout_ms and since_ms else 0
+
+    def overdue(self, session: int, now_ms: int) -> list[int]:
+        """What the session has held for longer than it may."""
+        return [
+            seq
+            for seq, each in self.items.items()
+            if each.state == "acquired" and each.holder == session and not each.loose
+            if 0 < each.due_ms <= now_ms and self.ack_timeout_ms > 0
+            if each.since_ms + self.ack_timeout_ms <= now_ms
+        ]
 
     def held_by(self, session: int) -> list[int]:
         """What the session acquired and may settle.
@@ -106,6 +126,8 @@ class Life:
     incarnation: int
     kind: str
     ended: bool = False
+    # "operator", "ack_timeout"; "": its program, or the end of its node's life.
+    ended_by: str = ""
     decided: int = 0
     fates: dict[int, Work] = field(default_factory=dict)
 
@@ -181,6 +203,11 @@ class Step:
         member = self.members.get(node)
         return member is not None and member.up and member.incarnation == incarnation
 
+    @property
+    def version(self) -> int:
+        """The format of the plugin that is active."""
+        return int(self.tables.version)
+
     def live(self, life: Life) -> bool:
         """Whether the session does."""
         return not life.ended and self.lives(life.node, life.incarnation)
@@ -222,6 +249,7 @@ class Ledger:
         self.buried = 0
         self.returned = 0
         self.lost_sessions = 0
+        self.timed_out = 0
         # queue id -> the first seq that it gave.
         self.appended: dict[int, int] = {}
         # Dead letters that are to be found at the end of their queue: name -> messages.
@@ -231,6 +259,7 @@ class Ledger:
         """Nothing was touched yet."""
         self.touched, self.letters, self.appended = {}, {}, {}
         self.moved, self.buried, self.returned, self.lost_sessions = [], 0, 0, 0
+        self.timed_out = 0
 
     # --- looking ---
 

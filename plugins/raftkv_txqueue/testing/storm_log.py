@@ -147,7 +147,7 @@ class Log:
     def _fingerprint(self, place: tuple[Any, ...], ctx: Context) -> int:
         """What the queues show that this step touched."""
         shown = [
-            (name, seq, each.message, each.deliveries, each.state)
+            (name, seq, each.message, each.deliveries, each.state, each.holder)
             for name in self._touched.get(place, ())
             for seq, each in shown_of(ctx, name).items()
         ]

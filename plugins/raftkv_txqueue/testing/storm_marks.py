@@ -9,6 +9,7 @@ from raftkv_txqueue.commands import (
     Commit,
     CommitBranch,
     DeleteQueue,
+    EndSession,
     PrepareBranch,
     Publish,
     Purge,
@@ -52,12 +53,15 @@ def marks_of(step: Step, ledger: Ledger) -> list[str]:
             marks.append("branch read only")
         case CloseSession() if result.rolled_back:
             marks.append("session closed in a transaction")
+        case EndSession():
+            marks.append("session ended by an operator")
         case Sweep() if ledger.returned:
             marks.append("returned by a session's end")
         case MemberChange() if command.ended is not None:
             if any(each.state == "prepared" for each in ledger.open):
                 marks.append("prepared when its node's life ended")
-    marks += ["session ended with its node"] * bool(ledger.lost_sessions)
+    marks += ["session ended with its node"] * bool(ledger.lost_sessions - ledger.timed_out)
+    marks += ["session timed out"] * bool(ledger.timed_out)
     marks += ["dead letter"] * bool(ledger.buried)
     for work in ledger.moved:
         marks += _of_work(work, step)

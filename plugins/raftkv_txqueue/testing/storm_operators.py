@@ -19,6 +19,7 @@ from raftkv_txqueue.commands import (
     Commit,
     CommitBranch,
     End,
+    EndSession,
     ForgetBranch,
     Message,
     PrepareBranch,
@@ -36,7 +37,7 @@ from raftkv_txqueue.commands import (
 )
 from raftkv_txqueue.xa import Xid
 
-from .storm_plan import QUEUES, SIDE
+from .storm_plan import QUEUES, SIDE, TIMED
 from .storm_programs import CALL_S, Programs
 
 if TYPE_CHECKING:
@@ -64,15 +65,26 @@ class Operators(Programs):
         rng = random.Random(f"{self.plan.seed}/founder")
         while True:
             ledger = self.storm.log.ledger
-            missing = [name for name in QUEUES if name not in ledger.queues]
+            missing = [name for name in QUEUES if self._is_missing(name)]
             # One that takes dead letters comes before those whose letters it takes.
             missing = sorted(missing, key=lambda name: QUEUES[name].get("dead_letter", "") != "")
             seat = self.storm.any_seat(rng)
             if missing and seat is not None:
-                await self.declare(seat, missing[0], dict(QUEUES[missing[0]]))
+                limits = dict(QUEUES[missing[0]])
+                if missing[0] in TIMED and seat.host.view().version > 1:
+                    limits["ack_timeout_ms"] = self.plan.ack_timeout_ms
+                await self.declare(seat, missing[0], limits, missing[0] in ledger.queues)
             elif not missing and not self.running:
                 return
             await asyncio.sleep(0.02 if missing else 0.2)
+
+    def _is_missing(self, name: str) -> bool:
+        """It is to be declared: it does not exist, or was declared at format 1 of the plugin."""
+        book = self.storm.log.ledger.queues.get(name)
+        if book is None or name not in TIMED or book.ack_timeout_ms == self.plan.ack_timeout_ms:
+            return book is None
+        seats = self.storm.all_seats()
+        return any(seat.host.view().version > 1 for seat in seats)
 
     async def declare(
         self, seat: Seat, name: str, limits: dict[str, Any], change: bool = False
@@ -147,6 +159,8 @@ class Operators(Programs):
                     f"set {key}",
                     lambda: seat.host.set_setting(key, value, timeout_s=CALL_S),
                 )
+            case "end a session":
+                await self.end_session(seat, rng)
             case "look":
                 await self.look(seat, rng)
             case "raw":
@@ -160,6 +174,19 @@ class Operators(Programs):
         xid, dtx = rng.choice(prepared).xid, seat.api.dtx
         decide = dtx.heuristic_commit if rng.random() < 0.5 else dtx.heuristic_rollback
         await self.at(seat, f"heuristic {xid}", lambda: decide(xid, REASON, timeout_s=CALL_S))
+
+    async def end_session(self, seat: Seat, rng: random.Random) -> None:
+        """End one of whatever node that goes on, or one of the last that have ended."""
+        lives = [each for each in self.storm.log.ledger.sessions.values() if not each.ended]
+        if not lives or rng.random() < 0.1:
+            lives = [*self.storm.log.ledger.sessions.values()][-5:]
+        if lives:
+            number = rng.choice(lives).id
+            await self.at(
+                seat,
+                f"end session {number}",
+                lambda: seat.api.end_session(number, REASON, timeout_s=CALL_S),
+            )
 
     async def look(self, seat: Seat, rng: random.Random) -> None:
         """Whatever can be asked without a change."""
@@ -259,6 +286,7 @@ class Operators(Programs):
                 lambda: Commit(other, 10**6, operations),
                 lambda: Stage(other, 1, operations),
                 lambda: CloseSession(other),
+                lambda: EndSession(other + rng.choice((0, 0, 50)), REASON),
                 lambda: Start(other, xid),
                 lambda: Start(session, xid),
                 lambda: End(session, xid),

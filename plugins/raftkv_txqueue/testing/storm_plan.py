@@ -21,7 +21,7 @@ from raftkv.testing.scenario import Scenario
 from raftkv.testing.scenario import draw as draw_scenario
 from raftkv_txqueue.settings import SETTINGS
 
-__all__ = ["EXPECTED", "MAIN", "QUEUES", "SIDE", "Plan", "draw"]
+__all__ = ["EXPECTED", "MAIN", "QUEUES", "SIDE", "TIMED", "Plan", "draw"]
 
 # Operations on keys per second, over all nodes: something for the log to do besides.
 LOAD_PER_S = 3.0
@@ -38,6 +38,7 @@ QUEUES: Mapping[str, Mapping[str, Any]] = {
 }
 MAIN = ("q1", "q2", "retry", "full", "drop")
 SIDE = "side"
+TIMED = ("q2", "retry")
 
 # What some of many seeds must hit.
 EXPECTED = (
@@ -101,6 +102,8 @@ EXPECTED = (
     "purged",
     "session ended with its node",
     "session closed in a transaction",
+    "session ended by an operator",
+    "session timed out",
 )
 
 
@@ -135,6 +138,8 @@ class Plan:
     operate_every_s: float
     verbs: Mapping[str, float]
     settings: Mapping[str, Any]
+    # How long a session may hold messages of `TIMED`; 0: as long as it likes.
+    ack_timeout_ms: int = 0
 
     def __str__(self) -> str:
         settings = " ".join(f"{key}={value}" for key, value in self.settings.items())
@@ -145,7 +150,7 @@ class Plan:
             f"sweeps of {self.sweep_rows or 'all'}, staged by {self.stage_operations}, "
             f"{min(self.timeouts_s):g} to {max(self.timeouts_s):g} s, observed by "
             f"{self.observe_share:g}, operators: {' '.join(self.verbs) or 'none'}, "
-            f"settings {settings or 'default'}"
+            f"settings {settings or 'default'}, time-out of held ones {self.ack_timeout_ms} ms"
         )
 
     def plugin_settings(self) -> tuple[Setting, ...]:
@@ -186,6 +191,7 @@ def draw(seed: int, seconds: float) -> Plan:
         operate_every_s=rng.choice((0.15, 0.4)),
         verbs=_verbs(rng, observes),
         settings=_settings(rng),
+        ack_timeout_ms=rng.choice((0, 0, 300, 1_000)),
     )
 
 
@@ -225,6 +231,7 @@ def _verbs(rng: random.Random, observes: bool) -> dict[str, float]:
         "look": 2.0,
         "observe": 1.0 if observes else 0.0,
         "time-outs": 1.0,
+        "end a session": 1.0,
     }
     return {name: weight for name, weight in verbs.items() if weight and rng.random() < 0.8}
 

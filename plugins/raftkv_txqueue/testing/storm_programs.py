@@ -107,9 +107,18 @@ class Programs:
             return await storm.world.call(seat.name, bounded())
         except EXCUSED as error:
             self.marks[f"raised {type(error).__name__}"] += 1
+            if isinstance(error, SessionEnded) and error.cause:
+                self._check_cause(error)
             raise
         finally:
             del storm.calls[key]
+
+    def _check_cause(self, error: SessionEnded) -> None:
+        """Who is said to have ended a session has done it."""
+        life = self.storm.log.ledger.sessions.get(error.session)
+        self.marks[f"told that it was ended by {error.cause}"] += 1
+        if life is None or life.ended_by != error.cause:
+            self.storm.violated("answers are true", [f"{error}, and {life}"])
 
     def timeout_s(self, rng: random.Random) -> float:
         return rng.choice(self.plan.timeouts_s) * rng.uniform(0.8, 1.2)

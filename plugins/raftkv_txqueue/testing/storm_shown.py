@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from raftkv_txqueue import views
-from raftkv_txqueue.commands import CloseSession, Message, Sweep, size_of
+from raftkv_txqueue import contents, views
+from raftkv_txqueue.commands import CloseSession, EndSession, Message, Sweep, size_of
 
 from .storm_ledger import CLOSED, Book, Item, Ledger, Step, Work, tag_of
 from .storm_rules import DECIDES, Found
 
-__all__ = ["check_shown", "shown_of"]
+__all__ = ["check_contents", "check_shown", "shown_of"]
 
 ALL = 1_000_000
 LOST = "no message is lost or doubled"
@@ -76,7 +76,7 @@ def check_shown(step: Step, ledger: Ledger) -> Iterator[Found]:
     # What is wrong with messages says more than what is wrong with their counters.
     for id_ in shown:
         book = ledger.by_id[id_]
-        yield from _count(book, rows[book.name], ledger)
+        yield from _count(book, rows[book.name], step, ledger)
 
 
 def _settle_loose(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger) -> Iterator[Found]:
@@ -88,12 +88,17 @@ def _settle_loose(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger)
         keeps = holder is not None and step.live(holder)
         waits = _waits(item, step)
         if now is not None and now.state == "acquired" and keeps and not waits:
-            item.state, item.work, item.loose = "acquired", None, False
+            item.work, item.loose = None, False
+            # Since the entry that moved it, which may be an earlier one.
+            since_ms = 0 if now.holder is None else now.holder.since_ms
+            if since_ms > step.now or (since_ms == 0 and step.version > 1):
+                yield HOLDERS, f"{book.name} {seq}: {now.holder} has it, and it is {step.now}"
+            book.hold(seq, item.holder, since_ms)
         elif now is None or now.state == "available":
             if keeps:
                 yield HOLDERS, f"{book.name} {seq} was rolled back, and {holder} has lost it"
             decided = work is not None and work.decided == step.index
-            if not decided and not isinstance(step.command, Sweep | CloseSession):
+            if not decided and not isinstance(step.command, Sweep | CloseSession | EndSession):
                 yield HOLDERS, f"{book.name} {seq} came back by {step.command}"
             ledger.give_back(book, seq)
         else:
@@ -186,6 +191,48 @@ def _compare(book: Book, shown: dict[int, Any], ledger: Ledger) -> Iterator[Foun
             yield ORDER, f"{book.name} {seq} is {now.message}, not {item.message}"
         elif (now.state, now.deliveries) != (item.state, item.deliveries):
             yield HOLDERS, f"{book.name} {seq} is {now}, not {item}"
+        elif not item.loose and (wrong := _wrong_holder(item, now.holder, ledger)):
+            yield HOLDERS, f"{book.name} {seq}: {wrong}"
+
+
+def _wrong_holder(item: Item, shown: Any, ledger: Ledger) -> str:
+    """Whether another session is shown to have it, or since another time; "": all is well."""
+    if item.state == "available":
+        return "" if shown is None else f"it is available, and {shown} has it"
+    if shown is None:
+        return f"it is {item.state}, and no session has it"
+    life = ledger.sessions[item.holder]
+    name = "" if item.work is None else item.work.name
+    found = []
+    if (shown.session, shown.transaction) != (life.id, name):
+        found.append(f"session {life.id} in {name!r}")
+    # What has prepared a branch may be forgotten before it is decided.
+    if (shown.kind, shown.node) != (life.kind, life.node) and (shown.kind or not life.ended):
+        found.append(f"a session of {life.node} of kind {life.kind}")
+    if item.state == "acquired" and shown.since_ms != item.since_ms:
+        found.append(f"since {item.since_ms}")
+    return f"{shown} has it, not {' '.join(found)}" if found else ""
+
+
+def check_contents(step: Step, ledger: Ledger) -> Iterator[Found]:
+    """What operators see of each branch is what was done in it."""
+    numbers, rows = step.tables.table("branches"), step.tables.table("transactions")
+    for xid, work in ledger.branches.items():
+        if not work.is_open:
+            continue
+        number = numbers[xid.key]
+        shown = contents.content_of(step.tables, number, rows[number], "", 1, ALL)
+        found = {each.queue: (each.publishes, each.seqs, each.next) for each in shown}
+        should: dict[str, tuple[int, tuple[int, ...], int]] = {}
+        for kind, id_, what in work.operations:
+            name = ledger.by_id[id_].name
+            publishes, seqs, _ = should.get(name, (0, (), 0))
+            if kind == "publish":
+                should[name] = (publishes + 1, seqs, 0)
+            else:
+                should[name] = (publishes, tuple(sorted((*seqs, what))), 0)
+        if found != should:
+            yield ATOMIC, f"{work} contains {should}, and shows {found}"
 
 
 def _lost_or_partial(tags: list[bytes], ledger: Ledger) -> str:
@@ -196,7 +243,7 @@ def _lost_or_partial(tags: list[bytes], ledger: Ledger) -> str:
     return LOST
 
 
-def _count(book: Book, row: Any, ledger: Ledger) -> Iterator[Found]:
+def _count(book: Book, row: Any, step: Step, ledger: Ledger) -> Iterator[Found]:
     users = [each for each in ledger.open if any(id_ == book.id for _, id_, _ in each.operations)]
     closed = [each for each in users if each.state in CLOSED]
     should = {
@@ -221,6 +268,9 @@ def _count(book: Book, row: Any, ledger: Ledger) -> Iterator[Found]:
         for name, value in should.items()
         if getattr(row, name) != value
     }
+    ack_timeout_ms = views.ack_timeout_of(step.tables, row)
+    if ack_timeout_ms != book.ack_timeout_ms:
+        wrong["ack_timeout_ms"] = (ack_timeout_ms, book.ack_timeout_ms)
     if wrong:
         yield COUNTERS, f"{book.name} (is, should be): {wrong}"
     ledger.depths[book.id] = len(book.items)

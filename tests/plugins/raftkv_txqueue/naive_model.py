@@ -36,8 +36,10 @@ class Item:
     at_ms: int
     place: str = "available"
     deliveries: int = 0
-    #: The session that holds it.
+    #: The session that holds it, since when, and when it must have settled it (0: whenever).
     session: int = 0
+    since: int = 0
+    due: int = 0
     #: The rolled back transaction that has yet to give it back, and its session if that is a TX.
     returning: Tx | None = None
 
@@ -55,6 +57,7 @@ class Queue:
     overflow: str = "refuse"
     deliveries_max: int = 0
     dead_letter: str = ""
+    ack_timeout_ms: int = 0
     next: int = 1
     items: list[Item] = field(default_factory=list)
     dropped: int = 0
@@ -153,7 +156,7 @@ class Model:
     #: Large transactions that were rolled back and have yet to give back what they accepted.
     returning: list[Tx] = field(default_factory=list)
     #: What the present command has found yet to be given back, and its session may use.
-    reclaimed: list[Item] = field(default_factory=list)
+    reclaimed: list[tuple[Queue, Item]] = field(default_factory=list)
     #: Everything as it was before the present command has looked at a branch.
     before: dict[str, Any] | None = None
 
@@ -205,7 +208,9 @@ class Model:
         for what, value in limits.items():
             setattr(queue, what, value)
 
-    def ensure(self, name: str, change: bool, **limits: object) -> None:
+    def ensure(
+        self, name: str, change: bool, ack_timeout_ms: int | None = None, **limits: object
+    ) -> None:
         queue = self.queues.get(name)
         named = {what: value for what, value in limits.items() if value is not None}
         letters = named.get("dead_letter")
@@ -216,6 +221,10 @@ class Model:
             raise No("queue_differs")
         if letters and letters not in self.queues:
             raise No("unknown_dead_letter")
+        if ack_timeout_ms is not None:
+            if queue is not None and queue.ack_timeout_ms != ack_timeout_ms and not change:
+                raise No("queue_differs")
+            named["ack_timeout_ms"] = ack_timeout_ms
         self.declare(name, **named)
 
     def uses(self, queue: Queue) -> int:
@@ -334,6 +343,17 @@ class Model:
     def close_session(self, node: str, id: int) -> None:
         self._end(self.owned(node, id))
 
+    def end_session(self, id: int) -> None:
+        """An operator does, on whatever node it is."""
+        session = self.sessions.get(id)
+        if session is None or session.ended:
+            raise No("session_ended")
+        self._end(session)
+
+    def _hold(self, queue: Queue, item: Item, session: int) -> None:
+        item.place, item.session, item.since = "acquired", session, self.now
+        item.due = self.now + queue.ack_timeout_ms if queue.ack_timeout_ms else 0
+
     def _end(self, session: Session) -> None:
         session.ended = max(1, self.now)
         tx = session.tx
@@ -371,11 +391,8 @@ class Model:
                 break
             taken.append(item)
         for item in taken:
-            item.place, item.session, item.deliveries = (
-                "acquired",
-                session.id,
-                item.deliveries + 1,
-            )
+            self._hold(self._queue(name), item, session.id)
+            item.deliveries += 1
         return taken
 
     def settle(
@@ -424,7 +441,7 @@ class Model:
                 if item is None or not self._may_accept(session, item):
                     raise No("not_held")
                 if item.returning is not None:
-                    self.reclaimed.append(item)
+                    self.reclaimed.append((queue, item))
                 if any(one is item for _, one in found):
                     raise No("not_held")
                 found.append((queue, item))
@@ -432,8 +449,10 @@ class Model:
         return found
 
     def _reclaim(self) -> None:
-        for item in self.reclaimed:
-            item.returning, item.place = None, "acquired"
+        for queue, item in self.reclaimed:
+            if item.returning is not None:
+                self._hold(queue, item, item.returning.session)
+                item.returning = None
 
     def _may_accept(self, session: Session, item: Item) -> bool:
         if item.returning is not None:
@@ -610,7 +629,8 @@ class Model:
     def _undo(self, queue: Queue, item: Item, session: Session | None) -> None:
         """An accepted message returns to the live session of a TX, or to its queue."""
         if session is not None and self.live(session):
-            item.place, item.session, item.returning = "acquired", session.id, None
+            self._hold(queue, item, session.id)
+            item.returning = None
         else:
             self._give_back(queue, item)
 
@@ -848,6 +868,7 @@ class Model:
                     self._end(session)
         self.ended_lives = []
         self._sweep_late()
+        self._sweep_overdue()
         for tx in sorted(self.returning, key=lambda tx: tx.number):
             holder = self.sessions.get(tx.session)
             for queue in sorted(tx.queues(), key=lambda queue: queue.id):
@@ -878,6 +899,25 @@ class Model:
                 self._fail(tx, "participant")
             elif self._is_late(tx):
                 self._fail(tx, "late" if tx.state == "preparing" else "timeout")
+
+    def _sweep_overdue(self) -> None:
+        """A session that holds a message for too long ends; a longer time-out counts at once."""
+        held = [
+            (item.due, item.session, queue.id, item.seq, queue, item)
+            for queue in self.queues.values()
+            for item in queue.items
+            if item.place == "acquired" and item.due and item.due <= self.now
+        ]
+        for _, id, _, _, queue, item in sorted(held, key=lambda each: each[:4]):
+            if item.place != "acquired" or item.session != id:
+                continue  # it went back with its session
+            later = item.since + queue.ack_timeout_ms
+            if not queue.ack_timeout_ms:
+                item.due = 0
+            elif later > self.now:
+                item.due = later
+            else:
+                self._end(self.sessions[id])
 
     def _forget_sessions(self) -> None:
         for session in list(self.sessions.values()):

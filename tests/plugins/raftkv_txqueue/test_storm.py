@@ -53,6 +53,10 @@ QUICK = {
     "observers-are-not-asked": "txqueue: participants are asked",
     "repeated-commit-executes": "txqueue: answers are true",
     "prepare-does-not-reserve": "txqueue: invariants",
+    "ack-timeout-too-early": "txqueue: sessions end when they must",
+    "operator-ends-another": "txqueue: sessions end when they must",
+    "holder-is-the-next": "txqueue: sessions own what they hold",
+    "content-hides-accepts": "txqueue: all of a transaction or nothing",
     "busy-is-prepared": "txqueue: the log decides rightly",
     "participant-may-go": "txqueue: transactions are decided by those who may",
 }

@@ -31,6 +31,7 @@ from raftkv_txqueue.commands import (
     DeclareQueue,
     DeleteQueue,
     End,
+    EndSession,
     EnsureQueue,
     ForgetBranch,
     Heuristic,
@@ -123,6 +124,7 @@ class Beside:
             (3 * dtx, self.operate),
             (1, self.open),
             (1, self.close),
+            (1, self.end_session),
             (12 if self.votes else 0, self.vote),
             (2 if self.votes else 0, self.observe),
             (1, self.members),
@@ -246,8 +248,11 @@ class Beside:
             return
         some = {what: value for what, value in limits.items() if chance.random() < 0.5}
         change = chance.random() < 0.5
-        ensure = EnsureQueue(name, **some, change=change)
-        self.both(lambda: self.anywhere(ensure), lambda: self.model.ensure(name, change, **some))
+        ack = chance.choice((None, None, 0, 100, 300))
+        ensure = EnsureQueue(name, **some, change=change, ack_timeout_ms=ack)
+        self.both(
+            lambda: self.anywhere(ensure), lambda: self.model.ensure(name, change, ack, **some)
+        )
 
     def anywhere(self, command: Any) -> Any:
         return self.log.send(self.node(), command)
@@ -300,6 +305,14 @@ class Beside:
         self.both(
             lambda: self.log.send(node, CloseSession(session)),
             lambda: self.model.close_session(node, session),
+        )
+
+    def end_session(self) -> None:
+        """By an operator, at any node."""
+        session = self.session("plain", "tx", "dtx")
+        self.both(
+            lambda: self.anywhere(EndSession(session, "it hangs")),
+            lambda: self.model.end_session(session),
         )
 
     def acquire(self) -> None:
@@ -535,6 +548,11 @@ class Beside:
                 (item.seq, item.message, item.at_ms, item.deliveries, item.place)
                 for item in queue.items
             ], name
+            holders = [r.holder and (r.holder.session, r.holder.since_ms) for r in rows]
+            for item, holder in zip(queue.items, holders, strict=True):
+                if item.place == "acquired":
+                    assert holder == (item.session, item.since), (name, item)
+                assert (holder is None) == (item.place == "available"), (name, item)
             available = [row.seq for row in browse(view, name, 1, 10_000)]
             assert available == [item.seq for item in queue.available()]
             row = queues[name]
