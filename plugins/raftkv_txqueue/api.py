@@ -52,6 +52,7 @@ from .queues import check_messages, completed
 from .reading import Reading, require_possible
 from .refusals import BadQueueName, SessionEnded
 from .status import QueueStatus, TxQueueStatus, status_of
+from .times import require_format_of
 from .transaction import Outgoing, messages_of
 from .views import Browsed, Fate, session_ended
 from .waiting import Waiting
@@ -173,17 +174,28 @@ class TxQueueApi:
         return removed
 
     async def publish(
-        self, queue: str, what: Outgoing, *, timeout_s: float = TIMEOUT_S
+        self,
+        queue: str,
+        what: Outgoing,
+        *,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> Published:
         """Publish a message or several, in this order, all or none; they are visible at once.
 
+        `delay_s`: they are available after that time; `ttl_s`: once they have been available for
+        that time they are dead. Seconds of the log's clock; None: what the headers of each message
+        state, else none.
         Outside of any transaction and session. After OutcomeUnknown they may be in the queue: who
         must know publishes in a transaction, or over the door under a client's number. Raises
-        `UnknownQueue`, `QueueFull`, `MessageTooLarge`, `BadHeaders`, `EmptyBatch`, and
-        `BatchTooLarge`: a transaction takes more.
+        `UnknownQueue`, `QueueFull`, `MessageTooLarge`, `BadHeaders`, `BadTime`, `TooManyTimed`,
+        `EmptyBatch`, FormatRefused (times below format 2), and `BatchTooLarge`: a transaction takes
+        more.
         """
         require_possible(queue)
-        messages = messages_of(what)
+        messages = messages_of(what, ttl_s, delay_s)
+        require_format_of(self.host.view(), messages)
         check_messages(self.host.view(), messages)
         command = Publish(queue, messages)
         done: Published = await self.proposer.until_verdict(command, self._deadline(timeout_s))
@@ -197,6 +209,7 @@ class TxQueueApi:
         asked, with the first answer. Raises `SessionExpired`, `NumberReused` besides."""
         require_possible(queue)
         messages = messages_of(what)
+        require_format_of(self.host.view(), messages)
         host = await under.host(self.host)
         done: Published = await host.propose(Publish(queue, messages), timeout_s=timeout_s)
         self.counters.add("published", len(messages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from raftkv.errors import ConfigError
@@ -18,11 +18,14 @@ _TXID = re.compile(r"[0-9]+(-[0-9a-f]+)?\.[0-9]+", re.ASCII)
 
 
 def messages_of(
-    bodies: Sequence[bytes], headers: Iterable[tuple[str, str]]
+    bodies: Sequence[bytes],
+    headers: Iterable[tuple[str, str]],
+    times: Mapping[str, float | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """The messages of a publication; all have the same headers."""
-    pairs = [list(pair) for pair in headers]
-    return [{"body": base64.b64encode(each).decode("ascii"), "headers": pairs} for each in bodies]
+    """The messages of a publication; all have the same headers and `times` (None: none)."""
+    more = {name: each for name, each in (times or {}).items() if each is not None}
+    shared = {"headers": [list(pair) for pair in headers], **more}
+    return [{"body": base64.b64encode(each).decode("ascii"), **shared} for each in bodies]
 
 
 def bodies_of(given: Sequence[str], *, lines: bool, stdin: BinaryIO | None = None) -> list[bytes]:

@@ -25,6 +25,7 @@ from .commands import (
     Seq,
 )
 from .rows import SettlingVerb
+from .times import timed
 
 __all__ = [
     "LIST_DEFAULT",
@@ -69,6 +70,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MAX_S)]
 Wait = Annotated[float, msgspec.Meta(ge=0, le=TIMEOUT_MAX_S)]
 #: Seconds of a branch's time-out; 0: none. The setting dtx_timeout_max_ms is lower.
 BranchSeconds = Annotated[float, msgspec.Meta(ge=0, le=10**9)]
+#: Seconds of a message's time to live or delay. The settings ttl_max_ms and delay_max_ms are lower.
+MessageSeconds = Annotated[float, msgspec.Meta(ge=0.001, le=10**9)]
 Some = Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)]
 
 
@@ -81,12 +84,16 @@ class WantedNothing(Wanted, frozen=True):
 
 
 class WantedMessage(Wanted, frozen=True):
+    """`ttl_s`, `delay_s`: seconds; null: what its headers say, else none."""
+
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
+    ttl_s: MessageSeconds | None = None
+    delay_s: MessageSeconds | None = None
 
     @property
     def message(self) -> Message:
-        return Message(self.body, self.headers)
+        return timed(Message(self.body, self.headers), self.ttl_s, self.delay_s)
 
 
 class WantedOperation(Wanted, frozen=True):

@@ -222,7 +222,7 @@ def end(command: End, ctx: Context) -> Answered:
 def _stage_last(ctx: Context, command: End, number: int, row: TransactionRow) -> TransactionRow:
     session_id = command.session
     plan = planned(ctx, session_id, command.operations)
-    require_staging(ctx, row, plan)
+    require_staging(ctx, row, plan, number)
     row = write_plan(ctx, number, row, plan, session_id)
     if plan.accepts:
         session = ctx.table("sessions")[session_id]

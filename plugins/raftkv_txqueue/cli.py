@@ -309,9 +309,21 @@ def publish(
     lines: Annotated[
         bool, typer.Option("--lines", help="Each line of stdin is a message.")
     ] = False,
+    ttl_s: Annotated[
+        float | None,
+        typer.Option("--ttl", metavar="S", min=0.001, max=10**9, help="Then it is dead."),
+    ] = None,
+    delay_s: Annotated[
+        float | None,
+        typer.Option("--delay", metavar="S", min=0.001, max=10**9, help="Then it is available."),
+    ] = None,
 ) -> None:
-    """Publish messages: all of them, or none. Exit code 3 if that is not known."""
-    messages = messages_of(bodies_of(bodies or [], lines=lines), header_pairs(headers or []))
+    """Publish messages: all of them, or none. Exit code 3 if that is not known.
+
+    --delay is in seconds of the log's clock. After --ttl seconds more a message is dead.
+    """
+    times = {"ttl_s": ttl_s, "delay_s": delay_s}
+    messages = messages_of(bodies_of(bodies or [], lines=lines), header_pairs(headers or []), times)
     body = {"messages": messages, "timeout_s": at.timeout_s}
     done = Ask(_patient(at))("POST", f"{_queue(queue)}/publish", body, repeat=False)
     _tell(at, done, f"{done['queue']}: {_numbers(done['first'], done['last'])}")
@@ -337,13 +349,15 @@ def get(
     then: Annotated[
         str,
         typer.Option(
-            "--then", metavar="accept|release|reject", help="What becomes of them when printed."
+            "--then",
+            metavar="accept|release|reject|to_back",
+            help="What becomes of them when printed.",
         ),
     ] = "accept",
 ) -> None:
     """Take messages and print their bodies, a line each. Exit code 1 if there is none."""
-    if then not in ("accept", "release", "reject"):
-        raise ConfigError(f"--then is {shown(then)}: say accept, release, or reject")
+    if then not in ("accept", "release", "reject", "to_back"):
+        raise ConfigError(f"--then is {shown(then)}: say accept, release, reject, or to_back")
     ask = Ask(_patient(_one_node(at), wait_s))
     session = ask("POST", "/v1/txqueue/sessions", {"timeout_s": at.timeout_s}, repeat=False)
     place = f"/v1/txqueue/sessions/{session['session']}"

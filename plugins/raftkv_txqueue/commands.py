@@ -28,6 +28,7 @@ from .rows import (
     REASON_CHARS_MAX,
     ROWS_MAX,
     TABLES,
+    TIMED_MAX,
     TRANSACTION_QUEUES_MAX,
     AcceptOf,
     Association,
@@ -73,6 +74,7 @@ __all__ = [
     "FORMAT_ENSURE",
     "FORMAT_HELD_SINCE",
     "FORMAT_PUT_BACK",
+    "FORMAT_TIMES",
     "FRESH",
     "HEADERS_MAX",
     "INT_MAX",
@@ -81,6 +83,7 @@ __all__ = [
     "REASON_CHARS_MAX",
     "ROWS_MAX",
     "TABLES",
+    "TIMED_MAX",
     "TRANSACTION_QUEUES_MAX",
     "AcceptOf",
     "Acquire",
@@ -149,6 +152,7 @@ __all__ = [
     "Stored",
     "Sweep",
     "Swept",
+    "ToBack",
     "TransactionRow",
     "Verdict",
     "Vote",
@@ -162,6 +166,8 @@ FORMAT_PUT_BACK: Final = 2
 FORMAT_ENSURE: Final = 2
 FORMAT_END_SESSION: Final = 2
 FORMAT_HELD_SINCE: Final = 2
+#: The format from which on times to live and delays count, and which introduced `ToBack`.
+FORMAT_TIMES: Final = 2
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -385,6 +391,16 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag="settle"):
 class PutBack(msgspec.Struct, frozen=True, array_like=True, tag="put_back"):
     """These were acquired ahead and never delivered to a program: each is available again in its
     old place, and this acquisition is not counted as a delivery. Format 2."""
+
+    Result: ClassVar[Any] = Settled
+    session: SessionId
+    queue: str
+    seqs: tuple[Seq, ...]
+
+
+class ToBack(msgspec.Struct, frozen=True, array_like=True, tag="to_back"):
+    """Each becomes the last message of its queue, under a new seq, and keeps its deliveries. One
+    that was delivered too often, or has expired, dies. Format 2."""
 
     Result: ClassVar[Any] = Settled
     session: SessionId

@@ -43,6 +43,7 @@ from .delivering import give_back
 from .locks import lock
 from .queues import append, must_drop
 from .sessions import live
+from .times import begin, forget, skip_gaps
 from .views import meta_of
 
 __all__ = [
@@ -142,6 +143,9 @@ def settle(
         parts.append(part)
         ctx.table("queues").put(name, queue)
     row = replace(row, parts=tuple(parts))
+    staged_times = ctx.table("staged_times")
+    for key in [key for key, _ in staged_times.scan(prefix=(number,))]:
+        staged_times.delete(key)
     _write(ctx, number, row, state, large=large, cause=cause, reason=cut(reason))
     return Done(tuple(spans), held)
 
@@ -175,6 +179,7 @@ def _publish(
         for key in [key for key, _ in accepts.scan(prefix=(number, queue.id))]:
             accepts.delete(key)
             messages.delete(key[1:])
+            forget(ctx, *key[1:])
         queue = _accepted(queue, part)
     if part.publishes:
         staged = ctx.table("staged")
@@ -197,16 +202,28 @@ def _span(ctx: Context, number: int, name: str, queue: Queue, part: Part) -> Que
     if not count:
         return queue
     ctx.table("spans").put((queue.id, queue.next), Span(number, count, ctx.now))
+    delayed = _begin_timers(ctx, number, queue)
     queue = replace(
         queue,
         next=queue.next + count,
-        ready=queue.ready + count,
+        ready=queue.ready + count - delayed,
         depth=queue.depth + count,
         bytes=queue.bytes + part.publish_bytes,
     )
+    if delayed:
+        queue = skip_gaps(ctx, queue, delayed)
     if must_drop(queue):
         ctx.table("overfull").put(name, None)
     return queue
+
+
+def _begin_timers(ctx: Context, number: int, queue: Queue) -> int:
+    """Begin the times of what is seen through a span; how many of these are delayed."""
+    staged, delayed = ctx.table("staged"), 0
+    for key, _ in ctx.table("staged_times").scan(prefix=(number, queue.id)):
+        message = staged[key].message
+        delayed += begin(ctx, queue.id, queue.next + key[2], message, ctx.now)
+    return delayed
 
 
 def _free(
@@ -339,6 +356,7 @@ def _unfold_accepted(ctx: Context, number: int, rows_max: int) -> int:
     for key in keys:
         accepts.delete(key)
         messages.delete(key[1:])
+        forget(ctx, *key[1:])
     return len(keys)
 
 

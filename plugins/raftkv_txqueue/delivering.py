@@ -5,7 +5,8 @@ settled (`settling.py`) or the session ends. One that comes back is available ag
 where it stood, before all younger ones, whoever gave them back in which order. One that comes back
 after too many deliveries dies: a message that kills its consumers must not do so for ever.
 
-A dead letter is a new message at the end of its queue, with two headers more. It is taken there
+A dead letter is a new message at the end of its queue, with headers that say where it died, after
+how many deliveries, and if it had expired; its own times are taken away. It is taken there
 whether there is room or not: the alternative would be to lose it, or to have the consumer answer
 for somebody else's full queue. If there is no such queue it is dropped, and counted.
 """
@@ -18,16 +19,19 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from .commands import Acquire, Acquired, Message, Queue, size_of
+from .commands import FORMAT_TIMES, Acquire, Acquired, Message, Queue, size_of
 from .locks import lock
 from .places import remove, take
 from .queues import append, named
 from .refusals import TooManyAcquired
 from .sessions import owned
+from .times import DELAY, TTL, has_expired, move, skip_gaps
 
 __all__ = [
     "DELIVERIES",
     "DIED_IN",
+    "DIED_OF",
+    "EXPIRED",
     "LETTER_DROPS_MAX",
     "acquire",
     "bury",
@@ -35,6 +39,7 @@ __all__ = [
     "put_back",
     "remove",
     "take",
+    "to_back",
 ]
 
 #: Messages that may be dropped at once for one dead letter: two, so that a queue whose limit was
@@ -43,6 +48,9 @@ LETTER_DROPS_MAX: Final = 2
 #: Headers of a dead letter: the queue that it comes from, and how often it was delivered there.
 DIED_IN: Final = "x-raftkv-died-in"
 DELIVERIES: Final = "x-raftkv-deliveries"
+#: Header of a dead letter whose time to live was over, with this value.
+DIED_OF: Final = "x-raftkv-died-of"
+EXPIRED: Final = "expired"
 
 
 # --- out ------------------------------------------------------------------------------------------
@@ -120,6 +128,8 @@ def give_back(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) 
 
     The queue, to be written. A dead letter queue is written here: have no copy of its row.
     """
+    if has_expired(ctx, queue.id, seq):
+        return bury(ctx, name, queue, seq, deliveries, expired=True)
     if queue.deliveries_max and deliveries >= queue.deliveries_max:
         return bury(ctx, name, queue, seq, deliveries)
     ctx.table("returned").put((queue.id, seq), deliveries)
@@ -128,18 +138,38 @@ def give_back(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) 
 
 def put_back(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) -> Queue:
     """As `give_back`, but the last delivery is not counted, so it never dies of it."""
+    if has_expired(ctx, queue.id, seq):
+        return bury(ctx, name, queue, seq, deliveries - 1, expired=True)
     ctx.table("returned").put((queue.id, seq), deliveries - 1)
     return replace(queue, ready=queue.ready + 1)
 
 
-def bury(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) -> Queue:
+def to_back(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) -> Queue:
+    """As `give_back`, but the message gets a new seq, behind all others."""
+    too_often = queue.deliveries_max and deliveries >= queue.deliveries_max
+    stored = take(ctx, queue.id, seq)
+    if too_often or stored is None or has_expired(ctx, queue.id, seq):
+        return give_back(ctx, name, queue, seq, deliveries)
+    id, last = queue.id, queue.next
+    move(ctx, id, seq, last)
+    ctx.table("messages").delete((id, seq))
+    ctx.table("messages").put((id, last), stored)
+    ctx.table("returned").put((id, last), deliveries)
+    ctx.table("gaps").put((id, last), None)
+    return skip_gaps(ctx, replace(queue, next=last + 1, ready=queue.ready + 1), 1)
+
+
+def bury(
+    ctx: Context, name: str, queue: Queue, seq: int, deliveries: int, expired: bool = False
+) -> Queue:
     """The message leaves this queue, for its dead letter queue if there is one."""
     stored = take(ctx, queue.id, seq)
     size = remove(ctx, queue.id, seq)
     queues = ctx.table("queues")
     grave: Queue | None = queues.get(queue.dead_letter) if queue.dead_letter else None
     if stored is not None and grave is not None:
-        letter = _letter(stored.message, name, deliveries)
+        why = EXPIRED if expired else ""
+        letter = _letter(_without_times(ctx, stored.message), name, deliveries, why)
         new, _, _ = append(
             ctx, queue.dead_letter, grave, (letter,), ctx.now, drop_max=LETTER_DROPS_MAX
         )
@@ -147,7 +177,15 @@ def bury(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) -> Qu
     return replace(queue, depth=queue.depth - 1, bytes=queue.bytes - size, dead=queue.dead + 1)
 
 
-def _letter(message: Message, name: str, deliveries: int) -> Message:
+def _without_times(ctx: Context, message: Message) -> Message:
+    if ctx.version < FORMAT_TIMES or not message.headers:
+        return message
+    headers = tuple(pair for pair in message.headers if pair[0] not in (TTL, DELAY, DIED_OF))
+    return Message(message.body, headers)
+
+
+def _letter(message: Message, name: str, deliveries: int, why: str) -> Message:
     """With what happened to it. One that dies again keeps the last of these stories only."""
     headers = tuple(pair for pair in message.headers if pair[0] not in (DIED_IN, DELIVERIES))
-    return Message(message.body, (*headers, (DIED_IN, name), (DELIVERIES, str(deliveries))))
+    told = ((DIED_OF, why),) if why else ()
+    return Message(message.body, (*headers, (DIED_IN, name), (DELIVERIES, str(deliveries)), *told))

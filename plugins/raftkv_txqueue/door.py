@@ -8,7 +8,7 @@
     PUT    queues/{queue}            declare it: {"depth_max", "bytes_max", "overflow", ...}
     DELETE queues/{queue}            delete it: ?if_empty= &if_unused=
     POST   queues/{queue}/purge      remove what is available
-    POST   queues/{queue}/publish    {"messages": [{"body", "headers"}, ...], "timeout_s"}; numbered
+    POST   queues/{queue}/publish    {"messages": [{"body", "headers", "ttl_s", "delay_s"}, ...]}
     GET    queues/{queue}/messages   look, and take nothing: ?from= &limit= &all= &consistency=
     POST   sessions                  {"kind": "plain" | "tx" | "dtx"}: open one at this node
     GET    sessions/{id}             what it is and holds
@@ -16,7 +16,7 @@
     POST   sessions/{id}/end         {"reason"}: an operator ends one, by its number, at any node
     POST   sessions/{id}/keepalive   it is used, although nothing is done
     POST   sessions/{id}/get         {"queue", "count", "wait_s"}: acquire messages
-    POST   sessions/{id}/settle      {"queue", "seqs", "how": "accept" | "release" | "reject"}
+    POST   sessions/{id}/settle      {"queue", "seqs", "how": "accept" | "release" | "reject" | ...}
     POST   tx                        {"session"}: the id of its next transaction
     GET    tx/{txid}                 its outcome, definite; at any node
     POST   tx/{txid}/stage           {"operations": [...], "at"}
@@ -100,6 +100,7 @@ from .refusals import (
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
+    BadTime,
     BatchTooLarge,
     BranchRefused,
     EmptyBatch,
@@ -135,6 +136,7 @@ _WRONG: Final = (
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
+    BadTime,
     BatchTooLarge,
     EmptyBatch,
     InvalidSetting,

@@ -25,8 +25,9 @@ import msgspec
 
 from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError, Refused
 
-from .commands import Kind, Message, Settling, State
+from .commands import Kind, Message, SettlingVerb, State
 from .errors import TransactionAborted, TransactionUnknown
+from .transaction import messages_of
 from .xa import XaError, XaStatus, Xid, xid_from_text
 
 if TYPE_CHECKING:
@@ -200,10 +201,17 @@ class DoorSession:
 
     # --- messages ---
 
-    async def publish(self, queue: str, messages: Message | bytes | Iterable[Message]) -> None:
+    async def publish(
+        self,
+        queue: str,
+        messages: Message | bytes | Iterable[Message],
+        *,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+    ) -> None:
         """In a transaction when it is in one; otherwise at once, and once: under a number of the
-        client, sent again until it is answered."""
-        made = _messages(messages)
+        client, sent again until it is answered. `ttl_s`, `delay_s`: as in `TxQueueApi.publish`."""
+        made = _messages(messages, ttl_s, delay_s)
         if self.kind == "tx" or self.branch is not None:
             await self._operate({"publish": queue, "messages": made})
         else:
@@ -238,7 +246,11 @@ class DoorSession:
         """They are dead."""
         await self._settle("reject", deliveries)
 
-    async def _settle(self, how: Settling, deliveries: Sequence[DoorDelivery]) -> None:
+    async def to_back(self, *deliveries: DoorDelivery) -> None:
+        """They get a new place behind all others."""
+        await self._settle("to_back", deliveries)
+
+    async def _settle(self, how: SettlingVerb, deliveries: Sequence[DoorDelivery]) -> None:
         seqs: dict[str, list[int]] = {}
         for each in deliveries:
             seqs.setdefault(each.queue, []).append(each.seq)
@@ -400,13 +412,12 @@ def _branch(xid: Xid) -> str:
     return f"/v1/txqueue/dtx/{xid}"
 
 
-def _messages(given: Message | bytes | Iterable[Message]) -> list[dict[str, Any]]:
-    if isinstance(given, bytes):
-        given = Message(given)
-    messages = (given,) if isinstance(given, Message) else tuple(given)
+def _messages(
+    given: Message | bytes | Iterable[Message], ttl_s: float | None, delay_s: float | None
+) -> list[dict[str, Any]]:
     return [
         {"body": base64.b64encode(each.body).decode("ascii"), "headers": list(each.headers)}
-        for each in messages
+        for each in messages_of(given, ttl_s, delay_s)
     ]
 
 

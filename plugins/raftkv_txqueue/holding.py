@@ -17,12 +17,23 @@ from functools import partial
 
 from raftkv.errors import Stopped
 
-from .commands import FORMAT_PUT_BACK, ROWS_MAX, Acquire, PutBack, Queue, Settle, Settled
+from .commands import (
+    FORMAT_PUT_BACK,
+    ROWS_MAX,
+    Acquire,
+    Acquired,
+    PutBack,
+    Queue,
+    Settle,
+    Settled,
+    ToBack,
+)
 from .consuming import Delivery, deliveries_of
 from .life import Life
 from .line import Line
 from .metrics import Counters
 from .rows import SettlingVerb
+from .times import require_format
 from .waiting import Place, Waiting
 
 __all__ = ["Holding", "by_queue"]
@@ -32,6 +43,7 @@ _COUNTED: dict[SettlingVerb, str] = {
     "release": "released",
     "reject": "rejected",
     "put_back": "put_back",
+    "to_back": "to_back",
 }
 
 
@@ -127,7 +139,10 @@ class Holding:
         )
 
     async def _acquire(self, command: Acquire) -> tuple[Delivery, ...]:
-        acquired = await self._life.ask(command)
+        acquired: Acquired = await self._life.ask(command)
+        while acquired.ready and not acquired.seqs:
+            # It has passed over as many as one entry may: each time there are fewer.
+            acquired = await self._life.ask(command)
         queue = command.queue
         got = deliveries_of(self._life.host.view(), self._life.id, queue, acquired)
         if not got:
@@ -181,7 +196,10 @@ class Holding:
 
     def _settle(
         self, settling: SettlingVerb, queue: str, seqs: tuple[int, ...]
-    ) -> Settle | PutBack:
+    ) -> Settle | PutBack | ToBack:
+        if settling == "to_back":
+            require_format(self._life.host.view())
+            return ToBack(self._life.id, queue, seqs)
         if settling != "put_back":
             return Settle(self._life.id, queue, settling, seqs)
         if self._life.host.view().version < FORMAT_PUT_BACK:

@@ -36,6 +36,7 @@ def violations(view: View) -> list[str]:
     return [
         *_of_places(state),
         *_of_queues(state),
+        *_of_times(state),
         *_of_spans(state),
         *_of_sessions(state),
         *_of_locks(state),
@@ -62,9 +63,17 @@ class _State:
         self.returned: dict[tuple[int, int], int] = self.rows("returned")
         self.locks: dict[tuple[int, int, int], int | Lock] = self.rows("locks")
         self.accepts: dict[tuple[int, int, int], Any] = self.rows("accepts")
+        self.delayed: dict[tuple[int, int], int] = self.rows("delayed")
+        self.gaps: dict[tuple[int, int], None] = self.rows("gaps")
         self.staged: dict[tuple[int, int, int], Any] = self.rows("staged")
         self.sessions: dict[int, SessionRow] = self.rows("sessions")
         self.transactions: dict[int, TransactionRow] = self.rows("transactions")
+
+    def fresh(self, queue: Queue) -> Iterator[int]:
+        """Seqs that were never acquired, and are available."""
+        for seq in range(queue.cursor, queue.next):
+            if (queue.id, seq) not in self.gaps:
+                yield seq
 
     def rows(self, name: str) -> dict[Any, Any]:
         return dict(self.view.table(name).scan())
@@ -97,10 +106,12 @@ def _of_places(state: _State) -> list[str]:
     found = []
     places: dict[tuple[int, int], list[str]] = {}
     for id, queue in state.by_id.items():
-        for seq in range(queue.cursor, queue.next):
+        for seq in state.fresh(queue):
             places.setdefault((id, seq), []).append("fresh")
     for key in state.returned:
         places.setdefault(key, []).append("returned")
+    for key in state.delayed:
+        places.setdefault(key, []).append("delayed")
     for session, id, seq in state.locks:
         places.setdefault((id, seq), []).append(f"held by session {session}")
     for number, id, seq in state.accepts:
@@ -124,11 +135,14 @@ def _of_queues(state: _State) -> list[str]:
     counted: dict[int, Counter[str]] = {id: Counter() for id in state.by_id}
     for id, queue in state.by_id.items():
         counter = counted[id]
-        for seq in range(queue.cursor, queue.next):
+        for seq in state.fresh(queue):
             counter.update(ready=1, depth=1, bytes=state.size(id, seq) or 0)
     for id, seq in state.returned:
         if id in counted:
             counted[id].update(ready=1, depth=1, bytes=state.size(id, seq) or 0)
+    for key in state.delayed:
+        if key[0] in counted:
+            counted[key[0]].update(depth=1, bytes=state.size(*key) or 0)
     for _, id, seq in state.locks:
         if id in counted:
             counted[id].update(depth=1, bytes=state.size(id, seq) or 0)
@@ -165,6 +179,38 @@ def _of_queues(state: _State) -> list[str]:
         f"{n} is overfull and unknown" for n in state.rows("overfull") if n not in state.queues
     ]
     return found
+
+
+def _of_times(state: _State) -> list[str]:
+    """Timers are of messages that wait for them; nothing below the cursor is a gap."""
+    found = []
+    expiring = state.rows("expiring")
+    timers = {(key[1], key[2]): key[0] for key in state.rows("timers")}
+    if len(timers) != len(state.rows("timers")):
+        found.append("a message has two timers")
+    held = {key[1:] for key in (*state.locks, *state.accepts)}
+    for key, at_ms in {**expiring, **state.delayed}.items():
+        if key[0] in state.by_id and key not in held and timers.get(key) != at_ms:
+            found.append(f"message {key} has the timer {timers.get(key)}, not {at_ms}")
+    for key in timers:
+        if key[0] in state.by_id and key not in expiring and key not in state.delayed:
+            found.append(f"a timer of message {key}, which has no time")
+    for key in expiring:
+        if key[0] in state.by_id and state.size(*key) is None and not _is_taken(state, key):
+            found.append(f"message {key} is to expire and does not exist")
+    for id, seq in state.gaps:
+        queue = state.by_id.get(id)
+        if queue is not None and not queue.cursor <= seq < queue.next:
+            found.append(f"a gap {seq} of queue {id}, outside of its fresh messages")
+    for number, id, place in state.rows("staged_times"):
+        row = state.transactions.get(number)
+        if row is None or row.state not in UNDECIDED or (number, id, place) not in state.staged:
+            found.append(f"the time of a message of {number} that is not staged")
+    return found
+
+
+def _is_taken(state: _State, key: tuple[int, int]) -> bool:
+    return any(each[1:] == key for each in state.accepts)
 
 
 def _of_spans(state: _State) -> list[str]:

@@ -13,6 +13,7 @@ from raftkv.plugin import Counters as PluginCounters
 from raftkv.plugin import Metric, View
 
 from .status import Totals, totals
+from .times import timed_rows
 
 __all__ = ["Counters", "gauges"]
 
@@ -26,6 +27,7 @@ _DOC: Final = {
     "accepted": "Messages that sessions of this node accepted outside of transactions.",
     "released": "Messages that sessions of this node gave back.",
     "put_back": "Messages that sessions of this node put back: no program has had them.",
+    "to_back": "Messages that sessions of this node returned to the back of their queue.",
     "rejected": "Messages that sessions of this node rejected.",
     "sessions_opened": "Sessions that this node opened.",
     "sessions_ended": "Sessions of this node that were ended by others than their user.",
@@ -88,6 +90,9 @@ _LIMITS: Final = (
     ("sessions_kept_limit", "sessions_kept"),
     ("rollbacks_kept_limit", "rollbacks_kept"),
     ("decisions_limit", "decisions_kept"),
+    ("ttl_ms_limit", "ttl_max_ms"),
+    ("delay_ms_limit", "delay_max_ms"),
+    ("timed_limit", "timed_max"),
 )
 
 
@@ -128,5 +133,7 @@ def _kept(view: View) -> tuple[tuple[str, int, str], ...]:
             len(view.table("decisions")),
             "Decisions on branches, kept for those who ask.",
         ),
+        ("delayed", len(view.table("delayed")), "Messages whose delay is not over."),
+        ("timed", timed_rows(view), "Times to live and delays that count against timed_limit."),
         ("observers", len(view.table("observers")), "Nodes that take part in transactions."),
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from raftkv.plugin import Context
 
 from .commands import StagedMessage, Stored, size_of
+from .times import forget
 from .views import span_over
 
 __all__ = ["remove", "take"]
@@ -37,6 +38,7 @@ def take(ctx: Context, queue_id: int, seq: int) -> Stored | None:
 
 def remove(ctx: Context, queue_id: int, seq: int) -> int:
     """Delete the message, wherever it stands; its bytes, 0 if there is none."""
+    forget(ctx, queue_id, seq)
     messages = ctx.table("messages")
     key = (queue_id, seq)
     stored: Stored | None = messages.get(key)

@@ -24,12 +24,12 @@ from raftkv.plugin import (
 from . import (
     branches,
     closing,
-    delivering,
     ending,
     queues,
     sessions,
     settling,
     sweeping,
+    timers,
     transactions,
 )
 from .api import TxQueueApi
@@ -37,6 +37,7 @@ from .commands import (
     FORMAT_END_SESSION,
     FORMAT_ENSURE,
     FORMAT_PUT_BACK,
+    FORMAT_TIMES,
     TABLES,
     Acquire,
     CloseSession,
@@ -63,6 +64,7 @@ from .commands import (
     Stage,
     Start,
     Sweep,
+    ToBack,
     Vote,
 )
 from .invariants import violations
@@ -87,9 +89,10 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     CloseSession: ending.close,
     EndSession: ending.end_by_operator,
     Select: sessions.select,
-    Acquire: delivering.acquire,
+    Acquire: timers.acquire,
     Settle: settling.settle,
     PutBack: settling.settle,
+    ToBack: settling.settle,
     Observe: closing.observe,
     Stage: transactions.stage,
     Commit: transactions.commit,
@@ -111,6 +114,7 @@ _SINCE: Final[dict[type[msgspec.Struct], int]] = {
     PutBack: FORMAT_PUT_BACK,
     EnsureQueue: FORMAT_ENSURE,
     EndSession: FORMAT_END_SESSION,
+    ToBack: FORMAT_TIMES,
 }
 
 

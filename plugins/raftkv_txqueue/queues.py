@@ -6,7 +6,8 @@ once and writes it once.
 
 Fresh messages are a stretch without holes, from the cursor to the last: a fresh message leaves only
 from its front, by being acquired, purged or dropped. So the number of the others that are
-available, the returned ones, is `ready` minus the length of that stretch.
+available, the returned ones, is `ready` minus the length of that stretch. Delays, times to live and
+messages that were returned to the back make holes in it, which are in `gaps` (`times.py`).
 
 Dropping the oldest. A publication to a "drop_oldest" queue is never refused: it is appended, and
 then the oldest available messages go until the limits hold: a thousand in one entry at most, more
@@ -27,6 +28,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
+from . import times
 from .commands import (
     ACK_TIMEOUT_MS_MAX,
     ACK_TIMEOUT_MS_MIN,
@@ -66,7 +68,7 @@ from .refusals import (
     UnknownDeadLetter,
     UnknownQueue,
 )
-from .views import Tables, ack_timeout_of, meta_of, queue_of
+from .views import Tables, ack_timeout_of, available, delayed_in, meta_of, queue_of
 
 __all__ = [
     "append",
@@ -112,7 +114,7 @@ def checked(ctx: Tables, messages: tuple[Message, ...]) -> int:
     """The bytes of these messages together; one that cannot be kept is refused.
 
     A node asks as well, before it proposes; only the answer in `apply` counts.
-    Raises `EmptyBatch`, `MessageTooLarge`, `BadHeaders`.
+    Raises `EmptyBatch`, `MessageTooLarge`, `BadHeaders`, `BadTime`.
     """
     if not messages:
         raise EmptyBatch
@@ -124,6 +126,7 @@ def checked(ctx: Tables, messages: tuple[Message, ...]) -> int:
             raise MessageTooLarge(size, limit)
         if message.headers:
             _check_headers(message)
+            times.check(ctx, message)
         total += size
     return total
 
@@ -167,9 +170,11 @@ def append(
     """
     put = ctx.table("messages").put
     id, first = queue.id, queue.next
-    seq = first
+    seq, delayed = first, 0
     for message in messages:
         put((id, seq), Stored(message, at_ms))
+        if message.headers:
+            delayed += times.begin(ctx, id, seq, message, at_ms)
         seq += 1
     if size is None:
         size = sum(map(size_of, messages))
@@ -177,10 +182,12 @@ def append(
     queue = replace(
         queue,
         next=seq,
-        ready=queue.ready + count,
+        ready=queue.ready + count - delayed,
         depth=queue.depth + count,
         bytes=queue.bytes + size,
     )
+    if delayed:
+        queue = times.skip_gaps(ctx, queue, delayed)
     if not must_drop(queue):
         return queue, first, 0
     queue, dropped, more = make_room(ctx, name, queue, drop_max)
@@ -220,6 +227,8 @@ def _discard(
 
     `rows` at most. The queue, to be written, and how many.
     """
+    if len(ctx.table("gaps")):
+        return _discard_between(ctx, queue, upto, rows, depth_goal, bytes_goal)
     id, depth, size, cursor, gone = queue.id, queue.depth, queue.bytes, queue.cursor, 0
     returned = ctx.table("returned")
     if queue.ready > queue.next - cursor:
@@ -241,8 +250,27 @@ def _discard(
     return replace(queue, cursor=cursor, ready=ready, depth=depth, bytes=size), gone
 
 
+def _discard_between(
+    ctx: Context, queue: Queue, upto: int, rows: int, depth_goal: int, bytes_goal: int
+) -> tuple[Queue, int]:
+    """`_discard`, where some seqs from the cursor on are not fresh."""
+    queue = times.skip_gaps(ctx, queue, ROWS_MAX)
+    id, depth, size, cursor, gone = queue.id, queue.depth, queue.bytes, queue.cursor, 0
+    for seq, _ in available(ctx, queue, upto=upto, limit=rows):
+        if depth <= depth_goal and size <= bytes_goal:
+            break
+        cursor = times.leave(ctx, id, cursor, seq)
+        size -= remove(ctx, id, seq)
+        depth -= 1
+        gone += 1
+    ready = queue.ready - gone
+    return replace(queue, cursor=cursor, ready=ready, depth=depth, bytes=size), gone
+
+
 def _has(ctx: Context, queue: Queue, upto: int) -> bool:
     """Whether a message up to that seq is available."""
+    if len(ctx.table("gaps")):
+        return bool(available(ctx, queue, upto=upto, limit=1, gaps_max=0))
     if queue.cursor <= upto and queue.cursor < queue.next:
         return True
     returned = ctx.table("returned").scan((queue.id, 0), (queue.id, upto + 1), limit=1)
@@ -260,6 +288,7 @@ def publish(command: Publish, ctx: Context) -> Published:
     if old is None:
         raise UnknownQueue(name)
     size = check_messages(ctx, messages)
+    times.require_timers(ctx, messages)
     room_for(old, len(messages), size, name)
     queue, first, dropped = append(ctx, name, old, messages, ctx.now, size)
     queues.replace(name, old, queue)
@@ -345,14 +374,15 @@ def delete(command: DeleteQueue, ctx: Context) -> Deleted:
         raise QueueInUse(name, queue.uses)
     if command.if_empty and queue.depth:
         raise QueueNotEmpty(name, queue.depth)
-    if command.if_unused and queue.depth > queue.ready:
-        raise QueueAcquired(name, queue.depth - queue.ready)
+    acquired = queue.depth - queue.ready - delayed_in(ctx, queue)
+    if command.if_unused and acquired:
+        raise QueueAcquired(name, acquired)
     ctx.table("queues").delete(name)
     ctx.table("names").delete(queue.id)
     ctx.table("ack_timeouts").delete(queue.id)
     ctx.table("overfull").delete(name)
     if queue.next > 1:
-        ctx.table("dropped").put(queue.id, 1 if queue.depth > queue.ready else 0)
+        ctx.table("dropped").put(queue.id, 1 if acquired else 0)
     return Deleted(queue.depth)
 
 

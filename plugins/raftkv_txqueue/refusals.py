@@ -24,6 +24,7 @@ __all__ = [
     "BadDeadLetter",
     "BadHeaders",
     "BadQueueName",
+    "BadTime",
     "BatchTooLarge",
     "BranchRefused",
     "CommandInvalid",
@@ -48,6 +49,7 @@ __all__ = [
     "TooManyAcquired",
     "TooManyQueues",
     "TooManySessions",
+    "TooManyTimed",
     "TooManyTransactions",
     "TransactionClosed",
     "TransactionOver",
@@ -293,6 +295,43 @@ class BadHeaders(Refused):
         return f"these headers cannot be kept: {self.why or 'too many, or one without a name'}"
 
 
+class BadTime(Refused):
+    """A time to live or a delay that is no whole number of milliseconds, or is too long.
+
+    `what`: the setting that limits it.
+    """
+
+    code = "txqueue_bad_time"
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what, limit)
+        self.what = what
+        self.limit = limit
+
+    def __str__(self) -> str:
+        name = "time to live" if self.what.startswith("ttl") else "delay"
+        return (
+            f"a {name} is a whole number of 1 to {self.limit} ms: choose another one, or raise the "
+            f"setting {self.what}"
+        )
+
+
+class TooManyTimed(Refused):
+    """There are too many messages with a time to live or a delay."""
+
+    code = "txqueue_too_many_timed"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"there are {self.limit} messages with a time to live or a delay already: publish "
+            f"without them until some are consumed, or raise the setting timed_max"
+        )
+
+
 # --- sessions -------------------------------------------------------------------------------------
 
 
@@ -464,7 +503,10 @@ class TransactionClosed(Refused):
 
 
 class TransactionTooLarge(Refused):
-    """A limit of one transaction. `what`: "rows", "bytes", "queues" or "sessions"."""
+    """A limit of one transaction.
+
+    `what`: "rows", "bytes", "queues", "sessions" or "messages with a time to live or a delay".
+    """
 
     code = "txqueue_transaction_too_large"
 
@@ -657,6 +699,8 @@ REFUSALS: tuple[type[Refused], ...] = (
     BatchTooLarge,
     MessageTooLarge,
     BadHeaders,
+    BadTime,
+    TooManyTimed,
     NotAMember,
     SessionEnded,
     NotYourSession,

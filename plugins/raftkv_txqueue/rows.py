@@ -7,9 +7,11 @@ one that is published in a transaction at its commit. From then on it is in exac
 - *fresh*: seq >= Queue.cursor; nobody has ever acquired it;
 - `returned`: it was acquired and came back; its seq is below the cursor, so order is kept;
 - `locks`: a session holds it (`locks.py`);
-- `accepts`: a session accepted it in a transaction that is not decided yet.
+- `accepts`: a session accepted it in a transaction that is not decided yet;
+- `delayed`: it was published with a delay that is not over.
 
-Fresh and returned ones are *available*. The body stands in `messages` all the while.
+Fresh and returned ones are *available*. The body stands in `messages` all the while. Where a seq
+from the cursor on is not fresh (delayed, expired, or returned to the back) it is in `gaps`.
 
 A *transaction* is named by its session and a counter ("12.7", TX) or by a xid (DTX); inside, each
 has a number. What is done under it is *staged* (the seed's tx-queue): `staged` and `accepts`. A
@@ -45,6 +47,7 @@ __all__ = [
     "REASON_CHARS_MAX",
     "ROWS_MAX",
     "TABLES",
+    "TIMED_MAX",
     "TRANSACTION_QUEUES_MAX",
     "AcceptOf",
     "Association",
@@ -101,6 +104,9 @@ ACK_TIMEOUT_MS_MAX: Final = 7 * 24 * 3_600_000
 ENDINGS_KEPT: Final = 1_000
 #: Headers of one message.
 HEADERS_MAX: Final = 64
+#: Messages with a time to live or a delay in one transaction: the entry that decides it writes a
+#: timer for each.
+TIMED_MAX: Final = 1_000
 
 Seq = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
 SessionId = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
@@ -111,8 +117,9 @@ Rows = Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)]
 Overflow = Literal["refuse", "drop_oldest"]
 Kind = Literal["plain", "tx", "dtx"]
 Settling = Literal["accept", "release", "reject"]
-#: What a program may do with what it holds: `Settling`, and put back what it has not looked at.
-SettlingVerb = Literal["accept", "release", "reject", "put_back"]
+#: What a program may do with what it holds: `Settling`, put back what it has not looked at, and
+#: return it to the back of its queue.
+SettlingVerb = Literal["accept", "release", "reject", "put_back", "to_back"]
 Verdict = Literal["committed", "rolled back"]
 #: Who ended a session that neither its program nor the end of its node's incarnation has ended.
 EndedBy = Literal["operator", "ack_timeout"]
@@ -448,4 +455,14 @@ TABLES = (
     # those who ask after outcomes
     TableSpec("old_sessions", tuple[int, int], None),
     TableSpec("meta", str, Meta),
+    # (queue id, seq) -> when it becomes available, of messages whose delay is not over
+    TableSpec("delayed", tuple[int, int], int),
+    # (queue id, seq) -> when it expires, of messages with a time to live
+    TableSpec("expiring", tuple[int, int], int),
+    # (ms, queue id, seq): when a delay is over, or else a time to live
+    TableSpec("timers", tuple[int, int, int], None),
+    # (queue id, seq >= cursor): not fresh
+    TableSpec("gaps", tuple[int, int], None),
+    # (number, queue id, place): staged messages with a time to live or a delay
+    TableSpec("staged_times", tuple[int, int, int], None),
 )

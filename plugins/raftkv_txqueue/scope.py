@@ -36,10 +36,17 @@ class Scope:
         """Its name, for `outcome`; "" before its first operation."""
         return "" if self._transaction is None else self._transaction.txid
 
-    async def publish(self, queue: str, what: Outgoing) -> None:
+    async def publish(
+        self,
+        queue: str,
+        what: Outgoing,
+        *,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+    ) -> None:
         """As `session.publish`. Raises `TransactionOver` once it was ended."""
         self._require_running()
-        await self._session.publish(queue, what)
+        await self._session.publish(queue, what, ttl_s=ttl_s, delay_s=delay_s)
 
     async def accept(self, *deliveries: Delivery) -> None:
         """As `session.accept`. Raises `TransactionOver` once it was ended."""

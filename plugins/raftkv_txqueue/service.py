@@ -62,6 +62,8 @@ def first_due_ms(view: View) -> int | None:
         found = at_ms
     for key, _ in view.table("ack_due").scan(limit=1):
         found = key[0] if found is None else min(found, key[0])
+    for (at_ms, _, _), _ in view.table("timers").scan(limit=1):
+        found = at_ms if found is None else min(found, at_ms)
     for (ended_ms, _), _ in view.table("old_sessions").scan(limit=1):
         at_ms = ended_ms + view.settings["outcome_retention_ms"]
         found = at_ms if found is None else min(found, at_ms)

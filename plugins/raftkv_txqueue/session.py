@@ -60,6 +60,7 @@ from .reading import require_possible, txid_parts
 from .refusals import InTransaction, SessionEnded, WrongKind
 from .rows import SettlingVerb
 from .scope import Scope
+from .times import require_format, require_format_of
 from .transaction import Committed, Outgoing, Transaction, messages_of
 from .xa import XaStatus, Xid
 
@@ -154,16 +155,24 @@ class Session:
     # --- publishing ---
 
     async def publish(
-        self, queue: str, what: Outgoing, *, timeout_s: float | None = TIMEOUT_S
+        self,
+        queue: str,
+        what: Outgoing,
+        *,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        timeout_s: float | None = TIMEOUT_S,
     ) -> Published | None:
         """Publish a message or several, all or none. In a transaction: with it; the answer is None.
 
-        Raises `MessageTooLarge`, `BadHeaders`, `EmptyBatch`; outside of a transaction also
-        `UnknownQueue`, `QueueFull` and `BatchTooLarge`. In a transaction these end it, when it is
-        staged or committed.
+        `ttl_s`, `delay_s`: as in `TxQueueApi.publish`; in a transaction they begin with its commit.
+        Raises `MessageTooLarge`, `BadHeaders`, `BadTime`, `EmptyBatch`; outside of a transaction
+        also `UnknownQueue`, `QueueFull`, `TooManyTimed` and `BatchTooLarge`. In a transaction these
+        end it, when it is staged or committed. FormatRefused: the cluster knows no times yet.
         """
         require_possible(queue)
-        messages = messages_of(what)
+        messages = messages_of(what, ttl_s, delay_s)
+        require_format_of(self._life.host.view(), messages)
         transaction = self._running()
         if transaction is None and self.kind != "tx":
             check_messages(self._life.host.view(), messages)
@@ -247,6 +256,13 @@ class Session:
         """
         return await self.settle("put_back", by_queue(deliveries), timeout_s=timeout_s)
 
+    async def to_back(
+        self, *deliveries: Delivery, timeout_s: float | None = TIMEOUT_S
+    ) -> dict[str, Settled]:
+        """Return these to the back: each is the last message of its queue, under a new number, and
+        its deliveries count. Not part of a transaction. Raises FormatRefused below format 2."""
+        return await self.settle("to_back", by_queue(deliveries), timeout_s=timeout_s)
+
     async def settle(
         self,
         settling: SettlingVerb,
@@ -262,6 +278,8 @@ class Session:
             require_possible(queue)
             if numbers and not 1 <= min(numbers) <= max(numbers) <= INT_MAX:
                 raise ValueError("the numbers of messages begin with 1")
+        if settling == "to_back":
+            require_format(self._life.host.view())
         transaction = None
         if settling == "accept":
             transaction = self._running()

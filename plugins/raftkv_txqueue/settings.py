@@ -147,6 +147,28 @@ SETTINGS = (
         "branches, are kept.",
     ),
     Setting(
+        "ttl_max_ms",
+        int,
+        30 * DAY_MS,
+        _between(1_000, 365 * DAY_MS, "milliseconds"),
+        "The longest time to live in milliseconds that a message may be published with.",
+    ),
+    Setting(
+        "delay_max_ms",
+        int,
+        7 * DAY_MS,
+        _between(1_000, 365 * DAY_MS, "milliseconds"),
+        "The longest delay in milliseconds that a message may be published with.",
+    ),
+    # Two or three short rows each, on every node, besides the message.
+    Setting(
+        "timed_max",
+        int,
+        100_000,
+        _between(1, 1_000_000, "messages"),
+        "Messages with a time to live or a delay, in all queues and undecided transactions.",
+    ),
+    Setting(
         "decisions_kept",
         int,
         100_000,

@@ -1,4 +1,4 @@
-"""Settling, outside any transaction: accept, release, reject, put back.
+"""Settling, outside any transaction: accept, release, reject, put back, return to the back.
 
 Accepted messages are gone. Released ones go back to their places. Rejected ones go to the dead
 letter queue. Those that are put back go to their places uncounted: no program has had them, so a
@@ -20,17 +20,18 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from .commands import ROWS_MAX, PutBack, Queue, Settle, Settled, size_of
+from .commands import ROWS_MAX, PutBack, Queue, Settle, Settled, ToBack, size_of
 from .deciding import reclaim, returning
-from .delivering import bury, give_back, put_back
+from .delivering import bury, give_back, put_back, to_back
 from .locks import unlock
 from .refusals import BatchTooLarge, EmptyBatch
 from .sessions import owned
+from .times import forget
 
 __all__ = ["settle"]
 
 
-def settle(command: Settle | PutBack, ctx: Context) -> Settled:
+def settle(command: Settle | PutBack | ToBack, ctx: Context) -> Settled:
     """Settle what the session holds, and tell what it does not (any longer) hold."""
     session, name, seqs = command.session, command.queue, command.seqs
     if len(seqs) > ROWS_MAX:
@@ -60,10 +61,12 @@ def settle(command: Settle | PutBack, ctx: Context) -> Settled:
 
 
 def _way_back(
-    command: Settle | PutBack,
+    command: Settle | PutBack | ToBack,
 ) -> Callable[[Context, str, Queue, int, int], Queue]:
     if isinstance(command, PutBack):
         return put_back
+    if isinstance(command, ToBack):
+        return to_back
     return give_back if command.settling == "release" else bury
 
 
@@ -80,6 +83,7 @@ def _accept(
             key = (id, seq)
             size += size_of(messages[key].message)
             delete(key)
+            forget(ctx, id, seq)
         else:
             missing.append(seq)
     done = len(seqs) - len(missing)

@@ -66,6 +66,8 @@ def queues_sheet(queues: Sequence[Answer]) -> Sheet:
 def queue_words(found: Answer) -> list[str]:
     """One queue in a few lines: what is in it, what was, and its limits."""
     held = f"{found['ready']} available, {found['acquired']} acquired"
+    if found.get("delayed"):
+        held = f"{held}, {found['delayed']} delayed"
     what = f"{some(found['depth'], 'message')} ({found['bytes']} bytes): {held}"
     lines = [f"{what}; the next is number {found['next_seq']}"]
     if found["reserved"]:

@@ -27,6 +27,7 @@ from raftkv.plugin import Context
 from .commands import (
     COMMAND_BYTES,
     ROWS_MAX,
+    TIMED_MAX,
     TRANSACTION_QUEUES_MAX,
     Message,
     Operation,
@@ -59,6 +60,7 @@ from .refusals import (
     WrongKind,
 )
 from .sessions import owned
+from .times import is_timed, require_timers
 from .views import meta_of, txid_of
 
 __all__ = [
@@ -93,13 +95,15 @@ class Content:
 class Plan:
     """The operations of one command, checked. `contents`: per queue, in order of first use."""
 
-    __slots__ = ("accepts", "bytes", "contents", "rows")
+    __slots__ = ("accepts", "bytes", "contents", "rows", "timed")
 
     def __init__(self) -> None:
         self.contents: list[Content] = []
         self.rows = 0
         self.bytes = 0
         self.accepts = 0
+        #: Messages with a time to live or a delay.
+        self.timed = 0
 
 
 # --- planning: nothing is written -----------------------------------------------------------------
@@ -139,6 +143,7 @@ def _plan_publish(
     content.bytes += size
     plan.rows += len(messages)
     plan.bytes += size
+    plan.timed += require_timers(ctx, messages, plan.timed)
 
 
 def _plan_accept(
@@ -195,8 +200,9 @@ def require_size(ctx: Context, rows: int, size: int, queues: int) -> None:
         raise TransactionTooLarge("queues", TRANSACTION_QUEUES_MAX)
 
 
-def require_staging(ctx: Context, row: TransactionRow, plan: Plan) -> None:
-    """Refuse a plan that cannot be staged in the transaction `row` for its size.
+def require_staging(ctx: Context, row: TransactionRow, plan: Plan, number: int = 0) -> None:
+    """Refuse a plan that cannot be staged in the transaction `row` for its size. `number`: its own,
+    0: it has none yet.
 
     One that adds nothing to what a limit counts is not judged by it: so what was staged before a
     limit was lowered can be committed. Raises TransactionTooLarge or StagedFull.
@@ -208,6 +214,10 @@ def require_staging(ctx: Context, row: TransactionRow, plan: Plan) -> None:
     limit = ctx.settings["staged_bytes_max"]
     if plan.bytes and meta_of(ctx).staged_bytes + plan.bytes > limit:
         raise StagedFull(limit)
+    if plan.timed and number:
+        timed = ctx.table("staged_times").count(prefix=(number,)) + plan.timed
+        if timed > TIMED_MAX:
+            raise TransactionTooLarge("messages with a time to live or a delay", TIMED_MAX)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -248,6 +258,8 @@ def write_plan(
         place = part.publishes if part is not None else 0
         for order, message in zip(content.orders, content.messages, strict=True):
             staged.put((number, queue_id, place), StagedMessage(row.rows + order, message))
+            if plan.timed and is_timed(message):
+                ctx.table("staged_times").put((number, queue_id, place), None)
             place += 1
         for seq, (order, deliveries, size) in content.accepts.items():
             unlock(ctx, (session, queue_id, seq))
@@ -271,7 +283,7 @@ def stage(command: Stage, ctx: Context) -> Staged:
     else:
         number, row = _attached(ctx, command, session)
     plan = planned(ctx, command.session, command.operations)
-    require_staging(ctx, row, plan)
+    require_staging(ctx, row, plan, number)
     if not number:
         timeout_ms = ctx.settings["transaction_timeout_ms"]
         number, row = opened(

@@ -9,7 +9,7 @@ import msgspec
 from raftkv.plugin import Host, View
 
 from .commands import Overflow, Queue, TransactionRow
-from .views import ack_timeout_of, meta_of
+from .views import ack_timeout_of, delayed_in, meta_of
 
 __all__ = [
     "QueueStatus",
@@ -25,8 +25,9 @@ __all__ = [
 class QueueStatus(msgspec.Struct, frozen=True):
     """A queue. All figures are exact as of this node's copy.
 
-    `depth`: messages in it; `ready`: those that can be acquired; `acquired`: the others, which
-    sessions hold or have accepted in transactions that are not decided. `bytes`: of all.
+    `depth`: messages in it; `ready`: those that can be acquired; `delayed`: those whose delay is
+    not over; `acquired`: the others, which sessions hold or have accepted in transactions that are
+    not decided. `bytes`: of all.
     `reserved`, `reserved_bytes`: room promised to prepared transactions. `next_seq`: of the next
     message.
     `transactions`: undecided ones with content of it. `dropped`, `dead`: ever. The rest are its
@@ -51,6 +52,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
     deliveries_max: int
     dead_letter: str
     ack_timeout_ms: int
+    delayed: int = 0
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +97,13 @@ class TxQueueStatus(msgspec.Struct, frozen=True):
 
 def queue_status(view: View, name: str, row: Queue) -> QueueStatus:
     """One queue's row as people and programs read it."""
+    delayed = delayed_in(view, row)
     return QueueStatus(
         name=name,
         id=row.id,
         depth=row.depth,
         ready=row.ready,
-        acquired=row.depth - row.ready,
+        acquired=row.depth - row.ready - delayed,
         bytes=row.bytes,
         reserved=row.reserved,
         reserved_bytes=row.reserved_bytes,
@@ -114,6 +117,7 @@ def queue_status(view: View, name: str, row: Queue) -> QueueStatus:
         deliveries_max=row.deliveries_max,
         dead_letter=row.dead_letter,
         ack_timeout_ms=ack_timeout_of(view, row),
+        delayed=delayed,
     )
 
 

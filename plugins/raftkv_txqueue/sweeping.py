@@ -19,12 +19,13 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from . import completing, ending, transactions
+from . import completing, ending, timers, transactions
 from .closing import is_gone
 from .commands import Sweep, Swept, TransactionRow
 from .deciding import rows_of, unfold
 from .locks import unlock
 from .queues import make_room
+from .times import forget
 
 __all__ = ["sweep"]
 
@@ -158,16 +159,25 @@ def _unfold(ctx: Context, budget: _Budget) -> bool:
     return bool(len(ctx.table("unfolding")))
 
 
+def _fire_timers(ctx: Context, budget: _Budget) -> bool:
+    rows, more = timers.fire(ctx, budget.left)
+    budget.spend(rows)
+    return more
+
+
 def _drop_queues(ctx: Context, budget: _Budget) -> bool:
     """Rows of deleted queues. Staged rows go with their transaction."""
     for queue_id, session in list(ctx.table("dropped").scan(limit=budget.left)):
-        for name in ("messages", "returned", "spans"):
+        for name in ("messages", "returned", "spans", "gaps", "delayed", "expiring"):
             if budget.left <= 0:
                 return True
             table = ctx.table(name)
             keys = [key for key, _ in table.scan(prefix=(queue_id,), limit=budget.left)]
             for key in keys:
-                table.delete(key)
+                if name in ("delayed", "expiring"):
+                    forget(ctx, *key)
+                else:
+                    table.delete(key)
             budget.spend(len(keys))
         if budget.left <= 0 or (session and not _drop_locks(ctx, queue_id, session, budget)):
             return True
@@ -227,6 +237,7 @@ _STEPS: Final[tuple[Callable[[Context, _Budget], bool], ...]] = (
     _roll_back_left,
     _roll_back_late,
     _end_overdue,
+    _fire_timers,
     _return_held,
     _unfold,
     _drop_queues,

@@ -29,6 +29,7 @@ from .commands import (
 )
 from .errors import TransactionAborted
 from .options import TxQueueOptions
+from .times import timed
 from .xa import Xid
 
 if TYPE_CHECKING:
@@ -53,13 +54,22 @@ class Committed(msgspec.Struct, frozen=True):
     spans: tuple[tuple[str, int, int], ...] = ()
 
 
-def messages_of(what: Outgoing) -> tuple[Message, ...]:
-    """What a caller gave, as messages. Raises TypeError for anything else."""
+def messages_of(
+    what: Outgoing, ttl_s: float | None = None, delay_s: float | None = None
+) -> tuple[Message, ...]:
+    """What a caller gave, as messages, with these times unless they are None.
+
+    Raises TypeError for what is no message, ValueError for what is no time.
+    """
     if isinstance(what, Message):
-        return (what,)
-    if isinstance(what, bytes):
-        return (Message(what),)
-    return tuple(one if isinstance(one, Message) else _message(one) for one in what)
+        messages: tuple[Message, ...] = (what,)
+    elif isinstance(what, bytes):
+        messages = (Message(what),)
+    else:
+        messages = tuple(one if isinstance(one, Message) else _message(one) for one in what)
+    if ttl_s is None and delay_s is None:
+        return messages
+    return tuple(timed(one, ttl_s, delay_s) for one in messages)
 
 
 def _message(body: object) -> Message:

@@ -59,6 +59,7 @@ from .staging import (
     stage,
     write_plan,
 )
+from .times import forget
 from .views import txid_of
 
 __all__ = ["commit", "roll_back", "rollback", "session_ended", "stage", "vote"]
@@ -154,6 +155,7 @@ def _write_through(ctx: Context, session_id: int, plan: Plan) -> tuple[tuple[str
             for seq in content.accepts:
                 unlock(ctx, (session_id, queue.id, seq))
                 messages.delete((queue.id, seq))
+                forget(ctx, queue.id, seq)
             queue = replace(
                 queue,
                 depth=queue.depth - len(content.accepts),
@@ -179,7 +181,7 @@ def _commit_staged(
 ) -> DecidedNow | Voting:
     """Raises what is wrong, before anything is written."""
     asked = participants(ctx)
-    require_staging(ctx, row, plan)
+    require_staging(ctx, row, plan, number)
     require_room_of(ctx, merged(row, plan))
     row = write_plan(ctx, number, row, plan, command.session)
     if asked:

@@ -16,6 +16,7 @@ everything in a queue needs that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -24,6 +25,8 @@ from raftkv.plugin import Member
 
 from .commands import (
     FRESH,
+    INT_MAX,
+    ROWS_MAX,
     AcceptOf,
     DecisionRow,
     Ending,
@@ -49,9 +52,11 @@ __all__ = [
     "Place",
     "Tables",
     "ack_timeout_of",
+    "available",
     "branches",
     "browse",
     "decision_of",
+    "delayed_in",
     "last_ending",
     "message_of",
     "meta_of",
@@ -68,7 +73,7 @@ __all__ = [
     "where",
 ]
 
-Place = Literal["available", "acquired", "accepted"]
+Place = Literal["available", "acquired", "accepted", "delayed"]
 FateState = Literal["committed", "rolled back", "active", "preparing", "forgotten", "unknown"]
 
 #: What `recover` shows: a coordinator has to decide it, or to be told that somebody did.
@@ -88,6 +93,9 @@ class Tables(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def version(self) -> int: ...
 
     def table(self, name: str) -> Any: ...
 
@@ -200,6 +208,12 @@ def to_forget(view: Tables) -> bool:
 # --- messages -------------------------------------------------------------------------------------
 
 
+def delayed_in(view: Tables, queue: Queue) -> int:
+    """How many messages of the queue wait for the end of their delay."""
+    delayed = view.table("delayed")
+    return delayed.count(prefix=(queue.id,)) if len(delayed) else 0
+
+
 def span_over(view: Tables, queue_id: int, seq: int) -> tuple[int, Span] | None:
     """The span that this seq lies in, with the seq of its first message."""
     spans = view.table("spans")
@@ -222,12 +236,43 @@ def message_of(view: Tables, queue_id: int, seq: int) -> Stored | None:
     return None if staged is None else Stored(staged.message, span.at_ms)
 
 
+def available(
+    view: Tables,
+    queue: Queue,
+    first: int = 1,
+    upto: int = INT_MAX,
+    *,
+    limit: int,
+    gaps_max: int = ROWS_MAX,
+) -> list[tuple[int, int]]:
+    """The oldest available messages with seqs from `first` to `upto`: (seq, deliveries so far).
+
+    `limit` at most; fewer than there are if `gaps_max` seqs between them are not fresh (0: no
+    bound).
+    """
+    id, last = queue.id, min(upto, queue.next - 1)
+    start = max(first, queue.cursor)
+    gaps: set[int] = set()
+    if len(view.table("gaps")):
+        rows = view.table("gaps").scan((id, start), (id, last + 1), limit=gaps_max)
+        seqs = [key[1] for key, _ in rows]
+        gaps.update(seqs)
+        if gaps_max and len(seqs) == gaps_max:
+            last = seqs[-1]
+    back = view.table("returned").scan((id, first), (id, last + 1), limit=limit)
+    found = [(key[1], deliveries) for key, deliveries in back]
+    fresh = (seq for seq in range(start, last + 1) if seq not in gaps)
+    found += [(seq, 0) for seq in islice(fresh, limit)]
+    found.sort()
+    return found[:limit]
+
+
 def where(
     view: Tables, queue_id: int, first: int = 1, limit: int = 0
 ) -> dict[int, tuple[Place, int]]:
-    """Which messages that have been acquired before are where: seq -> (place, deliveries).
+    """Which messages that are not fresh are where: seq -> (place, deliveries).
 
-    From `first` on, in order, `limit` at most (0: all). Fresh messages are not among them.
+    From `first` on, in order, `limit` at most (0: all).
     """
     found = _found(view, queue_id, first, limit)
     return {seq: (place, deliveries) for seq, (place, deliveries, _) in found.items()}
@@ -244,6 +289,10 @@ def _found(view: Tables, queue_id: int, first: int, limit: int) -> dict[int, _Fo
         (queue_id, first), (queue_id + 1, 0), limit=limit
     ):
         found[seq] = ("available", deliveries, None)
+    for (_, seq), _ in view.table("delayed").scan(
+        (queue_id, first), (queue_id + 1, 0), limit=limit
+    ):
+        found[seq] = ("delayed", 0, None)
     for key, lock in _skipping(view.table("locks"), queue_id, first, limit):
         found[key[2]] = ("acquired", deliveries_of(lock), (key[0], lock))
     transactions = view.table("transactions")
@@ -291,17 +340,14 @@ def browse(
     does nothing else. Raises `UnknownQueue`.
     """
     queue = queue_of(view, name)
-    places: dict[int, _Found]
+    places: dict[int, _Found] = {}
     if everything:
         places = _found(view, queue.id, first, limit)
-    else:
-        rows = view.table("returned").scan((queue.id, first), (queue.id + 1, 0), limit=limit)
-        places = {key[1]: ("available", deliveries, None) for key, deliveries in rows}
-    start = max(first, queue.cursor)
-    for seq in range(start, min(queue.next, start + limit - len(places))):
-        places[seq] = ("available", 0, None)
+    for seq, deliveries in available(view, queue, first, limit=limit, gaps_max=0):
+        places[seq] = ("available", deliveries, None)
     found = []
-    for seq, (place, deliveries, has) in places.items():
+    for seq in sorted(places)[:limit]:
+        place, deliveries, has = places[seq]
         stored = message_of(view, queue.id, seq)
         if stored is not None:
             holder = _holder(view, has)

@@ -83,10 +83,10 @@ KINDS: dict[type[PurePlugin], dict[str, str]] = {
         "adds data": "Publish Stage Commit End",
         DECLARES: "DeclareQueue EnsureQueue",
         "deletion": "DeleteQueue Purge",
-        "acknowledgement": "Acquire Settle PutBack Observe",
+        "acknowledgement": "Acquire Settle PutBack ToBack Observe",
         "commit": "PrepareBranch CommitBranch Vote Heuristic",
         "abort": "Rollback RollbackBranch ForgetBranch",
-        "housekeeping": "OpenSession CloseSession Select Start SetTimeout",
+        "housekeeping": "OpenSession CloseSession EndSession Select Start SetTimeout",
         "expiry": "Sweep",
     },
 }

@@ -48,6 +48,7 @@ from raftkv_txqueue.commands import (
     Stage,
     Sweep,
     Swept,
+    ToBack,
     TransactionRow,
     size_of,
 )
@@ -55,6 +56,8 @@ from raftkv_txqueue.plugin import TxQueue
 from raftkv_txqueue.views import Browsed, browse, message_of, where
 
 T = TypeVar("T")
+
+TIME_TABLES = ("delayed", "expiring", "timers", "gaps", "staged_times")
 
 #: Sweeps after which there must be nothing left to sweep.
 SWEEPS_MAX = 200
@@ -124,9 +127,11 @@ class TxLog:
     def _check_queue(self, name: str, queue: Queue) -> None:
         view = self.view()
         places = where(view, queue.id)
+        gaps = view.table("gaps")
         for seq in range(queue.cursor, queue.next):
-            assert seq not in places, (name, seq)
-            places[seq] = ("available", 0)
+            if (queue.id, seq) not in gaps:
+                assert seq not in places, (name, seq)
+                places[seq] = ("available", 0)
         size = 0
         for seq in places:
             stored = message_of(view, queue.id, seq)
@@ -219,6 +224,9 @@ class TxLog:
     def release(self, session: int, queue: str, *seqs: int) -> Settled:
         return self.settle(session, "release", queue, *seqs)
 
+    def to_back(self, session: int, queue: str, *seqs: int) -> Settled:
+        return must(Settled, self.of(session, ToBack(session, queue, seqs)))
+
     def put_back(self, session: int, queue: str, *seqs: int) -> Settled:
         return must(Settled, self.of(session, PutBack(session, queue, seqs)))
 
@@ -286,6 +294,12 @@ class TxLog:
         """`places` of the seqs `first` to `last`."""
         rows = self.browse(queue, everything=True, first=first, limit=last - first + 1)
         return {row.message.body.decode(): row.state for row in rows if row.seq <= last}
+
+    def residue(self, *but: str) -> dict[str, int]:
+        """Rows of messages and their times that are left: how many, by table."""
+        tables = ("messages", "returned", "locks", "accepts", "staged", *TIME_TABLES)
+        counts = {name: len(self.table(name)) for name in tables if name not in but}
+        return {name: count for name, count in counts.items() if count}
 
     def digest(self) -> str:
         return self.machine.digest()

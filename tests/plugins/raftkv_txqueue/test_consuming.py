@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from raftkv.errors import FormatRefused
 from raftkv_txqueue import (
     Delivery,
     Message,
@@ -325,3 +326,66 @@ async def test_at_format_1_what_is_put_back_counts(cluster: Cluster) -> None:
     assert cluster.proposals("put_back") == 0
     async with txq.session() as session:
         assert [one.deliveries for one in await session.get("a", 2)] == [2, 2]
+
+
+# --- times, and the return to the back ------------------------------------------------------------
+
+
+@story()
+async def test_a_waiting_consumer_gets_a_delayed_message_when_it_is_due(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    session = await txq.session()
+    published = await txq.publish("a", b"late", delay_s=3.0)
+    assert published.first == 1
+    assert (await txq.depth("a")).delayed == 1
+    assert await session.get("a", wait_s=1.0) == ()
+    (got,) = await session.get("a", wait_s=30.0)
+    assert (got.body, got.deliveries) == (b"late", 1)
+    assert dict(got.headers) == {"x-raftkv-delay-ms": "3000"}
+
+
+@story()
+async def test_an_expired_message_reaches_nobody_but_the_dead_letters(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    await txq.declare("dead")
+    await txq.declare("jobs", dead_letter="dead")
+    await txq.publish("jobs", b"old", ttl_s=1.0)
+    async with txq.session("tx") as session:
+        async with session.transaction() as tx:
+            await tx.publish("jobs", b"old, too", ttl_s=1.0)
+            await tx.publish("jobs", b"new")
+    async with txq.session() as dead:
+        letters = [*await dead.get("dead", 9, wait_s=30.0)]
+        while len(letters) < 2:
+            letters += await dead.get("dead", 9, wait_s=30.0)
+        assert {dict(each.headers)["x-raftkv-died-of"] for each in letters} == {"expired"}
+        assert [each.body for each in await dead.get("jobs", 9)] == [b"new"]
+
+
+@story()
+async def test_a_program_returns_a_message_to_the_back(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    await cluster.fill("a", "1", "2", "3")
+    async with txq.session() as session:
+        first, second = await session.get("a", 2)
+        done = await session.to_back(first)
+        assert (done["a"].done, done["a"].missing) == (1, ())
+        assert (await session.to_back(first))["a"].missing == (1,)
+        await session.release(second)
+        got = await session.get("a", 3)
+        assert [(each.body, each.seq) for each in got] == [(b"2", 2), (b"3", 3), (b"1", 4)]
+        assert [each.deliveries for each in got] == [2, 1, 2]
+    assert txq.counters["to_back"] == 1
+
+
+@story(plugin=FormerTxQueue)
+async def test_below_format_2_times_and_the_back_are_refused(cluster: Cluster) -> None:
+    txq = cluster.txq("core1")
+    with pytest.raises(FormatRefused, match="raftkv format raise"):
+        await txq.publish("a", b"x", ttl_s=1.0)
+    async with txq.session() as session:
+        with pytest.raises(FormatRefused):
+            await session.publish("a", Message(b"x", (("x-raftkv-delay-ms", "5"),)))
+        await txq.publish("a", b"1")
+        with pytest.raises(FormatRefused):
+            await session.to_back(*await session.get("a"))

@@ -118,6 +118,20 @@ async def test_a_plain_session_does_everything_at_once() -> None:
 
 
 @in_loop
+async def test_times_and_the_return_to_the_back_from_afar() -> None:
+    async with served() as (txq, client):
+        session = await DoorSession.open(client)
+        await session.publish("orders", b"late", delay_s=3600.0)
+        await session.publish("orders", b"a", ttl_s=3600.0)
+        await session.publish("orders", b"b")
+        (got,) = await session.get("orders", wait_s=5)
+        assert got.body == b"a"
+        await session.to_back(got)
+        assert await bodies(txq) == [b"b", b"a"]
+        assert (await txq.depth("orders")).delayed == 1
+
+
+@in_loop
 async def test_branches_are_decided_from_afar() -> None:
     async with served(3) as (txq, client):
         resource = DoorResource(client)

@@ -162,6 +162,22 @@ def test_a_get_waits(shell: Typed, started: Nodes) -> None:
     assert 0.3 <= time.monotonic() - began < 40
 
 
+def test_times_and_the_return_to_the_back(shell: Typed) -> None:
+    shell("queue", "publish", "orders", "late", "--delay", "3600", "--ttl", "60")
+    shell("queue", "publish", "orders", "a", "--ttl", "3600")
+    shell("queue", "publish", "orders", "b")
+    found = shell.json("queue", "browse", "orders", "--all")["messages"]
+    assert [each["state"] for each in found] == ["delayed", "available", "available"]
+    assert found[0]["headers"] == [["x-raftkv-ttl-ms", "60000"], ["x-raftkv-delay-ms", "3600000"]]
+    assert shell("queue", "depth", "orders") == "3\n"
+    assert "2 available, 0 acquired, 1 delayed" in shell.err
+    assert shell("queue", "get", "orders", "--then", "to_back") == "a\n"
+    assert shell("queue", "get", "orders", "--count", "2") == "b\na\n"
+    shell("queue", "publish", "orders", "x", "--ttl", str(40 * 86_400), code=1)
+    assert "raise the setting ttl_max_ms" in shell.err
+    shell("queue", "delete", "orders", "--yes")
+
+
 def test_what_is_dead_goes_to_its_queue(shell: Typed) -> None:
     shell(
         "queue", "declare", "orders", "--deliveries-max", "1", "--dead-letter", "dead", "--change"

@@ -202,6 +202,27 @@ async def test_messages_are_published_looked_at_and_purged(stand: Stand) -> None
 
 
 @doors()
+async def test_messages_have_times_and_return_to_the_back(stand: Stand) -> None:
+    timed = [{**message("1"), "delay_s": 3600}, {**message("2"), "ttl_s": 3600}, message("3")]
+    await stand.good("POST", "queues/b/publish", {"messages": timed})
+    found = await stand.good("GET", "queues/b/messages", all="true")
+    assert [each["state"] for each in found["messages"]] == ["delayed", "available", "available"]
+    assert ["x-raftkv-ttl-ms", "3600000"] in found["messages"][1]["headers"]
+    assert (await stand.good("GET", "queues/b"))["delayed"] == 1
+    session, _ = await stand.open()
+    got = await stand.good("POST", f"{session}/get", {"queue": "b"})
+    assert [each["seq"] for each in got["messages"]] == [2]
+    back = {"queue": "b", "seqs": [2], "how": "to_back"}
+    assert (await stand.good("POST", f"{session}/settle", back))["done"] == 1
+    assert await stand.bodies("b") == ["3", "2"]
+    for wrong in ({"ttl_s": 0}, {"delay_s": -1}, {"ttl_s": "x"}):
+        asked = {"messages": [{**message("1"), **wrong}]}
+        assert reason(await stand.ask("POST", "queues/b/publish", asked))[0] == 400
+    long = {"messages": [{**message("1"), "delay_s": 8 * 86_400}]}
+    assert reason(await stand.ask("POST", "queues/b/publish", long)) == (400, "txqueue_bad_time")
+
+
+@doors()
 async def test_a_look_has_an_end(stand: Stand) -> None:
     """More than an answer may hold comes in pages, and nothing is left out."""
     large = "x" * (bodies.LIST_MAX // 4 * 1024)
