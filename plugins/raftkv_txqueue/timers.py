@@ -50,9 +50,10 @@ def _fire(ctx: Context, queue_id: int, seq: int) -> None:
     if name is None:
         return  # the queue was deleted; its rows are swept
     queue: Queue = ctx.table("queues")[name]
-    if ctx.table("delayed").delete((queue_id, seq)):
+    comes = ctx.table("delayed").delete((queue_id, seq))
+    if comes:
         queue = _come(ctx, queue, seq)
-    else:
+    if not comes or has_expired(ctx, queue_id, seq):
         queue = _expire(ctx, name, queue, seq)
     ctx.table("queues").put(name, queue)
 

@@ -33,6 +33,8 @@ from raftkv_txqueue import (
     quota,
     settling,
     sweeping,
+    timers,
+    times,
     transactions,
     views,
 )
@@ -342,6 +344,53 @@ patching(
     "a purge takes one message more than it was asked for",
     _purge_takes_one_more,
 )
+
+
+# Times, and the return to the back ----------------------------------------------------------------
+
+
+@everywhere("begin", deciding, times)(
+    "delivered-before-due", "a delayed message is available from its publication on"
+)
+def _delivered_before_due(begin: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(ctx: Any, queue_id: int, seq: int, message: Any, at_ms: int) -> Any:
+        headers = tuple(pair for pair in message.headers if pair[0] != times.DELAY)
+        return begin(ctx, queue_id, seq, replace(message, headers=headers), at_ms)
+
+    return broken
+
+
+wrapping(
+    "delivered-after-expiry",
+    "a message whose time to live is over is available like any other",
+    timers,
+    "_expire",
+)(lambda expire: lambda ctx, name, queue, seq: queue)
+everywhere("has_expired", delivering, timers)(
+    "returns-after-expiry", "a message that comes back after its time to live is available again"
+)(lambda has_expired: lambda ctx, queue_id, seq: False)
+wrapping(
+    "span-without-timers",
+    "the times of messages of a large commit are forgotten",
+    deciding,
+    "_begin_timers",
+)(lambda begin_timers: lambda ctx, number, queue: 0)
+
+
+@everywhere("to_back", settling)(
+    "lost-on-return", "a message that is returned to the back is taken away and not put there"
+)
+def _lost_on_return(to_back: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(ctx: Any, name: str, queue: Any, seq: int, deliveries: int) -> Any:
+        size = delivering.remove(ctx, queue.id, seq)
+        return replace(queue, depth=queue.depth - 1, bytes=queue.bytes - size)
+
+    return broken
+
+
+everywhere("to_back", settling)(
+    "back-is-front", "a message that is returned to the back keeps its place"
+)(lambda to_back: delivering.give_back)
 
 
 # Sessions -----------------------------------------------------------------------------------------

@@ -84,6 +84,10 @@ EMPTY = (
     "unfolding",
     "dropped",
     "overfull",
+    "delayed",
+    "expiring",
+    "timers",
+    "staged_times",
 )
 
 

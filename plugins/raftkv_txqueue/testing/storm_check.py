@@ -13,7 +13,8 @@ room), and that must be allowed.
 changed their state, then every queue that was touched, message by message.
 
 - A refusal has a true reason, and what has one is refused.
-- Acquired are the oldest available ones, in order; settled is what the session holds.
+- Acquired are the oldest available ones, in order; settled is what the session holds. What has
+  expired is none of them, and what is delayed is one as soon as its delay is over.
 - A session ends when it is closed, when an operator ends it, when the life of its node is over, and
   when it has held a message for longer than its queue allows, and not otherwise.
 """
@@ -41,6 +42,7 @@ from raftkv_txqueue.commands import (
     Settle,
     Stage,
     Sweep,
+    ToBack,
     Vote,
     size_of,
 )
@@ -57,7 +59,7 @@ __all__ = ["check_step"]
 
 def check_step(step: Step, ledger: Ledger) -> list[tuple[str, str]]:
     """Let the ledger do what the step must do; (check, what is wrong) of all it does otherwise."""
-    ledger.begin_step()
+    ledger.begin_step(step.now)
     found: list[tuple[str, str]] = []
     command = step.command
     branch = before_branch(step, ledger) if isinstance(command, BRANCH_COMMANDS) else None
@@ -102,7 +104,7 @@ def _direct(step: Step, ledger: Ledger) -> Iterator[Found]:
             yield from _select(step, ledger)
         case Acquire():
             yield from _acquire(step, ledger)
-        case Settle() | PutBack():
+        case Settle() | PutBack() | ToBack():
             yield from _settle(step, ledger)
         case Observe():
             yield from _observe(step, ledger)
@@ -171,7 +173,9 @@ def _delete(step: Step, ledger: Ledger) -> Iterator[Found]:
         must.append("QueueInUse")
     if command.if_empty and book.items:
         must.append("QueueNotEmpty")
-    if command.if_unused and any(each.state != "available" for each in book.items.values()):
+    if command.if_unused and any(
+        each.state not in ("available", "delayed") for each in book.items.values()
+    ):
         must.append("QueueAcquired")
     yield from refused(step, must)
     if step.refusal is not None:
@@ -289,6 +293,7 @@ def _acquire(step: Step, ledger: Ledger) -> Iterator[Found]:
     yield from refused(step, must, ["TooManyAcquired"] if most < command.count else [])
     if step.refusal is not None or book is None:
         return
+    ledger.fire()
     available = book.available()
     seqs = list(step.result.seqs)
     if seqs != available[: len(seqs)]:
@@ -341,6 +346,8 @@ def _settle(step: Step, ledger: Ledger) -> Iterator[Found]:
         held.discard(seq)
         if isinstance(command, PutBack):
             ledger.put_back(book, seq)
+        elif isinstance(command, ToBack):
+            ledger.to_back(book, seq)
         elif command.settling == "accept":
             ledger.accepted[(book.id, seq)] = command.session
             ledger.remove(book, seq, "accepted")

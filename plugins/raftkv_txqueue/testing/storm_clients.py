@@ -165,11 +165,17 @@ class Consumers(Programs):
     async def settle(
         self, seat: Seat, session: Any, queue: str, got: tuple[Any, ...], rng: random.Random
     ) -> None:
-        """Accept, release or reject; or keep it until the session ends."""
-        verb = rng.choices(("accept", "release", "reject", "keep"), (60, 15, 10, 15))[0]
+        """Accept, release, reject, return to the back; or keep it until the session ends."""
+        verbs = ("accept", "release", "reject", "to_back", "keep")
+        verb = rng.choices(verbs, (60, 10, 8, 10, 12))[0]
         if verb == "keep":
             return
-        call = {"accept": session.accept, "release": session.release, "reject": session.reject}
+        call = {
+            "accept": session.accept,
+            "release": session.release,
+            "reject": session.reject,
+            "to_back": session.to_back,
+        }
         try:
             told = await self.at(
                 seat, f"{verb} of {queue}", lambda: call[verb](*got, timeout_s=CALL_S)

@@ -36,6 +36,7 @@ __all__ = [
     "tag_of",
 ]
 
+TTL, DELAY = "x-raftkv-ttl-ms", "x-raftkv-delay-ms"
 #: States in which a transaction is neither committed nor rolled back.
 UNDECIDED = ("active", "preparing", "prepared")
 #: Of these: nothing more may be staged.
@@ -50,7 +51,10 @@ def tag_of(message: Message) -> bytes:
 @dataclass(slots=True)
 class Item:
     """A message in a queue. `holder`: the session that acquired it, at `since_ms` of the log's
-    clock, and must have settled it at `due_ms` (0: whenever); `work`: who accepted it."""
+    clock, and must have settled it at `due_ms` (0: whenever); `work`: who accepted it.
+
+    `comes_ms`: when its delay is over; `expires_ms`: when its time to live is, 0: never.
+    """
 
     message: Message
     state: str = "available"
@@ -60,6 +64,21 @@ class Item:
     loose: bool = False
     since_ms: int = 0
     due_ms: int = 0
+    comes_ms: int = 0
+    expires_ms: int = 0
+
+
+def _timed_item(message: Message, now: int) -> Item:
+    """A message that becomes visible now."""
+    headers = dict(message.headers)
+    delay_ms, ttl_ms = int(headers.get(DELAY, 0)), int(headers.get(TTL, 0))
+    due_ms = now + delay_ms
+    return Item(
+        message,
+        state="delayed" if delay_ms else "available",
+        comes_ms=due_ms if delay_ms else 0,
+        expires_ms=due_ms + ttl_ms if ttl_ms else 0,
+    )
 
 
 @dataclass(slots=True)
@@ -250,13 +269,17 @@ class Ledger:
         self.returned = 0
         self.lost_sessions = 0
         self.timed_out = 0
+        # Messages whose delay was over, that had expired, and that were returned to the back.
+        self.came = self.expired = self.sent_back = 0
+        self.now = 0
         # queue id -> the first seq that it gave.
         self.appended: dict[int, int] = {}
         # Dead letters that are to be found at the end of their queue: name -> messages.
         self.letters: dict[str, list[Message]] = {}
 
-    def begin_step(self) -> None:
-        """Nothing was touched yet."""
+    def begin_step(self, now: int) -> None:
+        """Nothing was touched yet. `now`: the log's clock."""
+        self.now, self.came, self.expired, self.sent_back = now, 0, 0, 0
         self.touched, self.letters, self.appended = {}, {}, {}
         self.moved, self.buried, self.returned, self.lost_sessions = [], 0, 0, 0
         self.timed_out = 0
@@ -314,7 +337,7 @@ class Ledger:
     def append(self, book: Book, message: Message, index: int) -> int:
         """It becomes visible; its seq."""
         seq, book.next = book.next, book.next + 1
-        book.items[seq] = Item(message)
+        book.items[seq] = _timed_item(message, self.now)
         self.appended.setdefault(book.id, seq)
         self.placed[(book.id, seq)] = tag_of(message)
         self.touched[book.id] = None
@@ -334,7 +357,9 @@ class Ledger:
         book.dead += 1
         self.buried += 1
         if book.dead_letter in self.queues:
-            self.letters.setdefault(book.dead_letter, []).append(item.message)
+            headers = tuple(pair for pair in item.message.headers if pair[0] not in (TTL, DELAY))
+            letter = Message(item.message.body, headers)
+            self.letters.setdefault(book.dead_letter, []).append(letter)
             self.touched[self.queues[book.dead_letter].id] = None
 
     def give_back(self, book: Book, seq: int) -> None:
@@ -342,7 +367,9 @@ class Ledger:
         item = book.items[seq]
         self.touched[book.id] = None
         self.returned += 1
-        if 0 < book.deliveries_max <= item.deliveries:
+        if self.has_expired(item):
+            self.expire(book, seq)
+        elif 0 < book.deliveries_max <= item.deliveries:
             self.bury(book, seq)
         else:
             item.state, item.holder, item.work, item.loose = "available", 0, None, False
@@ -353,7 +380,47 @@ class Ledger:
         self.touched[book.id] = None
         self.returned += 1
         item.deliveries -= 1
-        item.state, item.holder, item.work, item.loose = "available", 0, None, False
+        if self.has_expired(item):
+            self.expire(book, seq)
+        else:
+            item.state, item.holder, item.work, item.loose = "available", 0, None, False
+
+    def to_back(self, book: Book, seq: int) -> None:
+        """It comes back behind all others, unless it is dead."""
+        self.give_back(book, seq)
+        if seq not in book.items:
+            return
+        new, book.next = book.next, book.next + 1
+        book.items[new] = book.items.pop(seq)
+        self.appended.setdefault(book.id, new)
+        self.placed[(book.id, new)] = tag_of(book.items[new].message)
+        self.sent_back += 1
+
+    # --- times ---
+
+    def has_expired(self, item: Item) -> bool:
+        """Whether it is dead for its age."""
+        return 0 < item.expires_ms <= self.now
+
+    def come(self, book: Book, seq: int) -> None:
+        """Its delay is over."""
+        book.items[seq].state = "available"
+        self.touched[book.id] = None
+        self.came += 1
+
+    def expire(self, book: Book, seq: int) -> None:
+        """Its time to live is over, and it is available."""
+        self.expired += 1
+        self.bury(book, seq)
+
+    def fire(self) -> None:
+        """Whatever time is over is over in all queues."""
+        for book in list(self.queues.values()):
+            for seq, item in list(book.items.items()):
+                if item.state == "delayed" and item.comes_ms <= self.now:
+                    self.come(book, seq)
+                if item.state == "available" and not item.loose and self.has_expired(item):
+                    self.expire(book, seq)
 
     # --- transactions ---
 

@@ -16,6 +16,7 @@ from raftkv_txqueue.commands import (
     PutBack,
     Settle,
     Sweep,
+    ToBack,
     Vote,
 )
 from raftkv_txqueue.xa import XaStatus
@@ -43,6 +44,8 @@ def marks_of(step: Step, ledger: Ledger) -> list[str]:
             )
         case PutBack() if result.done:
             marks.append("put back")
+        case ToBack() if ledger.sent_back:
+            marks.append("returned to the back")
         case Purge() if result.messages:
             marks.append("purged")
         case DeleteQueue():
@@ -63,6 +66,8 @@ def marks_of(step: Step, ledger: Ledger) -> list[str]:
     marks += ["session ended with its node"] * bool(ledger.lost_sessions - ledger.timed_out)
     marks += ["session timed out"] * bool(ledger.timed_out)
     marks += ["dead letter"] * bool(ledger.buried)
+    marks += ["came when its delay was over"] * bool(ledger.came)
+    marks += ["expired"] * bool(ledger.expired)
     for work in ledger.moved:
         marks += _of_work(work, step)
     return marks

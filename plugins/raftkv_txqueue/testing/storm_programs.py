@@ -20,6 +20,7 @@ from raftkv.testing.storm_worlds import EXCUSED
 from raftkv_txqueue.commands import Kind, Message
 from raftkv_txqueue.errors import TransactionAborted
 from raftkv_txqueue.refusals import SessionEnded
+from raftkv_txqueue.times import timed
 
 from .storm_answers import Story, check_fate, check_story
 
@@ -139,10 +140,18 @@ class Programs:
             self.storm.tags += 1
             tag = b"%d" % self.storm.tags
             story.tags.append(tag)
-            made.append(
-                Message(tag + b"/" + b"x" * (self.storm.tags % 7), (("of", str(story.number)),))
+            message = Message(
+                tag + b"/" + b"x" * (self.storm.tags % 7), (("of", str(story.number)),)
             )
+            made.append(timed(message, *self._times()))
         return made
+
+    def _times(self) -> tuple[float | None, float | None]:
+        """A time to live and a delay, of few messages."""
+        rng = random.Random(f"{self.plan.seed}/times {self.storm.tags}")
+        ttl_s = rng.choice((0.05, 0.3, 1.0)) if rng.random() < 0.1 else None
+        delay_s = rng.choice((0.05, 0.3, 1.0)) if rng.random() < 0.1 else None
+        return ttl_s, delay_s
 
     def ended(self, story: Story, outcome: str, error: BaseException | None = None) -> None:
         """The program was answered, or not; what it was told must be true."""

@@ -9,6 +9,7 @@ moves behind everybody's back moves a counter too, or is found by the look at al
 What the plugin is free in, and what is taken from what it shows:
 - when what an ended session held, or a rolled back transaction accepted, is back (loose items);
 - the order of several dead letters of one step;
+- when a Sweep finds that a delay or a time to live is over (an Acquire finds it at once);
 - how many old messages made room: the oldest available ones, not more than needed.
 """
 
@@ -62,6 +63,8 @@ def check_shown(step: Step, ledger: Ledger) -> Iterator[Found]:
         if not book.deleted:
             shown[id_] = shown_of(step.tables, book.name)
             yield from _settle_loose(book, shown[id_], step, ledger)
+            if isinstance(step.command, Sweep):
+                _settle_times(book, shown[id_], ledger)
     for id_ in list(ledger.touched):
         book = ledger.by_id[id_]
         if book.deleted:
@@ -106,6 +109,17 @@ def _settle_loose(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger)
             item.state = now.state
             if not waits:
                 yield HOLDERS, f"{book.name} {seq} is {now.state}, and nothing will bring it back"
+
+
+def _settle_times(book: Book, shown: dict[int, Any], ledger: Ledger) -> None:
+    """A Sweep may let come what is due and bury what has expired, or leave that for another one."""
+    for seq, item in list(book.items.items()):
+        now = shown.get(seq)
+        due = item.state == "delayed" and item.comes_ms <= ledger.now
+        if due and (now is None or now.state == "available"):
+            ledger.come(book, seq)
+        if item.state == "available" and now is None and ledger.has_expired(item):
+            ledger.expire(book, seq)
 
 
 def _waits(item: Item, step: Step) -> bool:
@@ -197,8 +211,8 @@ def _compare(book: Book, shown: dict[int, Any], ledger: Ledger) -> Iterator[Foun
 
 def _wrong_holder(item: Item, shown: Any, ledger: Ledger) -> str:
     """Whether another session is shown to have it, or since another time; "": all is well."""
-    if item.state == "available":
-        return "" if shown is None else f"it is available, and {shown} has it"
+    if item.state in ("available", "delayed"):
+        return "" if shown is None else f"it is {item.state}, and {shown} has it"
     if shown is None:
         return f"it is {item.state}, and no session has it"
     life = ledger.sessions[item.holder]

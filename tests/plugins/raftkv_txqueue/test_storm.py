@@ -58,6 +58,9 @@ QUICK = {
     "holder-is-the-next": "txqueue: sessions own what they hold",
     "content-hides-accepts": "txqueue: all of a transaction or nothing",
     "busy-is-prepared": "txqueue: the log decides rightly",
+    "delivered-before-due": "txqueue: sessions own what they hold",
+    "delivered-after-expiry": "txqueue: counters are right",
+    "lost-on-return": "txqueue: all of a transaction or nothing",
     "participant-may-go": "txqueue: transactions are decided by those who may",
 }
 
