@@ -40,6 +40,7 @@ from raftkv_txqueue import (
     TxQueue,
     Xid,
 )
+from raftkv_txqueue.commands import FORMAT_TIMES
 from tests.documents.snippets import ROOT, Names, Reached, Stage, play, snippets
 from tests.testing.conformance_toys import Locks
 
@@ -221,6 +222,12 @@ def txqueue(urls: list[str]) -> Stage:
         }  # fmt: skip
         return named(store=Store(), work_on=lambda message: True, **given)(node)
 
+    async def queues_with_times(names: Names) -> None:
+        queues = names.node.plugin(TxQueue)
+        await queues.declare("reminders")
+        while queues.host.view().version < FORMAT_TIMES:
+            await asyncio.sleep(0.05)
+
     async def some_orders(names: Names) -> None:
         await names.node.plugin(TxQueue).publish("orders", [b"1", b"2", b"3"])
 
@@ -244,11 +251,11 @@ def txqueue(urls: list[str]) -> Stage:
     return Stage(
         names,
         replaced={"data/coordinator": f"{FOLDER[0]}/coordinator"},
-        before={2: some_orders, 3: in_a_transaction, 6: two_sides},
-        beside={2: more_orders},
-        after={1: (("done.txid", "1.1"),), 5: (("status.name", "OK"),)},
-        everywhere=frozenset({1, 4}),
-        endless=frozenset({2}),
+        before={2: queues_with_times, 3: some_orders, 4: in_a_transaction, 7: two_sides},
+        beside={3: more_orders},
+        after={1: (("done.txid", "1.1"),), 6: (("status.name", "OK"),)},
+        everywhere=frozenset({1, 5}),
+        endless=frozenset({3}),
     )
 
 
