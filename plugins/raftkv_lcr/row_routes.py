@@ -16,7 +16,7 @@ again with the same `channel` and gets the first answer. If it is not, the node 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -33,11 +33,13 @@ from raftkv.plugin import (
 )
 
 from .api import LcrApi
-from .commands import CLIENT_ID_CHARS_MAX, Channel, Open
+from .commands import CLIENT_ID_CHARS_MAX, VERSION_MAX, Channel, ChannelId, Open, Version
 
 __all__ = ["client_id_of", "row_routes", "shown"]
 
 T = TypeVar("T")
+# As the log bounds them: checked here, the error names the field of the body.
+Number = Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)]
 
 # One attempt of the log, elections included. The client's own repetition goes on where it ended.
 TIMEOUT_MAX_S: Final = 60.0
@@ -47,11 +49,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A channel as this API shows it."""
 
     client_id: str
-    channel: str
+    channel: ChannelId
     node: str
-    incarnation: int
-    version: int
-    ticket: int
+    incarnation: Number
+    version: Version
+    ticket: Version
     supplied: bool = False
 
     def as_channel(self) -> Channel:
@@ -67,7 +69,7 @@ class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Opening(Registration, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    epoch: int
+    epoch: Number
     resume: bool = False
     clean: bool = False
 

@@ -353,6 +353,13 @@ async def test_item_5_bad_rows_and_bodies_are_refused(stand: Stand) -> None:
         ("open", "c", {"channel": "b", "epoch": 0, "resume": True, "clean": True}, "exclude"),
         ("unregister", "other", {"row": row}, "send a row of the same client"),
         ("unregister", "c", {"row": {**row, "more": 1}}, "more"),
+        ("unregister", "c", {"row": {**row, "version": -1}}, "row.version"),
+        ("unregister", "c", {"row": {**row, "ticket": 2**63}}, "row.ticket"),
+        ("unregister", "c", {"row": {**row, "incarnation": 10**30}}, "row.incarnation"),
+        ("unregister", "c", {"row": {**row, "channel": ""}}, "row.channel"),
+        ("register", "c", {"channel": "b", "predecessor": {**row, "ticket": -1}}, "ticket"),
+        ("open", "c", {"channel": "b", "epoch": -1}, "epoch"),
+        ("open", "c", {"channel": "b", "epoch": 10**30}, "epoch"),
     ):
         answer = await rows(stand, verb, client, **body)
         assert reason(answer) == bad, (verb, body)
