@@ -73,7 +73,7 @@ from .modes import effective_mode, mode_of, old_nodes
 from .old_calls import CalledByOld, LockedPeers, MixedTakeovers, speaks_old
 from .old_flow import OldCalls, OldFlow, OldServer, Overtaken, opened_session
 from .options import options_of
-from .owner import ChannelGone
+from .owner import NOTHING, ChannelGone
 from .registry import is_live
 from .result import OpenedSession
 from .settings import keeps_older
@@ -309,8 +309,9 @@ class MixedFlow(LinearFlow):
         try:
             return await super().begin(predecessor, contender, deadline)
         except ChannelGone as gone:
-            if gone.kind == "timeout":
-                raise  # it may live, and there is no time to lose
+            if gone.kind == "timeout" or gone.reason == NOTHING:
+                # It may live, and there is no time to lose; or what came before it ended with it.
+                raise
             owner = self._api.lookup_local(predecessor.client_id)
             others = self._union(predecessor.client_id, owner)
             first = gone

@@ -27,7 +27,7 @@ from .commands import VERSION_MAX, Adopt, Channel, Registered, Unregister, same_
 from .legacy_wire import OldEnd
 from .modes import effective_mode, old_nodes
 from .old_flow import OldCalls
-from .owner import ChannelGone, Message
+from .owner import NOTHING, ChannelGone, Message
 from .takeover import Begun, NotSuccessor, Takeovers
 from .wire import ABORT, Contender, Handed, LeaveRequest
 
@@ -130,7 +130,7 @@ class MixedTakeovers(Takeovers):
         try:
             return await answer
         except ChannelGone as gone:
-            if call:
+            if call and gone.reason != NOTHING:
                 self._counters.add(f"takeover_failed_{gone.kind}", call=call)
             raise
 

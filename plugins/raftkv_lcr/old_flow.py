@@ -51,7 +51,7 @@ from .legacy_wire import (
     unpack,
 )
 from .options import LcrOptions
-from .owner import ChannelGone, ChannelOwner, Failure, Message
+from .owner import NOTHING, ChannelGone, ChannelOwner, Failure, Message
 from .result import OpenedSession
 from .wire import Handed
 
@@ -475,6 +475,10 @@ class OldFlow:
         except ChannelGone as gone:
             writing(row)
             await self._legacy.add(row)
+            if gone.reason == NOTHING:
+                # It lives: its connection has to go, and nothing is lost with it.
+                self._host.spawn(self._discard(newest, row), "lcr-old-discard")
+                return OldOpened(row, newest)
             return OldOpened(row, newest, failure=gone.kind)
         try:
             writing(row)

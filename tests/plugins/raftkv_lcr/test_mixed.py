@@ -175,6 +175,64 @@ def test_item_5_session_that_a_clean_start_ended_does_not_come_back() -> None:
     play(body)
 
 
+@pytest.mark.parametrize("there", ["core1", "core2"])
+@pytest.mark.parametrize("modes", [(), ("dual",), ("migration",), ("migration", "enabled")])
+def test_b1_nothing_to_take_over_in_every_mode(modes: tuple[Mode, ...], there: str) -> None:
+    """A session that ends with its connection is not taken over, and that connection is ended."""
+
+    async def body(world: World) -> None:
+        await switch(world, *modes)
+        old = world.brokers["core1"]
+        await old.connect("c", "old")
+        old.ephemeral.add("old")
+        await world.rest()
+        opened = await world.brokers[there].connect("c", "new")
+        assert (opened.outcome, opened.present, opened.session) == ("ok", False, None)
+        assert (opened.handover, opened.failure) == ("none", None)
+        await world.rest(5)
+        assert world.live("c") == [(there, "new")]
+        assert world.registered("core3", "c") == ["new"]
+
+    play(body)
+
+
+@pytest.mark.parametrize(("owner", "there"), [("core1", "old1"), ("old1", "core1")])
+def test_b1_nothing_to_take_over_beside_nodes_of_the_version_before(owner: str, there: str) -> None:
+    async def body(world: World) -> None:
+        await world.brokers[owner].connect("c", "old")
+        world.brokers[owner].ephemeral.add("old")
+        await world.rest()
+        opened = await world.brokers[there].connect("c", "new")
+        assert (opened.outcome, opened.present, opened.handover) == ("ok", False, "none")
+        await world.rest(5)
+        assert world.live("c") == [(there, "new")]
+
+    play(body, old=1)
+
+
+def test_b1_a_session_that_an_ephemeral_one_has_ended_does_not_come_back() -> None:
+    """The newest of the union has nothing to hand over: what stands behind it is not asked."""
+
+    async def body(world: World) -> None:
+        await switch(world, "migration")
+        await world.connect("old1", "c", "a")
+        world.publish("c", "m1")
+        await world.rest()
+        # The discard of `a` hangs, so it lives meanwhile, and its row stands in the old registry.
+        gate = world.brokers["old1"].hanging[("discard", "a")] = asyncio.Event()
+        await world.connect("core1", "c", "b", clean_start=True)
+        world.brokers["core1"].ephemeral.add("b")
+        await world.rest()
+        assert in_old(world, "c") == {"a", "b"}
+        opened = await world.connect("core2", "c", "d", clean_start=False)
+        assert (opened.outcome, opened.present, opened.session) == ("ok", False, None)
+        gate.set()
+        await world.rest(30)
+        assert world.live("c") == [("core2", "d")]
+
+    play(body, old=1)
+
+
 def test_switch_adopts_every_channel_and_disabled_takes_them_out_again() -> None:
     async def body(world: World) -> None:
         clients = [f"c{number}" for number in range(200)]
