@@ -269,10 +269,12 @@ class BrokerNode:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(reader, writer)
+        # Of the transport: slow authentication makes a connection no newer.
+        connected_ms = self._host.runtime.wall_ms()
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await wire.hello()
-            session = await self._open(hello, wire)
+            session = await self._open(hello, wire, connected_ms)
             sender = self._host.spawn(_until_closed(session.send(wire)), "mqtt-send")
             try:
                 await self._read(session, wire)
@@ -284,7 +286,7 @@ class BrokerNode:
         except TimeoutError:
             wire.close()
 
-    async def _open(self, hello: Hello, wire: Wire) -> Session:
+    async def _open(self, hello: Hello, wire: Wire, connected_ms: int) -> Session:
         """Have the registry decide for this connection, and answer CONNECT. Raises Closed."""
         channel = str(next(self._numbers))
         session = Session(channel, hello, wire)
@@ -293,7 +295,9 @@ class BrokerNode:
         self.sessions[key] = session
         why, code = "", SERVER_UNAVAILABLE
         try:
-            opened = await self._manager.open_session(hello.client_id, hello.clean_start, channel)
+            opened = await self._manager.open_session(
+                hello.client_id, hello.clean_start, channel, version=connected_ms
+            )
         except (RaftkvError, ValueError) as error:
             why = str(error)
             code = BAD_CLIENT_ID if isinstance(error, ValueError) else code

@@ -24,8 +24,10 @@ comparison and for the way from there to here, is `lcr.legacy`; `modes.py` says 
 from .api import Answer, LcrApi
 from .commands import (
     Ahead,
+    AheadAt,
     BadTicket,
     Channel,
+    Drawn,
     InProgress,
     Mode,
     ModeMoved,
@@ -59,6 +61,7 @@ from .result import ConnectResult, OpenedSession
 __all__ = [
     "LCR",
     "Ahead",
+    "AheadAt",
     "Answer",
     "BadTicket",
     "Channel",
@@ -66,6 +69,7 @@ __all__ = [
     "ChannelManager",
     "ChannelOwner",
     "ConnectResult",
+    "Drawn",
     "Failure",
     "InProgress",
     "LcrApi",

@@ -27,9 +27,12 @@ from raftkv.validation import checked
 
 from .alarms import Alarm, LongRuns
 from .commands import (
+    FORMAT_TIMES,
     VERSION_MAX,
     Ahead,
     Channel,
+    Drawn,
+    DrawTicket,
     Entry,
     InProgress,
     Mode,
@@ -50,7 +53,6 @@ from .commands import (
     Unregister,
     Unregistered,
     WrongStep,
-    is_newer,
     same_channel,
 )
 from .flows import ModeFlows
@@ -60,6 +62,7 @@ from .manager import ChannelManager, check_connection
 from .metrics import Counters
 from .mixed import Announcer
 from .modes import ModeRow, mode_of, not_adopted
+from .order import Times, carried, first_ticket, guess, is_newer
 from .owner import ChannelOwner
 from .reaper import Doubt, Reaper
 from .registry import live_claimant, live_owner
@@ -90,6 +93,7 @@ class LcrApi:
         #: The replicated settings of the registry.
         self.settings = PluginSettings(host)
         self.counters = Counters()
+        self.times = Times()
         self.long_runs = LongRuns(host)
         self.reaper = Reaper(host)
         # The baseline that the seed argues against, on the same node.
@@ -210,10 +214,18 @@ class LcrApi:
 
     # --- writing ---
 
-    async def ticket(self, *, timeout_s: float | None = None) -> Ticket:
-        """Draw a ticket when the transport connects, to be decided by that moment later."""
-        result: Ticket = await self._host.propose(TakeTicket(), timeout_s=timeout_s)
-        return result
+    async def ticket(self, *, timeout_s: float | None = None) -> Drawn:
+        """Draw a ticket when the transport connects, to be decided by that moment later.
+
+        It needs no clock of the transport, and costs a log entry. Give its `ticket` to the call
+        that registers, and its `at_ms` as the version; the node remembers it for a while.
+        """
+        if self._host.view().version >= FORMAT_TIMES:
+            drawn: Drawn = await self._host.propose(DrawTicket(), timeout_s=timeout_s)
+            self.times.note(drawn.ticket, drawn.at_ms)
+            return drawn
+        former: Ticket = await self._host.propose(TakeTicket(), timeout_s=timeout_s)
+        return Drawn(former.ticket, former.index)
 
     async def register(
         self,
@@ -227,13 +239,15 @@ class LcrApi:
     ) -> Answer:
         """One attempt: compare and write, decided in the log (see `registry.py`).
 
-        `predecessor` is the channel taken over, as the local lookup gave it; `version` a
-        timestamp of the caller's own, if it has one; `ticket` from an earlier answer or from
-        `ticket()`. Returns one of six results. Raises `TooLarge` and `ValueError` for bad
-        arguments, the refusals of the plugin, and what `propose` raises. After an unknown outcome
-        the node removes whatever may have been written, unless the same channel registers again,
-        which then is told what became of it.
+        `predecessor` is the channel taken over, as the local lookup gave it; `version` the
+        transport's connect time in milliseconds since 1970, None: now. After `Restart` the next
+        attempt gives version and ticket of the `claim`, after `AheadAt` its `at_ms` and `ticket`,
+        after `ticket()` those of it. Returns one of six results. Raises `TooLarge` and
+        `ValueError` for bad arguments, the refusals of the plugin, and what `propose` raises. After
+        an unknown outcome the node removes whatever may have been written, unless the same channel
+        registers again, which then is told what became of it.
         """
+        version = self.times.of(version, ticket)
         command = Register(client_id, channel, predecessor, version, ticket)
         known = await self._known(command, timeout_s)
         return known or self._counted(await self._propose(command, timeout_s))
@@ -245,6 +259,7 @@ class LcrApi:
 
         `command.epoch` is that of the mode under which it began; `ModeChanged`: begin again.
         """
+        command = replace(command, version=self.times.of(command.version, command.ticket))
         known = await self._known(command, timeout_s)
         return known or await self.open(command, timeout_s=timeout_s)
 
@@ -281,8 +296,9 @@ class LcrApi:
     ) -> ConnectResult:
         """Local read, early decision, register, bounded retries with the real predecessor.
 
-        `session_present` is true iff the session of a predecessor was taken over. Raises as
-        `register` does; `timeout_s` bounds each attempt.
+        `version` is the transport's connect time in milliseconds since 1970, None: now; `ticket`
+        as for `register`. `session_present` is true iff the session of a predecessor was taken
+        over. Raises as `register` does; `timeout_s` bounds each attempt.
         """
         predecessor = self.lookup_local(client_id)
         claim: Channel | None = None
@@ -305,8 +321,10 @@ class LcrApi:
                 if isinstance(answer, Restart):
                     claim = answer.claim
                     predecessor, ticket = answer.predecessor, claim.ticket
+                    version = carried(version, answer)
                 elif isinstance(answer, Ahead):
                     predecessor, ticket = answer.predecessor, answer.ticket
+                    version = carried(version, answer)
                 else:
                     return _settled_result(answer, attempt)
         except BaseException:
@@ -372,12 +390,13 @@ class LcrApi:
             ticket=place,
             supplied=version is not None,
         )
+        me, first = guess(me, view, self._host.now_ms()), first_ticket(view)
         known = [owner]
         if view.settings["policy"] == "displace":
             claimant = live_claimant(entry, view, self._host.now_ms())
             known += [] if claimant is None else [claimant]
         for other in known:
-            if is_newer(other, me) and not same_channel(other, me):
+            if is_newer(other, me, first) and not same_channel(other, me):
                 return other
         return None
 
@@ -435,6 +454,7 @@ class LcrApi:
             raise
 
     def _counted(self, answer: T) -> T:
+        self.times.note_answer(answer)
         self.counters.add("registered" if isinstance(answer, Registered) else answer.outcome)
         if isinstance(answer, Registered):
             if answer.took_over is not None:

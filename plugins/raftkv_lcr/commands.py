@@ -5,15 +5,14 @@ The decisions are in `registry.py`, `modes.py` and `past.py`, the replicated set
 `settings.py`.
 
 A *channel* is one connection of one client, held by one life (incarnation) of one node. Its
-*version* says how new it is. By default the version is the channel's *ticket*: the serial number
-of the command with which the connection first reached the log. Tickets are unique and totally
-ordered without any clock, so connections of the same millisecond are decided like all others. A
-caller may supply a version of its own (the transport's or the client's timestamp); it then decides
-first, and the ticket breaks ties.
+version orders connections: the time at which the connection was made, and its *ticket*, the serial
+number of the command with which it first reached the log. Tickets are unique, so connections of the
+same millisecond are decided like all others (`order.py`).
 
-Format 1, that of 0.1.0, has `Register`, `Unregister`, `TakeTicket` and `Cleanup`. Format 2 adds
-words and never fields: a member that runs 0.1.0 meanwhile cannot decode them, and no other member
-may do what it cannot (`plugin.py`).
+Format 1, older than every release, has `Register`, `Unregister`, `TakeTicket` and `Cleanup`. Format
+2, that of 0.1.0, adds sessions and modes. Format 3 adds times: `DrawTicket`, and `AheadAt` for
+`Ahead`. A format adds commands and results and never fields: a member that does not know it cannot
+decode them, and no other member may do what it cannot (`plugin.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ __all__ = [
     "CLIENT_ID_CHARS_MAX",
     "FORMAT_1",
     "FORMAT_SESSIONS",
+    "FORMAT_TIMES",
     "MODES",
     "PROTOCOL",
     "REFUSALS",
@@ -38,6 +38,7 @@ __all__ = [
     "VERSION_MAX",
     "Adopt",
     "Ahead",
+    "AheadAt",
     "Announce",
     "Announced",
     "BadEpoch",
@@ -46,6 +47,8 @@ __all__ = [
     "Claim",
     "Cleaned",
     "Cleanup",
+    "DrawTicket",
+    "Drawn",
     "Entry",
     "Gone",
     "InProgress",
@@ -74,7 +77,6 @@ __all__ = [
     "Unregister",
     "Unregistered",
     "WrongStep",
-    "is_newer",
     "same_channel",
 ]
 
@@ -103,8 +105,9 @@ class Channel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One registered (or claiming) connection. Immutable: any change is another row.
 
     `incarnation` is the life of `node` in which the channel exists: when that life ends the
-    channel is gone, whatever the tables still hold. `version` is the caller's if it `supplied` one,
-    else the ticket. Equality of all fields is what "the exact row" means.
+    channel is gone, whatever the tables still hold. `version` is its time in milliseconds of the
+    log's clock if it has one (`supplied`). In rows of format 1 and 2 it is what the
+    caller supplied, else the ticket. Equality of all fields is what "the exact row" means.
     """
 
     client_id: ClientId
@@ -172,18 +175,6 @@ def same_channel(one: Channel, other: Channel) -> bool:
     )
 
 
-def is_newer(one: Channel, other: Channel) -> bool:
-    """Whether `one` is the newer connection.
-
-    Where both callers supplied a version, versions decide and tickets break ties. Otherwise only
-    tickets are comparable: a timestamp and a position of the log have nothing in common, and the
-    order in which the log saw the two is the truth that is left.
-    """
-    if one.supplied and other.supplied and one.version != other.version:
-        return one.version > other.version
-    return one.ticket > other.ticket
-
-
 # --- results of Register and Open: one Struct per outcome of the seed's decision ------------------
 
 
@@ -210,7 +201,8 @@ class OutdatedLate(msgspec.Struct, frozen=True, array_like=True, tag="outdated")
 class Restart(msgspec.Struct, frozen=True, array_like=True, tag="restart"):
     """The local read had missed `predecessor`. Take over that one and register again.
 
-    `claim` is this connection as the log knows it now; its ticket belongs into the next attempt.
+    `claim` is this connection as the log knows it now; its ticket, and from format 3 on its
+    version, belong into the next attempt.
     """
 
     outcome: ClassVar[str] = "restart"
@@ -229,6 +221,12 @@ class Ahead(msgspec.Struct, frozen=True, array_like=True, tag="ahead"):
     predecessor: Channel | None
     ticket: int
     index: int
+
+
+class AheadAt(Ahead, frozen=True, array_like=True, tag="ahead_at"):
+    """Ahead, from format 3 on. `at_ms` is the time of this connection, for the next attempt."""
+
+    at_ms: int
 
 
 class InProgress(msgspec.Struct, frozen=True, array_like=True, tag="in_progress"):
@@ -263,6 +261,15 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
     ticket: int
     index: int
+
+
+class Drawn(Ticket, frozen=True, array_like=True):
+    """A ticket and the stamp of its entry, in milliseconds of the log's clock.
+
+    None before format 3, where tickets are compared without a time.
+    """
+
+    at_ms: int | None = None
 
 
 class Unregistered(msgspec.Struct, frozen=True, array_like=True):
@@ -315,7 +322,7 @@ class TakeTicket(msgspec.Struct, frozen=True, array_like=True, tag="ticket"):
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     """Compare and write. Node and incarnation are those of the session that sends it."""
 
-    Result: ClassVar[Any] = Registered | OutdatedLate | Restart | Ahead | InProgress
+    Result: ClassVar[Any] = Registered | OutdatedLate | Restart | Ahead | AheadAt | InProgress
     client_id: ClientId
     channel: ChannelId
     # The owner whose session was taken over, None if there was none to be seen.
@@ -356,7 +363,9 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     to be continued, whoever the predecessor is: the log finds it, the connection need name none.
     """
 
-    Result: ClassVar[Any] = Registered | OutdatedLate | Restart | Ahead | InProgress | ModeChanged
+    Result: ClassVar[Any] = (
+        Registered | OutdatedLate | Restart | Ahead | AheadAt | InProgress | ModeChanged
+    )
     client_id: ClientId
     channel: ChannelId
     predecessor: Channel | None
@@ -372,8 +381,8 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
 
     A node does that for its own channels after a switch of the mode or in a new life, and for those
     of an old node, which `channel` then names. A channel without a ticket (0) gets the serial of
-    the switch if it is the sender's own, else this command's; without a supplied version, its
-    ticket is its version.
+    the switch if it is the sender's own, else this command's. `adopted` of order.py
+    gives its version; before format 3 it is the ticket, if none was supplied.
     """
 
     Result: ClassVar[Any] = Registered | OutdatedLate
@@ -413,9 +422,20 @@ class TrimPast(msgspec.Struct, frozen=True, array_like=True, tag="trim_past"):
     rows: Annotated[int, msgspec.Meta(ge=1, le=CLEANUP_ROWS_LIMIT)]
 
 
-# The format that has these five, modes, adoption and history.
+# --- commands of format 3 -------------------------------------------------------------------------
+
+
+class DrawTicket(msgspec.Struct, frozen=True, array_like=True, tag="draw_ticket"):
+    """As TakeTicket, and the time of it."""
+
+    Result: ClassVar[Any] = Drawn
+
+
+# The format that has the five of format 2, modes, adoption and history. That of 0.1.0.
 FORMAT_SESSIONS = 2
-# What 0.1.0 can decode.
+# The format in which versions are times (order.py).
+FORMAT_TIMES = 3
+# The commands of format 1, which no release had for its newest.
 FORMAT_1: tuple[type[msgspec.Struct], ...] = (Register, Unregister, TakeTicket, Cleanup)
 
 
@@ -513,4 +533,6 @@ TABLES = (
     TableSpec("past", str, Gone),
     # (Gone.at_ms, client id), oldest first
     TableSpec("past_due", tuple[int, str], None),
+    # "first" -> the first ticket of format 3; no row: none was issued yet
+    TableSpec("order", str, int),
 )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from raftkv.plugin import TableView, View
 
-from .commands import PROTOCOL, Channel, Entry, Gone, NodeRow, is_newer, same_channel
+from .commands import PROTOCOL, Channel, Entry, Gone, NodeRow, same_channel
 from .modes import MODE_KEY, mode_of
+from .order import first_ticket, is_newer
 
 __all__ = ["violations"]
 
@@ -18,8 +19,9 @@ def violations(view: View) -> list[str]:
     """Every violated invariant, in words; empty when all is well."""
     found: list[str] = []
     clients: TableView[str, Entry] = view.table("clients")
+    first = first_ticket(view)
     for client_id, entry in clients.scan():
-        found += _of_entry(client_id, entry)
+        found += _of_entry(client_id, entry, first)
         for row in _rows(entry):
             if not _is_accounted_for(row, view):
                 found.append(
@@ -33,7 +35,7 @@ def _rows(entry: Entry) -> list[Channel]:
     return [entry.owner] if entry.claim is None else [entry.owner, entry.claim.channel]
 
 
-def _of_entry(client_id: str, entry: Entry) -> list[str]:
+def _of_entry(client_id: str, entry: Entry, first: int | None) -> list[str]:
     found = []
     if any(row.client_id != client_id for row in _rows(entry)):
         found.append(f"client {client_id!r}: holds a row of another client")
@@ -42,7 +44,9 @@ def _of_entry(client_id: str, entry: Entry) -> list[str]:
             found.append(f"client {client_id!r}: owner and claimant share a ticket")
         if same_channel(entry.claim.channel, entry.owner):
             found.append(f"client {client_id!r}: the owner claims from itself")
-        if is_newer(entry.owner, entry.claim.channel):
+        if first is not None and entry.claim.channel.ticket < first:
+            first = None  # as it was when the claim was written
+        if is_newer(entry.owner, entry.claim.channel, first):
             found.append(f"client {client_id!r}: the claimant is older than the owner")
     return found
 

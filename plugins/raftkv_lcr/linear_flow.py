@@ -16,9 +16,10 @@ the log knows whether that channel was the real predecessor at all; a failed beg
 is of no account.
 
 **Ticket and version** stay with the attempt: the first answer of the log that carries a ticket
-gives the connection its place, and every further `Open` carries it. That is the answer to its first
-`Open`, unless `begin` takes long: then a ticket is drawn meanwhile, for otherwise those who wait
-for a channel that hangs would get their places in the order in which they cease to wait.
+gives the connection its place, and every further `Open` carries it (`order.py`). That is the
+answer to its first `Open`, unless `begin` takes long: then a ticket is drawn meanwhile, for
+otherwise those who wait for a channel that hangs would get their places in the order in which they
+cease to wait.
 
 **Whatever ends the attempt** early runs through one place (`_give_up`): what was begun is aborted,
 the claim is deleted, and so is the row if there is one.
@@ -59,6 +60,7 @@ from .commands import (
     Registered,
     Restart,
 )
+from .order import carried
 from .owner import NOTHING, ChannelGone, Failure
 from .reaper import Doubt
 from .result import OpenedSession
@@ -229,10 +231,12 @@ class LinearFlow:
                     return await self._finish(attempt, course, verdict)
                 case Restart():
                     attempt.ticket, course.claim = verdict.claim.ticket, verdict.claim
+                    attempt.version = carried(attempt.version, verdict)
                     answer = verdict
                     self._turn_to(attempt, course, verdict.predecessor)
                 case Ahead():
                     attempt.ticket = verdict.ticket
+                    attempt.version = carried(attempt.version, verdict)
                     answer = verdict
                     self._turn_to(attempt, course, verdict.predecessor)
                 case OutdatedLate():
@@ -292,7 +296,9 @@ class LinearFlow:
         except RaftkvError as error:
             self._host.log.debug("lcr: no ticket was drawn: %s", error)
             return
-        attempt.ticket = attempt.ticket or drawn.ticket
+        if not attempt.ticket:
+            attempt.ticket = drawn.ticket
+            attempt.version = drawn.at_ms if attempt.version is None else attempt.version
 
     def _left_s(self, attempt: Attempt) -> float:
         return max(self._manager.remaining_s(attempt), LEFT_S_MIN)

@@ -78,14 +78,14 @@ Rest = Callable[[], Awaitable[OpenedSession | None]]
 
 
 class Attempt(msgspec.Struct):
-    """One `open_session` on its way. `ticket`, `epoch`, `mode` and `attempts` change as it goes."""
+    """One `open_session` on its way. All from `version` on but `deadline` changes as it goes."""
 
     client_id: str
     channel: str
     clean_start: bool
     version: int | None
-    # The place among all connections: 0 until the log has given one. It is kept over retries and
-    # over a change of the mode, so that a connection grows no newer by trying again.
+    # The place among all connections, with `version`: 0 until the log has given one. It is kept
+    # over retries and over a change of the mode: a connection grows no newer by trying again.
     ticket: int
     # On the runtime's monotonic clock.
     deadline: float
@@ -198,7 +198,8 @@ class ChannelManager:
     ) -> OpenedSession:
         """Open the client's session on this node, continuing the one it has wherever that lives.
 
-        `version` is a timestamp of the caller's own, if it has one, `ticket` from `LcrApi.ticket`.
+        `version` is the transport's connect time in milliseconds since 1970, None: when the
+        connection reaches the log; `ticket` from `LcrApi.ticket`.
         `timeout_s` bounds the way to the verdict; after it the predecessor still gets
         `end_timeout_s`, because the log has decided. Raises `TooLarge` and `ValueError` for bad
         arguments, `NotApplied` kinds (nothing happened), and `OutcomeUnknown`. After that, as after
@@ -206,6 +207,7 @@ class ChannelManager:
         became of its former call.
         """
         check_connection(client_id, channel, version, ticket)
+        version = self.api.times.of(version, ticket)
         key = (client_id, channel)
         patience_s = self.options.open_timeout_s if timeout_s is None else timeout_s
         deadline = self.host.runtime.monotonic() + patience_s

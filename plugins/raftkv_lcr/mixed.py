@@ -457,7 +457,7 @@ class Announcer:
                 pass  # the next life is told of, and begins anew
             except UnknownCommand:
                 # Members do not know the command yet. When they are gone, this is woken.
-                self._host.log.debug("lcr: not announced while members run 0.1.0")
+                self._host.log.debug("lcr: not announced while members know format 1 only")
             except RaftkvError as error:
                 self._host.log.debug("lcr: adoption waits: %s", error)
                 await self._host.runtime.sleep(delay_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from raftkv.errors import Refused, UnknownCommand
+from raftkv.errors import Refused
 from raftkv.plugin import (
     Context,
     Host,
@@ -18,18 +18,20 @@ from raftkv.plugin import (
     Setting,
     TableSpec,
     View,
+    require_format,
 )
 
 from . import registry
 from .api import LcrApi
 from .commands import (
-    FORMAT_1,
     FORMAT_SESSIONS,
+    FORMAT_TIMES,
     REFUSALS,
     TABLES,
     Adopt,
     Announce,
     Cleanup,
+    DrawTicket,
     Open,
     Register,
     SwitchMode,
@@ -48,12 +50,21 @@ if TYPE_CHECKING:
 
 __all__ = ["LCR"]
 
+_SINCE: dict[type[msgspec.Struct], int] = {
+    Open: FORMAT_SESSIONS,
+    Adopt: FORMAT_SESSIONS,
+    Announce: FORMAT_SESSIONS,
+    SwitchMode: FORMAT_SESSIONS,
+    TrimPast: FORMAT_SESSIONS,
+    DrawTicket: FORMAT_TIMES,
+}
+
 
 class LCR(Plugin[LcrApi]):
     """The Linear Channel Registry: one owner per client id, decided in the log."""
 
     name: ClassVar[str] = "lcr"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = FORMAT_TIMES
     commands: ClassVar[tuple[type[msgspec.Struct], ...]] = (
         Register,
         Unregister,
@@ -64,6 +75,7 @@ class LCR(Plugin[LcrApi]):
         Announce,
         SwitchMode,
         TrimPast,
+        DrawTicket,
     )
     tables: ClassVar[tuple[TableSpec, ...]] = TABLES
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
@@ -72,9 +84,7 @@ class LCR(Plugin[LcrApi]):
     quota: ClassVar[Quota | None] = QUOTA
 
     def apply(self, command: Any, ctx: Context) -> Any:
-        if ctx.version < FORMAT_SESSIONS and not isinstance(command, FORMAT_1):
-            # In the machine's own words: a member that runs 0.1.0 keeps this answer, too.
-            raise UnknownCommand(f"the plugin {self.name!r} cannot decode the command")
+        require_format(self.name, command, ctx, _SINCE)
         return registry.apply(command, ctx)
 
     def on_members(self, change: MemberChange, ctx: Context) -> None:

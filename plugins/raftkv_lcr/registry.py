@@ -57,16 +57,20 @@ import msgspec
 
 from raftkv.plugin import Context, Member, MemberChange, Table, View
 
-from . import modes, past
+from . import modes, order, past
 from .commands import (
+    FORMAT_TIMES,
     Adopt,
     Ahead,
+    AheadAt,
     Announce,
     BadTicket,
     Channel,
     Claim,
     Cleaned,
     Cleanup,
+    Drawn,
+    DrawTicket,
     Entry,
     InProgress,
     ModeChanged,
@@ -84,9 +88,9 @@ from .commands import (
     TrimPast,
     Unregister,
     Unregistered,
-    is_newer,
     same_channel,
 )
+from .order import is_newer
 
 __all__ = ["apply", "is_live", "live_claimant", "live_owner", "mark_ended"]
 
@@ -124,7 +128,12 @@ def apply(command: Any, ctx: Context) -> Any:
         case Unregister():
             return _unregister(command, ctx)
         case TakeTicket():
+            if ctx.version >= FORMAT_TIMES:
+                order.begin(ctx)
             return Ticket(ctx.serial, ctx.index)
+        case DrawTicket():
+            order.begin(ctx)
+            return Drawn(ctx.serial, ctx.index, ctx.now)
         case Cleanup():
             return _cleanup(command, ctx)
         case Adopt():
@@ -132,6 +141,8 @@ def apply(command: Any, ctx: Context) -> Any:
         case Announce():
             return modes.announce(command, ctx)
         case SwitchMode():
+            if ctx.version >= FORMAT_TIMES:
+                order.begin(ctx)  # channels that are entered for the mode get its serial
             return modes.switch(command, ctx)
         case TrimPast():
             return past.trim(command, ctx)
@@ -163,12 +174,13 @@ def _register(command: Register | Open, ctx: Context) -> RegisterResult:
         return _decide(command, me, None, None, clients, ctx)
     if same_channel(owner, me):
         return Registered(owner, None, entry.session_present, True, ctx.index)
-    if is_newer(owner, me):
+    first = order.first_ticket(ctx)
+    if is_newer(owner, me, first):
         return OutdatedLate(owner, ctx.index)
     rival = _rival(entry, me, ctx)
     if rival is not None and ctx.settings["policy"] == "refuse":
         return InProgress(rival, ctx.index)
-    if rival is not None and is_newer(rival, me):
+    if rival is not None and is_newer(rival, me, first):
         return OutdatedLate(rival, ctx.index)
     if owner.ticket == me.ticket:
         raise BadTicket(f"ticket {me.ticket} is already in use by channel {owner.channel!r}")
@@ -194,11 +206,13 @@ def _decide(
     if (
         entry is not None
         and owner is not None
-        and (predecessor is None or is_newer(owner, predecessor))
+        and (predecessor is None or is_newer(owner, predecessor, order.first_ticket(ctx)))
     ):
         claim = Claim(me, ctx.now)
         clients.put(me.client_id, msgspec.structs.replace(entry, claim=claim))
         return Restart(owner, me, ctx.index)
+    if ctx.version >= FORMAT_TIMES:
+        return AheadAt(owner, me.ticket, ctx.index, me.version)
     return Ahead(owner, me.ticket, ctx.index)
 
 
@@ -234,6 +248,8 @@ def _adopted(channel: Channel, ctx: Context) -> Channel:
     if own:
         modes.note(ctx)
     ticket = channel.ticket or (own and modes.mode_of(ctx).serial) or ctx.serial
+    if ctx.version >= FORMAT_TIMES:
+        return order.adopted(channel, ticket, own, ctx)
     version = channel.version if channel.supplied else ticket
     return msgspec.structs.replace(channel, ticket=ticket, version=version)
 
@@ -249,15 +265,19 @@ def _connection(command: Register | Open, ctx: Context) -> Channel:
     if origin is None:
         raise NoOrigin(f"client {command.client_id!r} cannot be registered without a node")
     _check_ticket(command.ticket, ctx)
-    ticket = command.ticket or ctx.serial
+    version, ticket, supplied = command.version, command.ticket, command.version is not None
+    if ctx.version >= FORMAT_TIMES:
+        version, ticket = order.place(version, ticket, ctx)
+        supplied = True
+    ticket = ticket or ctx.serial
     me = Channel(
         client_id=command.client_id,
         channel=command.channel,
         node=origin.name,
         incarnation=origin.incarnation,
-        version=ticket if command.version is None else command.version,
+        version=ticket if version is None else version,
         ticket=ticket,
-        supplied=command.version is not None,
+        supplied=supplied,
     )
     if command.predecessor is not None and same_channel(command.predecessor, me):
         raise SelfTakeover(f"channel {command.channel!r} names itself as its predecessor")

@@ -3,8 +3,7 @@
 What decides a verdict must be one of these. What only paces background work is here, too, where
 operators look for it and where one change reaches the next leader.
 
-(A member that runs 0.1.0 refuses the settings that it does not know, and the others would not. Set
-those of the history and the sweep once all members run 0.2.0 or newer.)
+A member that runs 0.1.0 does not know the settings with `core_format=2`.
 """
 
 from __future__ import annotations
@@ -53,6 +52,18 @@ SETTINGS = (
         _check_older,
         "What a connection meets whose client is still connected elsewhere: it displaces the "
         "older connection, or the older one is kept and it is refused.",
+        core_format=2,
+    ),
+    # A connection authenticates, and waits for a predecessor that hangs, for some seconds; brokers
+    # close one that takes a minute. It is also what a wrong clock may cost, see docs/lcr.md.
+    Setting(
+        "connect_age_max_ms",
+        int,
+        60_000,
+        _between(0, 3_600_000, "milliseconds"),
+        "Milliseconds before the stamp of its log entry at which a connection may have been made "
+        "by the clock of its transport; an older connect time counts as this one. 0: given times "
+        "are not used.",
         core_format=2,
     ),
     # Longer than any takeover should last, as long as the lock that the seed wants to get rid of.

@@ -59,7 +59,7 @@ KINDS: dict[type[PurePlugin], dict[str, str]] = {
     LCR: {
         DECLARES: "Register Open",
         "unregistration": "Unregister Cleanup TrimPast",
-        "housekeeping": "TakeTicket Adopt Announce SwitchMode",
+        "housekeeping": "TakeTicket DrawTicket Adopt Announce SwitchMode",
     },
     Limbo: {
         "adds data": "Submit CreateSpace",
@@ -261,6 +261,7 @@ WORKS: dict[tuple[Callable[[], Any], str], dict[str, Act]] = {
             "n2", lcr.Cleanup("n1", _owner(log).incarnation, ("c",), False)
         ),
         "ticket": lambda log: log.send("n1", lcr.TakeTicket()),
+        "timed ticket": lambda log: log.send("n1", lcr.DrawTicket()),
     },
     (limbo_log, "limbo"): {
         "acknowledgements": lambda log: log.ack("n1", "n2", "n3"),

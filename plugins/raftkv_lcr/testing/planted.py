@@ -19,7 +19,7 @@ import msgspec
 
 from raftkv.testing.patching import around
 from raftkv.testing.planting import Bug, Bugs
-from raftkv_lcr import linear_flow, mixed, modes, reaper, registry, service, takeover
+from raftkv_lcr import linear_flow, mixed, modes, order, reaper, registry, service, takeover
 from raftkv_lcr.commands import Ahead, Channel, Registered, Restart
 from raftkv_lcr.handover import Handover
 from raftkv_lcr.owner import ChannelGone
@@ -91,6 +91,29 @@ def _claims_not_kept(decide: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return broken
+
+
+@_wrapping(
+    "future-times-believed",
+    "a connect time ahead of the log's clock is not moved to the stamp of the entry",
+    order,
+    "_between",
+)
+def _future_times_believed(between: Callable[..., int]) -> Callable[..., int]:
+    def broken(given: int, now: int, age_max_ms: int) -> int:
+        return max(given, between(given, now, age_max_ms))
+
+    return broken
+
+
+@_wrapping(
+    "retries-grow-newer",
+    "a connection that tries again gives no time, and so counts as made at its last attempt",
+    linear_flow,
+    "carried",
+)
+def _retries_grow_newer(carried: Callable[..., int | None]) -> Callable[..., int | None]:
+    return lambda version, answer: version
 
 
 @_wrapping(

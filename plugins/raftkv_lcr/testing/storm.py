@@ -231,6 +231,10 @@ class Storm:
             marks["version decided against the ticket"] += (
                 former is not None and former.ticket > row.ticket
             )
+            given = getattr(decision.command, "version", None)
+            if given is not None and decision.first is not None:
+                marks["time after the stamp"] += given > row.version
+                marks["time before the oldest"] += given < row.version
             self._entered_again(row)
 
     def _entered_again(self, row: Channel) -> None:

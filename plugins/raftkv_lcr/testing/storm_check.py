@@ -50,6 +50,8 @@ from raftkv_lcr.commands import (
     Unregister,
 )
 
+from .storm_order import newer, placed
+
 __all__ = [
     "Decision",
     "Ending",
@@ -64,17 +66,9 @@ __all__ = [
     "check_handovers",
     "check_older",
     "named_clients",
-    "newer",
 ]
 
 Rows = Mapping[str, Entry | None]
-
-
-def newer(one: Channel, other: Channel) -> bool:
-    """Whether `one` connected later: by versions if both brought one, else by tickets."""
-    if one.supplied and other.supplied:
-        return (one.version, one.ticket) > (other.version, other.ticket)
-    return one.ticket > other.ticket
 
 
 # --- what the log decides -------------------------------------------------------------------------
@@ -100,6 +94,11 @@ class Decision:
     refusal: str = ""
     # The mode that is in force.
     mode: str = "enabled"
+    # The log's clock, and the setting `connect_age_max_ms`.
+    now: int = 0
+    age_max_ms: int = 0
+    # The first ticket of format 3, None before it.
+    first: int | None = None
 
 
 def named_clients(command: Any) -> tuple[str, ...]:
@@ -162,7 +161,7 @@ def _change_of_owner(decision: Decision, client: str) -> list[str]:
     if before is not None and _lives(before, decision):
         if isinstance(command, Adopt):
             found.append(f"Adopt of {after} displaced {before}")
-        elif not newer(after, before):
+        elif not newer(after, before, decision.first):
             found.append(f"the older {after} won over {before}")
     return found
 
@@ -190,6 +189,8 @@ def _answer(decision: Decision) -> list[str]:
             found.append(f"to restart with {result.predecessor}; the owner is {owner}")
         case Restart() if command.predecessor == owner:
             found.append(f"to restart, although it had named the owner {owner}")
+        case Restart() if misplaced := placed(decision, result.claim):
+            found += misplaced
         case Restart() if _claimant(after) != result.claim:
             found.append(f"to restart, and its claim {result.claim} is not kept")
         case Ahead() if result.predecessor != owner:
@@ -223,6 +224,8 @@ def _registered(
         return found
     if result.took_over != owner:
         found.append(f"took over {result.took_over}; the owner was {owner}")
+    if isinstance(command, Open | Register):
+        found += placed(decision, result.channel)
     if isinstance(command, Open | Register):
         clean = isinstance(command, Open) and command.clean
         # A clean start wants nobody's session, and so need not know whose place it takes.

@@ -129,7 +129,8 @@ class Clients:
         plan, version, patience_s = self._plan, None, None
         story = self._story(client, seat, rng.random() < plan.clean_share)
         if rng.random() < plan.version_share:
-            now_ms = int(self._world.loop.now * 1000) + rng.randint(0, SKEW_MS)
+            # The transport's clock: that of its node, up to SKEW_MS ahead of it, and coarse.
+            now_ms = seat.host.runtime.wall_ms() + rng.randint(0, SKEW_MS)
             version = now_ms // COARSE_MS * COARSE_MS
         if rng.random() < plan.vanish_share:
             patience_s = rng.uniform(0.001, 1.0)

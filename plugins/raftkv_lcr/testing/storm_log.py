@@ -16,9 +16,11 @@ from raftkv_lcr.api import LcrApi
 from raftkv_lcr.commands import Channel
 from raftkv_lcr.modes import mode_of
 from raftkv_lcr.options import LcrOptions
+from raftkv_lcr.order import first_ticket
 from raftkv_lcr.plugin import LCR
 
 from .storm_check import Decision, Registry, check_decision, named_clients
+from .storm_order import TimeAndTicket, check_further_attempts
 
 __all__ = ["Log", "StormLCR"]
 
@@ -61,6 +63,8 @@ class Log:
         self._violated = violated
         self._decided = decided
         self.registry = Registry()
+        # By (client, channel): the places of connections that have to try again.
+        self._places: dict[tuple[str, str], TimeAndTicket] = {}
         # (index, serial) -> what was answered: a result, or the type of the refusal.
         self._said: dict[tuple[int, int], Any] = {}
 
@@ -98,8 +102,14 @@ class Log:
             result=result,
             refusal="" if refusal is None else type(refusal).__name__,
             mode=mode.mode,
+            now=ctx.now,
+            age_max_ms=ctx.settings["connect_age_max_ms"],
+            first=first_ticket(ctx),
         )
         self._violated("the log decides rightly", check_decision(decision))
+        self._violated(
+            "no connection becomes newer", check_further_attempts(self._places, decision)
+        )
         self._decided(decision, self.registry.note(decision))
         return result, refusal
 

@@ -30,6 +30,8 @@ STANDING_SHARE = 0.12
 BACK_SHARE = 0.5
 # In so many runs older connections are kept.
 KEEPING_SHARE = 0.2
+# In so many runs a connect time may be little before its entry.
+AGE_SHARE = 0.4
 
 # What some of many seeds must hit. ("retries exhausted" takes hundreds: with claims, the newest
 # connection needs two attempts, and it has to meet another owner each of four times.)
@@ -45,6 +47,8 @@ EXPECTED = (
     "client away",
     "retries exhausted",
     "version decided against the ticket",
+    "time after the stamp",
+    "time before the oldest",
     "several at the same instant",
     "clean start over a session",
     "handover complete",
@@ -144,7 +148,7 @@ def draw(seed: int, seconds: float) -> Plan:
         version_share=rng.choice((0.0, 0.0, 0.3, 1.0)),
         vanish_share=rng.choice((0.0, 0.1, 0.3)),
         modes=_all_the_way_back(seed, _modes(rng, seconds)),
-        settings=_settings(rng) | _older(seed),
+        settings=_settings(rng) | _older(seed) | _age(seed),
         options=_options(rng),
     )
 
@@ -198,6 +202,13 @@ def _older(seed: int) -> dict[str, Any]:
     if random.Random(f"{seed}/lcr older").random() >= KEEPING_SHARE:
         return {}
     return {"older_connection": "keep"}
+
+
+def _age(seed: int) -> dict[str, Any]:
+    """In some runs a wall clock that jumps leaves what a connect time may be."""
+    # Chance of its own, so that all other runs stay what they were.
+    rng = random.Random(f"{seed}/lcr age")
+    return {"connect_age_max_ms": rng.choice((50, 500))} if rng.random() < AGE_SHARE else {}
 
 
 def _options(rng: random.Random) -> type[LcrOptions]:

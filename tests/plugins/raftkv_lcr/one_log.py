@@ -35,7 +35,7 @@ from raftkv_lcr.modes import mode_of
 
 
 class Log:
-    """Members of command format `version`, 1 being that of 0.1.0. `now` is the log's clock."""
+    """Members of command format `version`, 2 being that of 0.1.0. `now` is the log's clock."""
 
     def __init__(
         self,

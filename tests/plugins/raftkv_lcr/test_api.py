@@ -91,14 +91,15 @@ async def test_lagging_node_takes_over_all_the_same(cluster: Cluster) -> None:
 @scenario()
 async def test_outdated_early_proposes_nothing(cluster: Cluster) -> None:
     """Scenario 6."""
-    await cluster.nodes["core1"].lcr.connect("c", "a", version=20)
     node = cluster.nodes["core2"]
+    older, newer = node.now_ms() - 20, node.now_ms() - 10
+    await cluster.nodes["core1"].lcr.connect("c", "a", version=newer)
     proposed = node.proposed
-    answer = await node.lcr.connect("c", "old", version=10)
+    answer = await node.lcr.connect("c", "old", version=older)
     assert answer.outcome == "outdated_early"
     assert answer.index is None
     seen = node.lcr.lookup_local("c")
-    direct = await node.lcr.register("c", "old", predecessor=seen, version=10)
+    direct = await node.lcr.register("c", "old", predecessor=seen, version=older)
     assert isinstance(direct, OutdatedEarly)
     assert node.proposed == proposed
     assert node.lcr.counters["outdated_early"] == 2
@@ -107,10 +108,11 @@ async def test_outdated_early_proposes_nothing(cluster: Cluster) -> None:
 @scenario()
 async def test_outdated_late_when_the_local_copy_is_behind(cluster: Cluster) -> None:
     """Scenario 7."""
-    owner = (await cluster.nodes["core1"].lcr.connect("c", "a", version=20)).owner
     node = cluster.nodes["core2"]
+    older, newer = node.now_ms() - 20, node.now_ms() - 10
+    owner = (await cluster.nodes["core1"].lcr.connect("c", "a", version=newer)).owner
     node.lcr.lookup_local = lambda client_id: None  # type: ignore[method-assign]
-    answer = await node.lcr.connect("c", "old", version=10)
+    answer = await node.lcr.connect("c", "old", version=older)
     assert (answer.outcome, answer.owner) == ("outdated_late", owner)
 
 

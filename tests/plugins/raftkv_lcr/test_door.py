@@ -95,7 +95,7 @@ async def test_a_client_is_looked_up_fresh_or_in_this_nodes_copy(stand: Stand) -
         "incarnation": row.incarnation,
         "version": row.version,
         "ticket": row.ticket,
-        "supplied": False,
+        "supplied": True,
     }
 
 
@@ -311,7 +311,8 @@ async def test_item_5_broker_in_another_language_registers_and_unregisters(stand
     ticket = restart["claim"]["ticket"]
     newer = (await rows(stand, "register", "c", channel="b", predecessor=row, ticket=ticket)).body
     assert (newer["outcome"], newer["took_over"]) == ("ok", row)
-    late = (await rows(stand, "register", "c", channel="a2", ticket=row["ticket"])).body
+    first = {"version": row["version"], "ticket": row["ticket"]}
+    late = (await rows(stand, "register", "c", channel="a2", **first)).body
     assert (late["outcome"], late["newer"]) == ("outdated_early", newer["channel"])
     # The replaced row deletes nothing, the exact one does.
     assert (await rows(stand, "unregister", "c", row=row)).body["removed"] is False

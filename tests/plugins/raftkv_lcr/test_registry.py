@@ -12,6 +12,7 @@ from raftkv.state import StateMachine
 from raftkv_lcr import LCR
 from raftkv_lcr.commands import (
     FORMAT_1,
+    VERSION_MAX,
     Adopt,
     Ahead,
     Announce,
@@ -33,8 +34,8 @@ from raftkv_lcr.commands import (
     TakeTicket,
     TrimPast,
     Unregister,
-    is_newer,
 )
+from raftkv_lcr.order import first_ticket, is_newer
 from tests.plugins.raftkv_lcr.one_log import Log
 
 
@@ -44,7 +45,7 @@ def test_first_registration_is_new() -> None:
     assert isinstance(answer, Registered)
     assert answer.took_over is None
     assert not answer.session_present
-    assert answer.channel == Channel("c", "a", "n1", 1, answer.channel.ticket, log.machine.serial)
+    assert answer.channel == Channel("c", "a", "n1", 1, log.now, log.machine.serial, True)
     assert log.entry().owner == answer.channel
 
 
@@ -447,7 +448,7 @@ def test_late_deletes_after_open_are_harmless() -> None:
     assert log.entry().owner == b
     # A delete cannot come before its registration: the ticket is the place of that in the log, so
     # whatever is guessed names another row, and what is registered can be deleted by its name.
-    guess = msgspec.structs.replace(b, channel="c", ticket=log.machine.serial + 2)
+    guess = msgspec.structs.replace(b, channel="c", ticket=log.machine.serial + 3)
     assert not log.unregister("n2", guess)
     c = log.open("n2", "c", b).channel
     assert c != guess
@@ -463,7 +464,7 @@ def test_adopted_channel_gets_its_place_from_the_log() -> None:
     answer = log.adopt("n1", log.living("n1", "a"), session_present=True)
     assert isinstance(answer, Registered)
     serial = log.machine.serial
-    assert answer.channel == Channel("c", "a", "n1", 1, serial, serial)
+    assert answer.channel == Channel("c", "a", "n1", 1, 0, serial, True)
     assert (answer.took_over, answer.session_present) == (None, True)
     assert log.entry().owner == answer.channel
     again = log.adopt("n1", log.living("n1", "a"), session_present=False)
@@ -475,9 +476,10 @@ def test_adopted_channel_keeps_its_ticket_and_version() -> None:
     log = Log()
     ticket = log.send("n1", TakeTicket()).ticket
     row = msgspec.structs.replace(log.living("n1", "a"), ticket=ticket)
-    assert log.adopt("n1", row).channel == msgspec.structs.replace(row, version=ticket)
+    timed = msgspec.structs.replace(row, version=log.now - 1, supplied=True)
+    assert log.adopt("n1", timed).channel == timed
     other = msgspec.structs.replace(
-        log.living("n2", "b"), client_id="d", version=1_700_000_000_000, supplied=True
+        log.living("n2", "b"), client_id="d", version=log.now - 2, supplied=True
     )
     adopted = log.adopt("n2", other).channel
     assert adopted == msgspec.structs.replace(other, ticket=log.machine.serial)
@@ -545,7 +547,7 @@ def test_adopt_checks_its_sender_and_its_ticket() -> None:
 
 
 class FirstFormat(LCR):
-    """A member that runs 0.1.0: it has never heard of the other commands."""
+    """A member that knows format 1 only: it has never heard of the other commands."""
 
     version = 1
     commands = FORMAT_1
@@ -560,7 +562,7 @@ NEW_COMMANDS = (
 )
 
 
-def test_format_1_answers_new_words_as_0_1_0_does() -> None:
+def test_format_1_answers_new_commands_as_a_member_that_knows_no_other() -> None:
     """Two machines, one of the former version, on one log: the same answers, the same state."""
     new = Log(version=1)
     new.set("policy", "refuse")
@@ -581,7 +583,7 @@ def test_format_1_answers_new_words_as_0_1_0_does() -> None:
 
 
 def test_format_1_writes_no_history() -> None:
-    """A member that runs 0.1.0 has no such table, whatever a newer one was told to keep."""
+    """A member of format 1 has no such table, whatever a newer one was told to keep."""
     log = Log(version=1)
     log.set("history_ms", 60_000)
     log.unregister("n1", log.register("n1", "a").channel)
@@ -629,11 +631,13 @@ channel = st.builds(
 )
 
 
-@given(channel, channel)
-def test_newer_is_strict_and_total_for_different_tickets(one: Channel, other: Channel) -> None:
-    assert not (is_newer(one, other) and is_newer(other, one))
+@given(channel, channel, st.sampled_from([None, 0, 3, VERSION_MAX]))
+def test_newer_is_strict_and_total_for_different_tickets(
+    one: Channel, other: Channel, first: int | None
+) -> None:
+    assert not (is_newer(one, other, first) and is_newer(other, one, first))
     if one.ticket != other.ticket:
-        assert is_newer(one, other) or is_newer(other, one)
+        assert is_newer(one, other, first) or is_newer(other, one, first)
 
 
 steps = st.lists(
@@ -668,7 +672,8 @@ def test_any_history_keeps_the_invariants_and_never_moves_backwards(
             tickets[name] = result.claim.ticket if isinstance(result, Restart) else 0
             if isinstance(result, Registered) and not result.repeated and before is not None:
                 live = _is_live(before.owner, log)
-                assert not (live and is_newer(before.owner, result.channel))
+                first = first_ticket(log.view())
+                assert not (live and is_newer(before.owner, result.channel, first))
         elif action == "follow":
             known[node] = None if before is None else before.owner
         elif action == "unregister" and log.machine.members[node].up and before is not None:

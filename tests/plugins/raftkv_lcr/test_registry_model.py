@@ -21,6 +21,7 @@ from raftkv_lcr.commands import (
     MODES,
     Adopt,
     Ahead,
+    AheadAt,
     Announce,
     Channel,
     Cleanup,
@@ -42,14 +43,9 @@ from tests.plugins.raftkv_lcr.one_log import Log
 
 NODES = ("n1", "n2", "n3")
 CLAIM_MS = 30_000
+AGE_MS = 60_000
 
 Answer = Any
-
-
-def newer(one: Channel, other: Channel) -> bool:
-    if one.supplied and other.supplied:
-        return (one.version, one.ticket) > (other.version, other.ticket)
-    return one.ticket > other.ticket
 
 
 def same(one: Channel, other: Channel) -> bool:
@@ -64,7 +60,10 @@ def same(one: Channel, other: Channel) -> bool:
 class Model:
     """What the registry means, without tables. Refusals are their codes."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: int) -> None:
+        self.version = version
+        # The first ticket of format 3.
+        self.first = 0
         self.owners: dict[str, tuple[Channel, bool]] = {}
         self.claims: dict[str, tuple[Channel, int]] = {}
         # Claims on a place whose owner has died. They count for nothing, and their rows lie there
@@ -75,6 +74,34 @@ class Model:
         self.serial = 0  # of the switch
         self.up = dict.fromkeys(NODES, 1)
         self.announced: dict[str, int] = {}
+
+    def newer(self, one: Channel, other: Channel) -> bool:
+        if self.version >= 3:
+            times = [row.version * (row.ticket >= self.first) for row in (one, other)]
+            return (times[0], one.ticket) > (times[1], other.ticket)
+        if one.supplied and other.supplied:
+            return (one.version, one.ticket) > (other.version, other.ticket)
+        return one.ticket > other.ticket
+
+    def place(
+        self, version: int | None, ticket: int, now: int, serial: int
+    ) -> tuple[int, int, bool]:
+        """Version, ticket and `supplied` of a connection that registers."""
+        if self.version < 3:
+            place = ticket or serial
+            return place if version is None else version, place, version is not None
+        t = now if version is None else max(min(version, now), now - AGE_MS, 0)
+        return t, ticket or serial, True
+
+    def adopted(self, row: Channel, ticket: int, own: bool, now: int, serial: int) -> Channel:
+        """The row of a living channel that gets this ticket."""
+        if self.version < 3 or ticket < (self.first or serial):
+            version, supplied = (row.version if row.supplied else ticket), row.supplied
+        elif row.supplied:
+            version, supplied = min(row.version, now), True
+        else:
+            version, supplied = (0 if own else now), True
+        return msgspec.structs.replace(row, ticket=ticket, version=version, supplied=supplied)
 
     def end(self, node: str) -> None:
         """The node's life is over."""
@@ -96,13 +123,13 @@ class Model:
         if owner is not None:
             if same(owner, me):
                 return Registered(owner, None, present, True, index)
-            if newer(owner, me):
+            if self.newer(owner, me):
                 return OutdatedLate(owner, index)
             rival, since = self.claims.get(me.client_id, (me, 0))
             if not same(rival, me) and now - since < CLAIM_MS:
                 if policy == "refuse":
                     return InProgress(rival, index)
-                if newer(rival, me):
+                if self.newer(rival, me):
                     return OutdatedLate(rival, index)
             if owner.ticket == me.ticket:
                 return "lcr_bad_ticket"
@@ -111,9 +138,12 @@ class Model:
             self.owners[me.client_id] = (me, resumed)
             self.claims.pop(me.client_id, None)
             return Registered(me, owner, resumed, False, index)
-        if owner is not None and (command.predecessor is None or newer(owner, command.predecessor)):
+        former = command.predecessor
+        if owner is not None and (former is None or self.newer(owner, former)):
             self.claims[me.client_id] = (me, now)
             return Restart(owner, me, index)
+        if self.version >= 3:
+            return AheadAt(owner, me.ticket, index, me.version)
         return Ahead(owner, me.ticket, index)
 
     def adopt(self, me: Channel, present: bool, index: int) -> Answer:
@@ -167,14 +197,16 @@ versions = st.none() | st.none() | st.integers(1, 4)
 class RegistryBesideModel(RuleBasedStateMachine):
     """Callers propose with what they know: fresh, stale, or made up."""
 
+    version = 3
+
     @initialize(policy=st.sampled_from(["displace", "refuse"]))
     def begin(self, policy: str) -> None:
-        self.log = Log(NODES)
+        self.log = Log(NODES, version=self.version)
         self.log.set("policy", policy)
         self.log.set("claim_ms", CLAIM_MS)
         self.log.set("history_ms", 60_000)
         self.policy = policy
-        self.model = Model()
+        self.model = Model(self.version)
         #: Every row that anybody was ever told of; tickets of answers.
         self.rows: list[Channel] = []
         self.tickets: dict[tuple[str, str, str], int] = {}
@@ -189,6 +221,12 @@ class RegistryBesideModel(RuleBasedStateMachine):
             return self.log.send(node, command)
         except Refused as refusal:
             return refusal.code
+
+    def at(self, version: int | None) -> int | None:
+        """A version for the format: from 3 on, a connect time around that of the log."""
+        if version is None or self.version < 3:
+            return version
+        return max(0, self.log.now + (version - 3) * CLAIM_MS)
 
     def alive(self, node: str) -> bool:
         return node in self.model.up
@@ -254,24 +292,18 @@ class RegistryBesideModel(RuleBasedStateMachine):
         clean: bool = False,
     ) -> None:
         client, node, name = key
+        version = self.at(version)
         ticket = self.tickets.get(key, 0)
         epoch = max(0, mode_of(self.log.view()).epoch - late)
         command = Open(client, name, predecessor, version, ticket, resume, epoch, clean)
         answer = self.outcome(node, command)
         serial = self.log.machine.serial
-        place = ticket or serial
-        me = Channel(
-            client,
-            name,
-            node,
-            self.model.up[node],
-            place if version is None else version,
-            place,
-            version is not None,
-        )
         now, index = self.log.machine.now, self.log.machine.index
+        place = self.model.place(version, ticket, now, serial)
+        me = Channel(client, name, node, self.model.up[node], *place)
         assert answer == self.model.open(me, command, self.policy, now, index)
         if not isinstance(answer, str | ModeChanged):
+            self.model.first = self.model.first or serial
             self.model.announced.setdefault(node, 0)  # who opens is no old node
         self.remember(answer, key)
 
@@ -292,12 +324,14 @@ class RegistryBesideModel(RuleBasedStateMachine):
         if not self.alive(by):
             return
         life = self.log.machine.members[node].incarnation
+        version = self.at(version)
         row = Channel(client, name, node, life, version or 0, 0, version is not None)
         answer = self.outcome(by, Adopt(row, present))
-        serial = (by == node and self.model.serial) or self.log.machine.serial
-        me = msgspec.structs.replace(
-            row, ticket=serial, version=serial if version is None else version
-        )
+        serial, now = self.log.machine.serial, self.log.machine.now
+        ticket = (by == node and self.model.serial) or serial
+        me = self.model.adopted(row, ticket, by == node, now, serial)
+        if not isinstance(answer, str):
+            self.model.first = self.model.first or serial
         assert answer == self.model.adopt(me, present, self.log.machine.index)
         if by == node and not isinstance(answer, str):
             self.model.announced.setdefault(node, 0)
@@ -340,6 +374,8 @@ class RegistryBesideModel(RuleBasedStateMachine):
             answer = self.outcome(node, command)
             machine = self.log.machine
             assert answer == self.model.switch(command, machine.index, machine.serial)
+            if not isinstance(answer, str):
+                self.model.first = self.model.first or machine.serial
         elif what == "announce":
             self.outcome(node, Announce(2, self.model.epoch))
             self.model.announced[node] = self.model.epoch
@@ -386,3 +422,13 @@ class RegistryBesideModel(RuleBasedStateMachine):
 
 RegistryBesideModel.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 TestRegistryBesideModel = RegistryBesideModel.TestCase
+
+
+class RegistryOfFormat2BesideModel(RegistryBesideModel):
+    """The same before format 3: what a cluster with members of 0.1.0 decides."""
+
+    version = 2
+
+
+RegistryOfFormat2BesideModel.TestCase.settings = settings(max_examples=50, stateful_step_count=50)
+TestRegistryOfFormat2BesideModel = RegistryOfFormat2BesideModel.TestCase

@@ -29,6 +29,11 @@ CONNECTS = 50
 MOMENT_S = 0.01
 
 
+def first_ms(cluster: Cluster) -> int:
+    """The first of the connect times of a test: all of them have passed."""
+    return cluster.nodes["core1"].now_ms() - 2_000
+
+
 def owners(cluster: Cluster) -> set[str | None]:
     """What all nodes show as the client's channel."""
     rows = [node.lcr.lookup_local("c") for node in cluster.nodes.values() if node.alive]
@@ -101,13 +106,14 @@ def test_3_the_old_channels_node_lags(lag_ms: int) -> None:
 @story()
 async def test_4_two_contenders_for_a_frozen_channel(cluster: Cluster) -> None:
     """A does not answer yet. B begins, D 10 ms later; whoever begins first, D is in the end."""
+    base_ms = first_ms(cluster)
     a, b, d = (cluster.nodes[name].broker for name in cluster.nodes)
-    await a.connect("c", "a", version=100)
+    await a.connect("c", "a", version=base_ms + 100)
     assert a.publish("c", message(0))
     thaw = a.hanging[("begin", "a")] = asyncio.Event()
-    older = asyncio.ensure_future(b.connect("c", "b", version=200))
+    older = asyncio.ensure_future(b.connect("c", "b", version=base_ms + 200))
     await asyncio.sleep(0.01)
-    newer = asyncio.ensure_future(d.connect("c", "d", version=210))
+    newer = asyncio.ensure_future(d.connect("c", "d", version=base_ms + 210))
     await asyncio.sleep(0.1)
     assert not older.done()
     assert not newer.done()
@@ -126,13 +132,14 @@ def test_4_in_either_order_of_the_log(first: str) -> None:
     """Both have begun; the log gets their registrations in one order or the other."""
 
     async def body(cluster: Cluster) -> None:
+        base_ms = first_ms(cluster)
         a, b, d = (cluster.nodes[name].broker for name in cluster.nodes)
-        await a.connect("c", "a", version=100)
+        await a.connect("c", "a", version=base_ms + 100)
         assert a.publish("c", message(0))
         held = {"b": "core3", "d": "core2"}[first]
         release = cluster.hold(held)
-        older = asyncio.ensure_future(b.connect("c", "b", version=200))
-        newer = asyncio.ensure_future(d.connect("c", "d", version=210))
+        older = asyncio.ensure_future(b.connect("c", "b", version=base_ms + 200))
+        newer = asyncio.ensure_future(d.connect("c", "d", version=base_ms + 210))
         await asyncio.sleep(0.1)
         release()
         assert (await newer).outcome == "ok"
@@ -195,15 +202,18 @@ async def test_5_old_channel_never_answers(cluster: Cluster) -> None:
 @story(replicants=1)
 async def test_9_retries_are_bounded(cluster: Cluster) -> None:
     """Before each registration the predecessor leaves, and another connection comes."""
+    base_ms = first_ms(cluster)
     broker, slow = cluster.nodes["core1"].broker, cluster.nodes["rep1"]
-    await broker.connect("c", "a0", version=1)
+    await broker.connect("c", "a0", version=base_ms + 1)
 
     async def leave_and_come(number: int) -> None:
         await broker.disconnect("c", f"a{number - 1}")
-        assert (await broker.connect("c", f"a{number}", version=number + 1)).outcome == "ok"
+        assert (
+            await broker.connect("c", f"a{number}", version=base_ms + number + 1)
+        ).outcome == "ok"
 
     cluster.before_each_open(slow, leave_and_come)
-    opened = await slow.broker.connect("c", "z", version=1_000)
+    opened = await slow.broker.connect("c", "z", version=base_ms + 1_000)
     assert opened.outcome == "retries_exhausted"
     assert opened.attempts == RETRIES_MAX + 1
     assert slow.lcr.counters["retries_exhausted"] == 1
@@ -217,14 +227,17 @@ async def test_9_retries_are_bounded(cluster: Cluster) -> None:
 @story(replicants=1)
 async def test_9_what_was_begun_in_vain_goes_on(cluster: Cluster) -> None:
     """A newer connection claims the place while the other one's registration is on its way."""
+    base_ms = first_ms(cluster)
     a, b, d = (cluster.nodes[name].broker for name in ("core1", "core2", "core3"))
-    await a.connect("c", "a", version=100)
+    await a.connect("c", "a", version=base_ms + 100)
     release = cluster.hold("core2")
-    older = asyncio.ensure_future(b.connect("c", "b", version=200))
+    older = asyncio.ensure_future(b.connect("c", "b", version=base_ms + 200))
     await asyncio.sleep(MOMENT_S)
     assert a.sessions[("c", "a")].frozen
     assert a.publish("c", message(0))
-    claimed = await cluster.nodes["core3"].lcr.register("c", "d", predecessor=None, version=300)
+    claimed = await cluster.nodes["core3"].lcr.register(
+        "c", "d", predecessor=None, version=base_ms + 300
+    )
     assert claimed.outcome == "restart"
     release()
     assert (await older).outcome == "outdated_late"
@@ -232,7 +245,7 @@ async def test_9_what_was_begun_in_vain_goes_on(cluster: Cluster) -> None:
     session = a.sessions[("c", "a")]
     assert (session.live, session.frozen, texts(session.content)) == (True, False, ["m0"])
     assert owners(cluster) == {"a"}
-    opened = await d.connect("c", "d", version=300)
+    opened = await d.connect("c", "d", version=base_ms + 300)
     assert (opened.handover, texts(live(cluster)[0][1].content)) == ("complete", ["m0"])
 
 

@@ -10,6 +10,7 @@ import pytest
 from raftkv_lcr.commands import (
     Adopt,
     Ahead,
+    AheadAt,
     Channel,
     Claim,
     Cleaned,
@@ -37,8 +38,8 @@ from raftkv_lcr.testing.storm_check import (
     check_handovers,
     check_older,
     named_clients,
-    newer,
 )
+from raftkv_lcr.testing.storm_order import TimeAndTicket, check_further_attempts, newer
 
 INDEX, EPOCH = 100, 7
 
@@ -187,6 +188,59 @@ def test_newer_goes_by_versions_only_where_both_brought_one() -> None:
     assert newer(row("b", 6), early)
     same = msgspec.structs.replace(late, version=9)
     assert newer(same, early)
+
+
+def test_newer_goes_by_times_from_format_3_on() -> None:
+    """A ticket below the first one of that format is of no time."""
+    early, late = row("a", 6, version=8, supplied=True), row("b", 5, version=9, supplied=True)
+    assert newer(late, early, 5)
+    assert newer(early, late, 6)
+    assert newer(early, msgspec.structs.replace(late, version=8), 5)
+
+
+TIMED = {"now": 1_000, "age_max_ms": 100, "first": 3, "serial": 20}
+
+
+@pytest.mark.parametrize(
+    ("given", "ticket", "t", "placed_at"),
+    [
+        (None, 0, 1_000, 20),
+        (1_001, 7, 1_000, 7),
+        (950, 2, 950, 20),
+        (899, 3, 900, 3),
+    ],
+)
+def test_a_registration_of_format_3_has_its_time_and_ticket(
+    given: int | None, ticket: int, t: int, placed_at: int
+) -> None:
+    command = Open("c", "new", None, given, ticket, True, EPOCH)
+    right = row("new", placed_at, "n2", version=t, supplied=True)
+    wrong = [
+        msgspec.structs.replace(right, version=t + 1),
+        msgspec.structs.replace(right, ticket=placed_at + 1),
+    ]
+    for made in (right, *wrong):
+        decision = decide(command, registered(made, None), None, entry(made), **TIMED)
+        assert bool(check_decision(decision)) == (made != right)
+        decision = decide(command, Restart(OLD, made, INDEX), entry(OLD), entry(OLD, made), **TIMED)
+        assert bool(check_decision(decision)) == (made != right)
+
+
+def test_a_connection_that_becomes_newer_by_trying_again_is_found() -> None:
+    told = row("new", 20, "n2", version=950, supplied=True)
+    for answer in (Restart(OLD, told, INDEX), AheadAt(None, 20, INDEX, 950)):
+        places: dict[tuple[str, str], TimeAndTicket] = {}
+        assert (
+            check_further_attempts(places, decide(open_(None), answer, None, None, **TIMED)) == []
+        )
+        for version, ticket, found in ((950, 20, False), (1_000, 20, True), (950, 30, True)):
+            again = row("new", ticket, "n2", version=version, supplied=True)
+            decision = decide(open_(OLD), registered(again, OLD), None, None, **TIMED)
+            assert bool(check_further_attempts(places, decision)) == found
+        # It may be moved up to the oldest time that still counts.
+        moved = registered(row("new", 20, "n2", version=1_100, supplied=True), OLD)
+        later = decide(open_(OLD), moved, None, None, **{**TIMED, "now": 1_200})
+        assert check_further_attempts(places, later) == []
 
 
 def test_commands_that_touch_no_client_name_none() -> None:
