@@ -180,9 +180,13 @@ class NotPermitted(NotApplied):
 
 
 class PeerUnreachable(NotApplied):
-    """A call to another node was never delivered: no such member, or no connection to it."""
+    """A call to another node was never delivered: no such member, or no connection to it.
+
+    `refused`: connections are refused at each of its addresses, so no process listens there.
+    """
 
     code = "peer_unreachable"
+    refused: bool = False
 
 
 class RemoteFailed(RaftkvError):

@@ -193,21 +193,25 @@ class RpcHub:
             self._runtime.call_later(_CONNECT_S, self._connect_timed_out, link, node)
         except (OSError, ValueError) as error:
             if not opened.done():
-                opened.set_exception(PeerUnreachable(f"{node} cannot be reached: {error}"))
+                unreachable = PeerUnreachable(f"{node} cannot be reached: {error}")
+                unreachable.refused = isinstance(error, ConnectionRefusedError)
+                opened.set_exception(unreachable)
                 opened.exception()  # the caller may have gone; an unread error is no news
 
     async def _dial(self, node: str) -> Link:
-        """At the first of its addresses where somebody listens.
+        """At the first of its addresses that accepts a connection.
 
         Raises OSError, or ValueError for a host that is none: members give their addresses.
+        ConnectionRefusedError only if all of them refuse.
         """
-        error: Exception = OSError("no member of this name is known")
+        error: Exception | None = None
         for address in self._addresses_of(node):
             try:
                 return await self._hub.dial(address, "rpc", node)
             except (OSError, ValueError) as failure:
-                error = failure
-        raise error
+                if error is None or not isinstance(failure, ConnectionRefusedError):
+                    error = failure
+        raise error or OSError("no member of this name is known")
 
     def _connected(self, link: Link) -> None:
         opened = self._waiting.pop(link, None)

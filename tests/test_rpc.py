@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import pytest
@@ -75,6 +76,41 @@ def test_an_address_that_is_none_is_passed_over_and_may_be_mended(bad: str) -> N
             await asyncio.sleep(0)
         calls.on_reply(link, wire.RpcReply(1, "", b"answer"))  # type: ignore[arg-type]
         assert await waiting == b"answer"
+        calls.stop()
+
+    asyncio.run(test())
+
+
+class Refuses:
+    """Each address refuses connections, but for those of a host that cannot be reached."""
+
+    async def dial(self, address: str, purpose: str, name: str) -> Sent:
+        if address.startswith("silent"):
+            raise TimeoutError(address)
+        raise ConnectionRefusedError(address)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "refused"),
+    [
+        (["x:1"], True),
+        (["x:1", "y:1"], True),
+        (["x:1", "silent:1"], False),
+        (["silent:1", "x:1"], False),
+        ([], False),
+    ],
+)
+def test_item_b2_peer_refuses_if_all_of_its_addresses_do(
+    addresses: list[str], refused: bool
+) -> None:
+    async def test() -> None:
+        runtime: Any = LoopRuntime()
+        dialler: Any = Refuses()
+        calls = RpcHub("a", runtime, dialler, lambda node: addresses, 1 << 20)
+        with pytest.raises(PeerUnreachable) as raised:
+            await calls.call("b", "p.m", b"", 5)
+        assert raised.value.refused == refused
+        assert pickle.loads(pickle.dumps(raised.value)).refused == refused
         calls.stop()
 
     asyncio.run(test())

@@ -2,7 +2,8 @@
 
 A channel of this node is asked directly, all others by `session.*` (`wire.py`). Every call has a
 time-out and ends with an answer or with `ChannelGone` and one of the five kinds; a node that cannot
-be reached counts as "timeout" while it is a member, and as "noproc" once its life is over.
+be reached counts as "timeout" while it is a member, and as "noproc" once its life is over. For a
+begin, a node that refuses connections counts as "noproc" at once: no process listens there.
 
 A lost request or reply is not a failed channel: calls are repeated until the time is up, which they
 allow. `begin` may give up early, for the connection can do without. `end` may not: the log has
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from raftkv.errors import RaftkvError, RemoteFailed
+from raftkv.errors import PeerUnreachable, RaftkvError, RemoteFailed
 from raftkv.plugin import Host
 
 from .commands import Channel, Registered
@@ -65,6 +66,15 @@ NOTICE_ATTEMPTS = 3
 RESTARTS_MAX = 3
 
 
+# The beginning of the reason of a `ChannelGone` whose node refuses connections.
+REFUSED = "connections are refused by"
+
+
+def is_refused(error: RaftkvError) -> bool:
+    """Whether the call failed because no process listens at the addresses of its node."""
+    return isinstance(error, PeerUnreachable) and error.refused
+
+
 class NotSuccessor(RaftkvError):
     """The log says that this connection did not take that channel over, or no longer."""
 
@@ -105,14 +115,14 @@ class Takeovers:
                 reply = await self._begin(channel, contender, deadline)
                 # Large sessions may take longer than `begin_timeout_s`. The rest is for the log.
                 until = self._now() + (deadline - self._now()) / 2
-                content = await self._content(channel, reply, until)
+                content = await self._content(channel, reply, until, refusable=True)
                 if content is not None:
                     return Begun(channel, contender, reply.parcel, content)
             raise ChannelGone("timeout", "the freeze ended before its content was fetched")
         except ChannelGone as gone:
             if gone.reason != NOTHING:
                 self._failed("begin", gone)
-            if gone.kind == "timeout":
+            if gone.kind == "timeout" or gone.reason.startswith(REFUSED):
                 # It may be frozen by now, or will be: this contender does not come back.
                 self.abort(channel, contender)
             raise
@@ -131,6 +141,7 @@ class Takeovers:
                 BEGIN,
                 lambda wait_ms: BeginRequest(channel, contender, wait_ms),
                 now + left_s,
+                refusable=True,
             )
             if reply.status != "opening":
                 return reply
@@ -255,8 +266,13 @@ class Takeovers:
             # Its own node ends it: it has lost its row.
             self._host.log.debug("lcr: %s was not discarded: %s", channel.channel, gone)
 
-    async def _ask(self, channel: Channel, method: str, request: Any, until: float) -> Reply:
-        """Ask until there is an answer. Raises `ChannelGone`: what it said, or "timeout"."""
+    async def _ask(
+        self, channel: Channel, method: str, request: Any, until: float, *, refusable: bool = False
+    ) -> Reply:
+        """Ask until there is an answer. Raises `ChannelGone`: what it said, or "timeout".
+
+        `refusable`: a refused connection is an answer, too.
+        """
         while True:
             left_s = until - self._now()
             if left_s <= 0:
@@ -272,6 +288,8 @@ class Takeovers:
             except RaftkvError as error:
                 if not is_live(channel, self._host.members):
                     raise ChannelGone("noproc", f"{channel.node} is gone") from error
+                if refusable and is_refused(error):
+                    raise ChannelGone("noproc", f"{REFUSED} {channel.node}: {error}") from error
                 await self._host.runtime.sleep(min(RETRY_S, max(0.0, until - self._now())))
                 continue
             if reply.status == "gone":
@@ -292,7 +310,9 @@ class Takeovers:
         payload = pack(request)
         return unpack(await self._host.rpc.call(channel.node, method, payload, timeout_s), Reply)
 
-    async def _content(self, channel: Channel, reply: Reply, until: float) -> bytes | None:
+    async def _content(
+        self, channel: Channel, reply: Reply, until: float, *, refusable: bool = False
+    ) -> bytes | None:
         """The whole parcel, page by page; None if it is gone meanwhile."""
         if reply.size > self._options.session_bytes_max + self._options.page_bytes:
             raise ChannelGone(
@@ -304,7 +324,9 @@ class Takeovers:
         while len(content) < reply.size:
             request = FetchRequest(reply.parcel, len(content))
             try:
-                page = await self._ask(channel, FETCH, lambda wait_ms, r=request: r, until)
+                page = await self._ask(
+                    channel, FETCH, lambda wait_ms, r=request: r, until, refusable=refusable
+                )
             except ChannelGone as gone:
                 if gone.kind == "timeout":
                     raise

@@ -103,6 +103,8 @@ class FakeCluster(Generic[NodeT]):
         self.unheard: set[tuple[int, int]] = set()
         #: Nodes that no call between nodes reaches or leaves, while the log does.
         self.cut: set[str] = set()
+        #: Nodes whose process has gone and whose machine refuses connections.
+        self.refusing: set[str] = set()
         #: Called with each envelope before it is appended; a false answer keeps it off the log.
         self.filter: Callable[[NodeT, Envelope], bool] = lambda node, envelope: True
         #: Called with (sender, receiver, method) of each call between nodes.

@@ -127,7 +127,9 @@ class FakeRpc:
         await asyncio.sleep(NETWORK_S)
         target = self._cluster.nodes.get(node)
         if target is None or not self._cluster.reaches(self._name, node):
-            raise PeerUnreachable(f"{node} cannot be reached")
+            unreachable = PeerUnreachable(f"{node} cannot be reached")
+            unreachable.refused = node in self._cluster.refusing
+            raise unreachable
         if method not in target.rpc.handlers:
             raise RemoteFailed(f"{node} has no method {method!r}")
         mishap = self._cluster.mishap(self._name, node, method)

@@ -238,6 +238,16 @@ def _first_page_only(
 
 
 @_wrapping(
+    "refused-peers-awaited",
+    "a node that refuses connections is asked again until the time of the begin is over",
+    takeover,
+    "is_refused",
+)
+def _refused_peers_awaited(is_refused: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda error: False
+
+
+@_wrapping(
     "end-not-repeated",
     "an end whose answer is lost is given up, and taken for one that gave nothing more",
     takeover.Takeovers,

@@ -27,15 +27,18 @@ from typing import Any
 
 import msgspec
 
+from raftkv.errors import PeerUnreachable
 from raftkv.plugin import Host
 from raftkv.testing.scenario import Result
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 from raftkv.testing.world import NotReached
 from raftkv_lcr.api import LcrApi
 from raftkv_lcr.commands import Channel, Mode, Registered, SwitchMode
+from raftkv_lcr.linear_flow import RETRIES_MAX
 from raftkv_lcr.modes import mode_of, not_adopted, old_nodes
 from raftkv_lcr.owner import Message
 from raftkv_lcr.plugin import LCR
+from raftkv_lcr.wire import BEGIN, BeginRequest, pack, unpack
 
 from .broker import MemoryBroker
 from .planted import planted
@@ -61,6 +64,8 @@ AGREE_S = 90.0
 CALM_S = 30.0
 FORGET_S = 120.0
 FOREVER_S = float("inf")
+# Refused begins of one predecessor in one connect: one for each of its registrations.
+REFUSALS_MAX = RETRIES_MAX + 1
 # Between two starts of a node that stops itself.
 AGAIN_S = 1.0
 # The plugin's invariants walk the whole table.
@@ -105,7 +110,24 @@ class Seat:
         self.boots = storm.world.host(host.name).boots
         self.attached = False
         host.rpc.register(PUBLISH, self._on_publish)
+        self._call, self._refused = host.rpc.call, Counter[tuple[str, bytes]]()
+        host.rpc.call = self._calling  # type: ignore[method-assign]
         host.spawn(self._attach(), "storm broker")
+
+    async def _calling(self, node: str, method: str, payload: bytes, timeout_s: float) -> bytes:
+        """A call of the plugin. A begin whose connection is refused is not repeated."""
+        try:
+            return await self._call(node, method, payload, timeout_s)
+        except PeerUnreachable as error:
+            if method == BEGIN and error.refused:
+                request = unpack(payload, BeginRequest)
+                asked = (request.contender.channel, pack(request.channel))
+                self._refused[asked] += 1
+                self._storm.marks["begin refused"] += 1
+                if self._refused[asked] > REFUSALS_MAX:
+                    text = f"{node} was asked for {request.channel.channel} once more"
+                    self._storm.violated("a refused connection ends a begin", [text])
+            raise
 
     async def _attach(self) -> None:
         """As an embedding program does: once its node has started."""

@@ -51,6 +51,7 @@ EXPECTED = (
     "time before the oldest",
     "several at the same instant",
     "clean start over a session",
+    "begin refused",
     "handover complete",
     "handover lost",
     "connect failed",

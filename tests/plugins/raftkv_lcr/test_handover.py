@@ -275,6 +275,40 @@ async def test_unreachable_node_of_the_predecessor(cluster: Cluster) -> None:
 
 
 @story()
+async def test_item_b2_node_that_refuses_connections_is_not_waited_for(cluster: Cluster) -> None:
+    """It has not been declared dead yet."""
+    a, b = cluster.nodes["core2"].broker, cluster.nodes["core3"].broker
+    await a.connect("c", "a")
+    cluster.kill("core2")
+    cluster.refusing.add("core2")
+    before = now()
+    opened = await b.connect("c", "b")
+    assert now() - before < 0.2
+    assert (opened.outcome, opened.handover, opened.failure) == ("ok", "lost", "noproc")
+
+
+@story()
+async def test_item_b2_channel_of_a_node_that_refused_under_the_begin_goes_on(
+    cluster: Cluster,
+) -> None:
+    """A firewall refused the second call: the freeze ends, and so does what lost its row."""
+    a, b = cluster.nodes["core2"].broker, cluster.nodes["core3"].broker
+    await a.connect("c", "a")
+    a.hanging[("begin", "a")] = asyncio.Event()
+    connecting = asyncio.ensure_future(b.connect("c", "b"))
+    await asyncio.sleep(0.5)
+    cluster.isolate("core2")
+    cluster.refusing.add("core2")
+    opened = await connecting
+    assert (opened.outcome, opened.failure) == ("ok", "noproc")
+    cluster.heal("core2")
+    cluster.refusing.clear()
+    a.hanging.clear()
+    await asyncio.sleep(20.0)
+    assert [session.channel for _, session in live(cluster)] == ["b"]
+
+
+@story()
 async def test_node_that_dies_under_a_begin_is_not_waited_for(cluster: Cluster) -> None:
     a, b = cluster.nodes["core2"].broker, cluster.nodes["core3"].broker
     await a.connect("c", "a")
