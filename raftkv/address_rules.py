@@ -9,6 +9,7 @@ remembers the addresses of its members.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -20,16 +21,22 @@ __all__ = ["PORT_DIGITS_MAX", "check_addresses", "is_loopback", "is_wildcard", "
 # Of the number of a port. Longer ones are not even read: that has a limit of its own in Python.
 PORT_DIGITS_MAX: Final = 5
 
+_NO_HOST: Final = re.compile(r"[\s/\[\]]")
+
 _LISTENING: Final = {"peer_address": "listen_address", "http_address": "http_listen_address"}
 
 
 def parse_address(address: str, label: str = "address") -> tuple[str, int]:
     """Split `host:port` (or `[v6]:port`); raise `ConfigError` naming `label` if it is not one."""
     host, separator, port = address.rpartition(":")
-    number = int(port) if port.isdecimal() and len(port) <= PORT_DIGITS_MAX else -1
-    if not separator or not host or not 0 <= number <= 65_535:
+    digits = port.isascii() and port.isdecimal() and len(port) <= PORT_DIGITS_MAX
+    number = int(port) if digits else -1
+    brackets = host.startswith("["), host.endswith("]")
+    bare = host[1:-1] if all(brackets) else host
+    # A URL, a space or half a pair of brackets would only be found by the resolver, if at all.
+    if not separator or not 0 <= number <= 65_535 or not bare or _NO_HOST.search(bare):
         raise ConfigError(f'{label} = {address!r} is not an address: write "host:port"')
-    return host.removeprefix("[").removesuffix("]"), number
+    return bare, number
 
 
 def is_loopback(host: str) -> bool:

@@ -308,6 +308,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     f"{label} = {name!r} is not a valid name: use 1 to 63 letters, digits, "
                     f"'.', '_' or '-', starting with a letter or digit"
                 )
+        if not self.dir:
+            raise ConfigError('dir = "": name the data directory; "." is the one of the program')
         if not self.cores:
             raise ConfigError("cores is empty: name at least one core with its peer address")
         self._check_role()

@@ -29,6 +29,29 @@ def refusal(**changes: Any) -> str:
     return ""
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:7401",
+        " :7401",
+        "a b:7401",
+        "127.0.0.1:\u0663",
+        "[::1:7401",
+        "::1]:7401",
+        "[]:7401",
+        "node1/x:7401",
+        "127.0.0.1:7401\n",
+    ],
+)
+def test_a4_what_is_no_host_is_no_address(address: str) -> None:
+    for changes in (
+        {"peer_address": address, "cores": {"a": address}},
+        {"listen_address": address},
+        {"http_address": address},
+    ):
+        assert 'is not an address: write "host:port"' in refusal(insecure=True, **changes)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0", "[0:0::0]", "[::ffff:0.0.0.0]", "0x0"])
 def test_every_address_of_a_machine_is_no_address_for_others(host: str) -> None:
     wild = f"{host}:7401"

@@ -19,7 +19,7 @@ BASE: dict[str, Any] = {"name": "a", "dir": "d", "peer_address": HERE, "cores": 
 # A value of a wrong type for each kind of field, and one of the right type that is none of those.
 WRONG: dict[str, tuple[Any, ...]] = {
     "name": (5, b"a", None, "-a", ""),
-    "dir": (5, b"d", None, "a\0b"),
+    "dir": ("", 5, b"d", None, "a\0b"),
     "peer_address": (7001, None, "nowhere", "h:99999"),
     "cores": ([], None, {"a": 7}, {7: HERE}, {}),
     "cluster": (5, None, "a b"),
