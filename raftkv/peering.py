@@ -314,7 +314,7 @@ class Peering:
             return wire.Refusal(
                 WRONG_CERTIFICATE,
                 f"the certificate of {proof.name!r} is for a replicant only: issue one without "
-                f"--replicant-only",
+                f"--replicant-only (raftkv certs issue {proof.name} --force)",
             )
         if hello.raft_id == identity.raft_id:
             twin = None if self.twins is None else self.twins.own(hello)

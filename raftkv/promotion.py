@@ -139,7 +139,7 @@ class Promotion:
         elif node._keeper is not None and node._keeper.current.identity.replicant_only:
             refused = (
                 f"its certificate is for a replicant only: issue one without --replicant-only "
-                f"(raftkv certs issue {node.name}) and give it to the node first"
+                f"(raftkv certs issue {node.name} --force) and give it to the node first"
             )
         elif node.role == "replicant":
             try:

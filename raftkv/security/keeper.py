@@ -141,7 +141,7 @@ class Keeper:
         if replicant_only and config.role != "replicant":
             raise CertificateError(
                 f"{files.certificate} is for a replicant only, and this node is a core: make one "
-                f"without --replicant-only"
+                f"without --replicant-only (raftkv certs issue {config.name} --force)"
             )
         return found
 
