@@ -8,6 +8,7 @@ Imports inside functions and under TYPE_CHECKING count too: a type that is neede
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -76,6 +77,7 @@ def imports(source: str, name: str, *, is_package: bool) -> Iterator[Import]:
             yield Import(module, tuple(alias.name for alias in node.names), node.lineno)
 
 
+@functools.cache
 def imports_of(name: str) -> list[Import]:
     path = MODULES[name]
     source = path.read_text(encoding="utf-8")
