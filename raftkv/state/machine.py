@@ -287,8 +287,7 @@ class StateMachine:
                     if self.core_format >= 2 and session.bytes > OUTCOME_BYTES_MAX:
                         session.drop_beyond(OUTCOME_BYTES_MAX, seq)
                     sessions.count(session)
-                    if self.core_format >= 2 and sessions.outcome_bytes > sessions.bytes_max:
-                        sessions.drop_beyond(sessions.bytes_max, session)
+                    self._bound_outcomes(session)
             outcomes.append((id, seq, outcome))
         for table in self._tables:
             if len(table._rows) > SMALL_ROWS_MAX and table.crowded:
@@ -352,11 +351,20 @@ class StateMachine:
             ctx.now, ctx.index = self.now, index
             if activation.refresh(ctx):
                 self._refresh_active()
+            if self.core_format >= 2:
+                self._sessions.bound_each(OUTCOME_BYTES_MAX)
+                self._bound_outcomes(None)
             if self._capture.touched:
                 self._capture.collect()
             self._undo.clear()
             if self._capture.changes:
                 self._capture.publish(index)
+
+    def _bound_outcomes(self, current: Session | None) -> None:
+        """Drop outcomes of clients beyond the bound of all; `current` is the session in use."""
+        sessions = self._sessions
+        if sessions.outcome_bytes > sessions.bytes_max and self.core_format >= 2:
+            sessions.drop_beyond(sessions.bytes_max, current)
 
     def _advance(self, index: int) -> None:
         self._enter(index)

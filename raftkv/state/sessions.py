@@ -361,8 +361,20 @@ class Sessions:
         self.outcome_bytes += size - session.counted
         session.counted = size
 
-    def drop_beyond(self, bytes_max: int, current: Session) -> None:
-        """Drop the outcomes of those that keep most; `current` is the session in use."""
+    def bound_each(self, bytes_max: int) -> None:
+        """Apply the bound of one session to all of them, as it comes into force.
+
+        Which outcome came last is not known any more: that of the highest number is kept.
+        """
+        for session in self._clients.values():
+            if session.bytes > bytes_max:
+                if self.walks:
+                    self.keep(session)
+                session.drop_beyond(bytes_max, max(session.done))
+                self.count(session)
+
+    def drop_beyond(self, bytes_max: int, current: Session | None) -> None:
+        """Drop the outcomes of those that keep most; `current` is the session in use, if one is."""
         least = bytes_max - bytes_max // 8
         most = [
             (-session.counted, session.used_serial, session)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,39 @@ class Cluster:
     @property
     def counted(self) -> int:
         return self.machine._sessions.outcome_bytes
+
+
+def test_the_raise_of_the_format_applies_the_bound_at_once() -> None:
+    """Not only the next command of a client: there may be none (seed 875)."""
+    cluster = Cluster(bytes_max=4 * len(VALUE), core_format=1)
+    for client in range(CLIENTS):
+        cluster.read(client, 1)
+    assert cluster.counted > 5 * len(VALUE)
+    cluster.machine.raise_format(cluster.machine.index + 1, msgspec.msgpack.encode(2))
+    assert 0 < cluster.counted <= 4 * len(VALUE)
+    assert cluster.kept(CLIENTS - 1) == [1]
+    assert cluster.settle(0, 1) == "expired"
+
+
+def test_the_raise_of_the_format_bounds_each_session_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("raftkv.state.machine.OUTCOME_BYTES_MAX", 2 * len(VALUE) + 500)
+    cluster = Cluster(bytes_max=100 * len(VALUE), core_format=1)
+    for seq in (1, 3, 2, 4):
+        cluster.read(0, seq)
+    cluster.read(1, 1)
+    twin = cluster.twin()
+    for each in (cluster, twin):
+        each.machine.raise_format(each.machine.index + 1, msgspec.msgpack.encode(2))
+        assert [each.settle(0, seq) for seq in (1, 2, 3, 4)] == [
+            "expired",
+            "expired",
+            "applied",
+            "applied",
+        ]
+        assert each.settle(1, 1) == "applied"
+    assert cluster.counted == twin.counted < 4 * len(VALUE)
 
 
 def test_session_eviction_by_large_outcomes_spares_those_that_keep_little() -> None:
@@ -140,10 +174,6 @@ def test_at_core_format_1_nothing_is_dropped() -> None:
     for client in range(CLIENTS):
         cluster.read(client, 1)
     assert all(cluster.kept(client) == [1] for client in range(CLIENTS))
-    machine = cluster.machine
-    machine.raise_format(machine.index + 1, msgspec.msgpack.encode(2))
-    cluster.read(0, 2)
-    assert [cluster.kept(client) for client in range(CLIENTS)] == [[1, 2], *[[]] * 5]
 
 
 def test_the_bound_leaves_room_for_sessions_at_their_own() -> None:
