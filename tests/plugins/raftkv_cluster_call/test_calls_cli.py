@@ -177,7 +177,8 @@ def test_fix_gives_a_stuck_node_a_copy_and_reports_what_it_must_not_touch(
     assert "core2  was behind, has a copy now" in text
     assert "workshop:mine" in text
     assert SECRET not in text + calls.err
-    assert calls.err.endswith(f"fixed: all that was compared stands at {id + 1}\n")
+    copied = f"core2 has a copy of what these calls did to the states only: {id}\n"
+    assert calls.err.endswith(f"fixed: all that was compared stands at {id + 1}\n{copied}")
     assert nodes.shops["core2"].items == nodes.shops["core1"].items
     nodes.shops["core3"].items["mine"] = b"x"
     text = calls("fix", code=1)
