@@ -102,12 +102,14 @@ def _health_type(step: Step, etcd: Answer, raftkv: Answer) -> bool:
     return step.path == "/health" and same and raftkv.kind == "application/json"
 
 
+_DUPLICATE: Final = "etcdserver: duplicate key given in txn request"
+
 _CHECKS: Final = {
     "etcdserver: key is not provided",
     "etcdserver: key not found",
     "etcdserver: value is provided",
     "etcdserver: lease is provided",
-    "etcdserver: duplicate key given in txn request",
+    _DUPLICATE,
     "etcdserver: too many operations in txn request",
     "etcdserver: invalid sort option",
 }
@@ -149,9 +151,48 @@ def _from_key_overlap(step: Step, etcd: Answer, raftkv: Answer) -> bool:
     if step.path != "/v3/kv/txn" or etcd.status != 200 or not isinstance(step.body, dict):
         return False
     operations = [*step.body.get("success", []), *step.body.get("failure", [])]
-    return _field(raftkv, "error") == "etcdserver: duplicate key given in txn request" and any(
+    return _field(raftkv, "error") == _DUPLICATE and any(
         each.get("request_delete_range", {}).get("range_end") == b"\0" for each in operations
     )
+
+
+Changes = tuple[set[bytes], list[tuple[bytes, bytes]]]
+
+
+def _put_then_delete(step: Step, etcd: Answer, raftkv: Answer) -> bool:
+    """One inner transaction puts a key, and a later one of the same branch deletes it."""
+    if step.path != "/v3/kv/txn" or not isinstance(step.body, dict):
+        return False
+    met: list[bytes] = []
+    _changes(step.body, met)
+    refused = (_field(raftkv, "error"), _field(etcd, "error") == _DUPLICATE)
+    return refused == (_DUPLICATE, False) and bool(met)
+
+
+def _changes(txn: Any, met: list[bytes]) -> Changes:
+    """What a transaction may put and delete; `met` takes the keys that etcd overlooks."""
+    puts: set[bytes] = set()
+    deletions: list[tuple[bytes, bytes]] = []
+    for branch in ("success", "failure"):
+        before: set[bytes] = set()
+        for each in txn.get(branch, []):
+            if "request_txn" in each:
+                inner_puts, inner_deletions = _changes(each["request_txn"], met)
+                met += [key for key in before if any(_in(key, *one) for one in inner_deletions)]
+                before |= inner_puts
+                deletions += inner_deletions
+            elif "request_put" in each:
+                puts.add(each["request_put"].get("key", b""))
+            elif "request_delete_range" in each:
+                deletion = each["request_delete_range"]
+                deletions.append((deletion.get("key", b""), deletion.get("range_end", b"")))
+        puts |= before
+    return puts, deletions
+
+
+def _in(key: bytes, start: bytes, end: bytes) -> bool:
+    """Whether a range holds a key, as the API writes ranges."""
+    return key == start if not end else start <= key and (end == b"\0" or key < end)
 
 
 NOT_SERVED: Final = (
@@ -206,6 +247,7 @@ DIFFERENCES: Final[dict[str, Holds]] = {
     "health-type": _health_type,
     "size-limits": _size_limits,
     "from-key-overlap": _from_key_overlap,
+    "put-then-delete": _put_then_delete,
     "not-served": _not_served,
     "database-size": _database_size,
     "enum-number": _enum_number,

@@ -208,7 +208,8 @@ class KV:
         """If all comparisons hold, do `success`, else `failure`: atomically, in one revision.
 
         `Compare(b"k", "version", "=", 0)` holds if the key does not exist. An operation may be a
-        `TxnOp`. Raises `DuplicateKey` when a branch would change one key twice.
+        `TxnOp`. Raises `DuplicateKey` when one execution could put a key twice, or both put and
+        delete it.
         """
         result: TxnResult = self._portal.call(
             self._api.txn(compare, success, failure, timeout_s=timeout_s)

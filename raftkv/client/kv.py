@@ -225,8 +225,9 @@ class ClientKV:
         """If all comparisons hold, do `success`, else `failure`: atomically, in one revision.
 
         `Compare(b"k", "version", "=", 0)` holds if the key does not exist. An operation may be a
-        `TxnOp`. Raises `DuplicateKey` when a branch would change one key twice. One that can change
-        nothing is a read: it is sent again until it is answered, and raises `ReadTimeout`.
+        `TxnOp`. Raises `DuplicateKey` when one execution could put a key twice, or both put and
+        delete it. One that can change nothing is a read: it is sent again until it is answered, and
+        raises `ReadTimeout`.
         """
         whole = check_txn(compare, success, failure)
         body = _encode(words.txn_json(whole.compare, whole.success, whole.failure))

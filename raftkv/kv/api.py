@@ -312,7 +312,7 @@ class KVApi:
 
         `Compare(b"k", "version", "=", 0)` holds if the key does not exist. An operation may be a
         `TxnOp`, a transaction of its own; its comparisons, too, see the keyspace as it was before.
-        Raises `DuplicateKey` when it could put a key twice, or both put and delete it,
+        Raises `DuplicateKey` when one execution could put a key twice, or both put and delete it,
         `TxnTooCostly` when its comparisons and ranges look at more than the setting `rows_max`.
 
         One that can change nothing is a read: it needs no entry in the log, sees one state, the

@@ -136,7 +136,12 @@ class TxnTooCostly(LimitExceeded):
 
 
 class DuplicateKey(Refused):
-    """A transaction would change one key twice in one revision."""
+    """A transaction could put a key twice, or both put and delete it, in one revision.
+
+    Nothing of it was done. Only the two branches of one `TxnOp`, or of the transaction itself,
+    exclude each other: what the comparisons say does not count. Put such operations into opposite
+    branches, or into two transactions.
+    """
 
     code = "duplicate_key"
     has_text = True

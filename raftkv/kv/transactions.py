@@ -10,11 +10,12 @@ Rules of this file
    keys for ignore_value and ignore_lease and leases must exist before the transaction, revisions to
    be read must be readable. The order decides which refusal is given, and is etcd's.
    Last the work is counted that the ranges will take (budget.py).
-4. One key is put once. etcd refuses by the *shape* of the transaction, whichever branches will be
-   taken (`_intervals`), with one exception: the two branches of an inner transaction exclude each
-   other, so both may put a key. What the shape lets pass is a key that one inner transaction puts
-   and a later one deletes; then one revision has two events of that key, in order. raftkv is
-   stricter in one thing: a deletion of all keys from one on counts too; etcd 3.4 overlooks it.
+4. One execution puts a key at most once, and does not both put and delete it. The check goes by the
+   *shape* of the transaction (`_check_shape`): each list of comparisons may hold or not, in every
+   combination, so only the two branches of one inner transaction exclude each other. A deletion of
+   all keys from one on counts too. Before FORMAT_TXN a key that one inner transaction puts and a
+   later one deletes is let pass, as etcd 3.4 does; then one revision has two events of that key,
+   in order.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ __all__ = [
 # etcd's is its limit of operations. Nobody writes one by hand that is this deep, and decoding,
 # checking and applying one takes a small part of Python's stack.
 TXN_DEPTH_MAX: Final = 32
+
+#: The format of the keyspace from which a deletion in a later inner transaction counts as well.
+FORMAT_TXN: Final = 4
 
 Part = Txn | FlatTxn
 
@@ -176,9 +180,7 @@ def apply_txn(txn: Txn, ctx: Context) -> TxnOutcome | Steps[TxnOutcome]:
     if refusal is not None:
         raise refusal
     check_words(txn, txn)
-    for branch in (txn.success, txn.failure):
-        if len(branch) > 1 or txn.nested:
-            _intervals(txn, branch)
+    _check_shape(txn, ctx.version)
     change = Changing(ctx)
     if change.compares_many(txn):
         return _compared_in_slices(txn, change, ctx)
@@ -277,6 +279,9 @@ class _Deletions:
         for start, end in zip(other._starts, other._ends, strict=True):
             self.add(start, end)
 
+    def __len__(self) -> int:
+        return len(self._starts)
+
     def __contains__(self, key: bytes) -> bool:
         place = bisect_right(self._starts, key) - 1
         if place < 0:
@@ -289,10 +294,25 @@ def _later(one: bytes | None, other: bytes | None) -> bool:
     return other is not None and (one is None or one > other)
 
 
+def _check_shape(txn: Txn, version: int) -> None:
+    """Raise DuplicateKey if an execution could put a key twice, or both put and delete it."""
+    for branch in (txn.success, txn.failure):
+        if len(branch) > 1 or txn.nested:
+            puts, deletions = _intervals(txn, branch)
+            if version >= FORMAT_TXN and len(txn.nested) > 1 and puts and deletions:
+                # Puts are looked up in the deletions before them only. The second pass meets the
+                # inner transactions of each branch in the opposite order.
+                _intervals(txn, branch, last_first=True)
+
+
 def _intervals(
-    txn: Txn, operations: Sequence[LogOperation]
+    txn: Txn, operations: Sequence[LogOperation], *, last_first: bool = False
 ) -> tuple[dict[bytes, None], _Deletions]:
-    """The keys that a branch puts and those that it deletes, or DuplicateKey."""
+    """Return the keys that a branch puts and those that it deletes, or raise DuplicateKey.
+
+    A put of an inner transaction is compared with the deletions of this branch, and with those of
+    the inner transactions that precede it, or follow it with `last_first`.
+    """
     deletions = _Deletions()
     for operation in operations:
         if type(operation) is DeleteRangeOp:
@@ -302,28 +322,22 @@ def _intervals(
             else:
                 deletions.add(key, None if end == FROM_KEY else end)
     puts: dict[bytes, None] = {}
-    for operation in operations:
+    for operation in reversed(operations) if last_first else operations:
         if type(operation) is NestedTxn:
-            _inner_intervals(txn, txn.nested[operation.number], puts, deletions)
+            inner = txn.nested[operation.number]
+            puts_then, deletions_then = _intervals(txn, inner.success, last_first=last_first)
+            puts_else, deletions_else = _intervals(txn, inner.failure, last_first=last_first)
+            for key in puts_then:
+                _put_once(key, puts, deletions)
+            for key in puts_else:
+                if key not in puts_then:
+                    _put_once(key, puts, deletions)
+            deletions.add_all(deletions_then)
+            deletions.add_all(deletions_else)
     for operation in operations:
         if type(operation) is PutOp:
             _put_once(operation.key, puts, deletions)
     return puts, deletions
-
-
-def _inner_intervals(
-    txn: Txn, inner: FlatTxn, puts: dict[bytes, None], deletions: _Deletions
-) -> None:
-    """Join what an inner transaction may do to what stands beside it."""
-    puts_then, deletions_then = _intervals(txn, inner.success)
-    puts_else, deletions_else = _intervals(txn, inner.failure)
-    for key in puts_then:
-        _put_once(key, puts, deletions)
-    for key in puts_else:
-        if key not in puts_then:
-            _put_once(key, puts, deletions)
-    deletions.add_all(deletions_then)
-    deletions.add_all(deletions_else)
 
 
 def _put_once(key: bytes, puts: dict[bytes, None], deletions: _Deletions) -> None:

@@ -35,6 +35,12 @@ def overlap(end: bytes) -> Step:
     return Step("/v3/kv/txn", {"success": [written, deleted]})
 
 
+PUT_THEN_DELETE = {
+    "success": [
+        {"request_txn": {"success": [{"request_put": {"key": b"a", "value": b"1"}}]}},
+        {"request_txn": {"failure": [{"request_delete_range": {"key": b"a"}}]}},
+    ]
+}
 MANY_FAULTS = {
     "success": [{"request_txn": {"success": [{"request_put": {"key": b"a", "value": b"1",
                                                               "ignore_value": True}}, {}]}}]
@@ -54,6 +60,7 @@ CASES = [
     ("size-limits", put(b"k" * 70_000, 1)),
     ("size-limits", put(b"k", 3_500_000)),
     ("from-key-overlap", overlap(b"\0")),
+    ("put-then-delete", Step("/v3/kv/txn", PUT_THEN_DELETE)),
     ("database-size", Step("/v3/maintenance/status", {})),
     ("enum-number", Step("/v3/kv/range", {"key": b"a", "sort_order": 7})),
     ("spaced-number", Step("/v3/kv/range", {"key": b"a", "limit": " 1"})),

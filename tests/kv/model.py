@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 from raftkv.kv import (
@@ -211,30 +212,24 @@ class Model:
                     raise Refusal(LeaseGiven)
 
     def _intervals(self, ops: Sequence[Any]) -> tuple[set[bytes], list[DeleteRangeOp]]:
-        """etcd's checkIntervals, word by word."""
-        deleted = [op for op in ops if isinstance(op, DeleteRangeOp)]
-        puts: set[bytes] = set()
-
-        def put(key: bytes, safe: frozenset[bytes] = frozenset()) -> None:
-            if key in puts and key not in safe:
+        """What a branch may put and delete; each operation is compared with every other one."""
+        parts = [self._part(op) for op in ops]
+        for (puts, _), (others, deleted) in permutations(parts, 2):
+            if puts & others or any(within(puts, op.key, op.range_end) for op in deleted):
                 raise Refusal(DuplicateKey)
-            if any(within({key}, op.key, op.range_end) for op in deleted):
-                raise Refusal(DuplicateKey)
-            puts.add(key)
+        return (
+            {key for puts, _ in parts for key in puts},
+            [op for _, deleted in parts for op in deleted],
+        )
 
-        for op in ops:
-            if isinstance(op, TxnOp):
-                puts_then, deleted_then = self._intervals(op.success)
-                puts_else, deleted_else = self._intervals(op.failure)
-                for key in puts_then:
-                    put(key)
-                for key in puts_else:
-                    put(key, frozenset(puts_then))
-                deleted = deleted + deleted_then + deleted_else
-        for op in ops:
-            if isinstance(op, PutOp):
-                put(op.key)
-        return puts, deleted
+    def _part(self, op: Any) -> tuple[set[bytes], list[DeleteRangeOp]]:
+        if isinstance(op, TxnOp):
+            puts_then, deleted_then = self._intervals(op.success)
+            puts_else, deleted_else = self._intervals(op.failure)
+            return puts_then | puts_else, deleted_then + deleted_else
+        return {op.key} if isinstance(op, PutOp) else set(), [
+            each for each in (op,) if isinstance(each, DeleteRangeOp)
+        ]
 
     def _choose(self, txn: TxnOp, path: dict[int, bool]) -> None:
         path[id(txn)] = all(self._holds(compare) for compare in txn.compare)
