@@ -271,9 +271,12 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
     async with Node(setup.node, plugins=[plugin]) as node:
         # First, so that the functions of cluster calls are known when the node executes one.
         worker = make(setup, node, writer)
-        # Other regions fetch at the plugin's routes; other loads need none of their plugins'.
-        door = door_of(node) if setup.subscriptions else Door(App(node), host, port)
-        await door.start()
+        # Former revisions serve nothing by themselves (`bench compare`). Other regions fetch at the
+        # plugin's routes; other loads need none of their plugins'.
+        door = getattr(node, "http_api", None)
+        if door is None:
+            door = door_of(node) if setup.subscriptions else Door(App(node), host, port)
+            await door.start()
         serving = asyncio.ensure_future(_start_and_serve(worker, channel))
         try:
             fault = node.fault

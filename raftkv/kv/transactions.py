@@ -20,7 +20,7 @@ Rules of this file
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from types import GeneratorType
@@ -279,8 +279,9 @@ class _Deletions:
         for start, end in zip(other._starts, other._ends, strict=True):
             self.add(start, end)
 
-    def __len__(self) -> int:
-        return len(self._starts)
+    def numbered(self, number: int) -> Iterator[tuple[bytes, bytes | None, int]]:
+        """Its intervals, each with this number."""
+        return zip(self._starts, self._ends, repeat(number))
 
     def __contains__(self, key: bytes) -> bool:
         place = bisect_right(self._starts, key) - 1
@@ -296,22 +297,19 @@ def _later(one: bytes | None, other: bytes | None) -> bool:
 
 def _check_shape(txn: Txn, version: int) -> None:
     """Raise DuplicateKey if an execution could put a key twice, or both put and delete it."""
+    both_ways = version >= FORMAT_TXN
     for branch in (txn.success, txn.failure):
         if len(branch) > 1 or txn.nested:
-            puts, deletions = _intervals(txn, branch)
-            if version >= FORMAT_TXN and len(txn.nested) > 1 and puts and deletions:
-                # Puts are looked up in the deletions before them only. The second pass meets the
-                # inner transactions of each branch in the opposite order.
-                _intervals(txn, branch, last_first=True)
+            _intervals(txn, branch, both_ways=both_ways)
 
 
 def _intervals(
-    txn: Txn, operations: Sequence[LogOperation], *, last_first: bool = False
+    txn: Txn, operations: Sequence[LogOperation], *, both_ways: bool
 ) -> tuple[dict[bytes, None], _Deletions]:
     """Return the keys that a branch puts and those that it deletes, or raise DuplicateKey.
 
-    A put of an inner transaction is compared with the deletions of this branch, and with those of
-    the inner transactions that precede it, or follow it with `last_first`.
+    A put of an inner transaction is compared with the deletions of this branch, with those of the
+    inner transactions that precede it, and with `both_ways` also with those that follow it.
     """
     deletions = _Deletions()
     for operation in operations:
@@ -322,30 +320,67 @@ def _intervals(
             else:
                 deletions.add(key, None if end == FROM_KEY else end)
     puts: dict[bytes, None] = {}
-    for operation in reversed(operations) if last_first else operations:
+    inner_puts: list[tuple[bytes, int]] = []
+    inner_deletions: list[tuple[bytes, bytes | None, int]] = []
+    for operation in operations:
         if type(operation) is NestedTxn:
-            inner = txn.nested[operation.number]
-            puts_then, deletions_then = _intervals(txn, inner.success, last_first=last_first)
-            puts_else, deletions_else = _intervals(txn, inner.failure, last_first=last_first)
+            number = operation.number
+            inner = txn.nested[number]
+            puts_then, deletions_then = _intervals(txn, inner.success, both_ways=both_ways)
+            puts_else, deletions_else = _intervals(txn, inner.failure, both_ways=both_ways)
             for key in puts_then:
                 _put_once(key, puts, deletions)
             for key in puts_else:
                 if key not in puts_then:
                     _put_once(key, puts, deletions)
+            if both_ways:
+                inner_puts += zip(puts_then, repeat(number))
+                inner_puts += zip(puts_else, repeat(number))
+                inner_deletions += deletions_then.numbered(number)
+                inner_deletions += deletions_else.numbered(number)
             deletions.add_all(deletions_then)
             deletions.add_all(deletions_else)
+    _check_inner(inner_puts, inner_deletions)
     for operation in operations:
         if type(operation) is PutOp:
             _put_once(operation.key, puts, deletions)
     return puts, deletions
 
 
+def _check_inner(
+    puts: list[tuple[bytes, int]], deletions: list[tuple[bytes, bytes | None, int]]
+) -> None:
+    """Raise DuplicateKey if an inner transaction deletes a key that another one puts.
+
+    Each is given with the number of its inner transaction. One sort of the keys and two searches
+    for each deletion.
+    """
+    puts.sort()
+    keys = [key for key, _ in puts]
+    # Of each put the place of the next one that is in another inner transaction.
+    following = [len(puts)] * len(puts)
+    for place in range(len(puts) - 2, -1, -1):
+        same = puts[place + 1][1] == puts[place][1]
+        following[place] = following[place + 1] if same else place + 1
+    for start, end, number in deletions:
+        place = bisect_left(keys, start)
+        stop = len(keys) if end is None else bisect_left(keys, end)
+        if place < stop and puts[place][1] == number:
+            place = following[place]
+        if place < stop:
+            raise _both(keys[place])
+
+
 def _put_once(key: bytes, puts: dict[bytes, None], deletions: _Deletions) -> None:
     if key in puts:
         raise DuplicateKey(f"the transaction puts {key!r} twice, in one revision")
     if key in deletions:
-        raise DuplicateKey(f"the transaction both puts and deletes {key!r}, in one revision")
+        raise _both(key)
     puts[key] = None
+
+
+def _both(key: bytes) -> DuplicateKey:
+    return DuplicateKey(f"the transaction both puts and deletes {key!r}, in one revision")
 
 
 def _choose(txn: Txn, number: int, change: Changing, chosen: dict[int, bool]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +135,7 @@ def lcr(urls: list[str]) -> Stage:
     def names(node: Node) -> dict[str, Any]:
         broker = MemoryBroker(node.name)
         given = {"owner": broker, "client_id": "me", "clean_start": False, "channel": "1"}
-        return named(LCR=LCR, **given)(node)
+        return named(LCR=LCR, connected_ms=time.time_ns() // 1_000_000, **given)(node)
 
     async def enabled(names: Names) -> None:
         await names.node.plugin(LCR).switch_mode("enabled", timeout_s=30)
