@@ -45,7 +45,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 
 @pytest.fixture(autouse=True)
 def signals_as_in_a_shell() -> Iterator[None]:
-    """A suite that runs behind nohup, or in the background, ignores some of them; heirs do, too."""
+    """Behind nohup or in the background a suite ignores some of them, and so do its children."""
     ignored = [
         number
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
