@@ -273,10 +273,10 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
         worker = make(setup, node, writer)
         # Former revisions serve nothing by themselves (`bench compare`). Other regions fetch at the
         # plugin's routes; other loads need none of their plugins'.
-        door = getattr(node, "http_api", None)
-        if door is None:
-            door = door_of(node) if setup.subscriptions else Door(App(node), host, port)
-            await door.start()
+        served = getattr(node, "http_api", None)
+        if served is None:
+            served = door_of(node) if setup.subscriptions else Door(App(node), host, port)
+            await served.start()
         serving = asyncio.ensure_future(_start_and_serve(worker, channel))
         try:
             fault = node.fault
@@ -288,7 +288,7 @@ async def _run_node(setup: Setup, channel: Channel, writer: RowWriter) -> None:
         finally:
             serving.cancel()
             worker.close()
-            await door.stop()
+            await served.stop()
 
 
 def _kind_of(setup: Setup) -> tuple[Callable[[Setup, Node, RowWriter], InNode], Any]:
