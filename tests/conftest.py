@@ -4,12 +4,16 @@ When the tests are spread over several workers, a file stays on one, and so do a
 Spark in their own process: its virtual machine stays for the next one and is warm by then, and two
 of them do not compete for the memory.
 
+A suite behind nohup or in the background ignores some signals, and so would all processes that it
+starts: they are as in a shell again.
+
 hypothesis would fail an example that takes longer than 200 ms, and a test whose examples are made
 slowly. Both say something of the machine, and nothing of the property.
 """
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -17,6 +21,14 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("raftkv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("raftkv")
+
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 SPARK = ("tests/bench/test_analysis", "tests/bench/test_check.py")
 

@@ -43,21 +43,6 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
         cluster.down()
 
 
-@pytest.fixture(autouse=True)
-def signals_as_in_a_shell() -> Iterator[None]:
-    """Behind nohup or in the background a suite ignores some of them, and so do its children."""
-    ignored = [
-        number
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-        if signal.getsignal(number) is signal.SIG_IGN
-    ]
-    for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
-    yield
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
