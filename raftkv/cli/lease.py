@@ -13,7 +13,7 @@ import typer
 from raftkv.errors import NotApplied, OutcomeUnknown, Refused, RemoteFailed
 
 from .options import At, connected, examples, group
-from .saying import say_line
+from .saying import say
 
 if TYPE_CHECKING:
     from raftkv.client import Client
@@ -162,5 +162,5 @@ def _say(at: At, text: str, document: Any) -> None:
     if at.output == "json":
         print_json(document)
     else:
-        say_line(text)
+        say(text)
     sys.stdout.flush()
