@@ -19,7 +19,7 @@ def violated(check: str, found: Sequence[str]) -> None:
 def network(delay_s: float = 0.1) -> tuple[World, Network, _Stream]:
     world = World(1)
     regions = {"a": ["a-core1"], "b": ["b-core1"]}
-    made = Network(world, regions, lambda name: None, violated, lambda target, source: delay_s)
+    made = Network(world, regions, lambda name: None, violated, lambda target, source: delay_s, {})
     stream = _Stream(made, made.wire("a", "b"), "b-core1", ())
     made.add(stream)
     return world, made, stream
