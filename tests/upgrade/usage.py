@@ -156,9 +156,9 @@ class Usage:
         return {
             "accounts": [row["key"] for row in rows["rows"]],
             "limbo": [limbo[key] for key in ("owner", "term", "last", "confirmed", "spaces")],
-            "orders": node.ask("GET", queue % QUEUE)["messages"],
-            "invoices": node.ask("GET", queue % DONE)["messages"],
-            "branched": node.ask("GET", queue % BRANCHED)["messages"],
+            "orders": _without_new(node.ask("GET", queue % QUEUE)["messages"]),
+            "invoices": _without_new(node.ask("GET", queue % DONE)["messages"]),
+            "branched": _without_new(node.ask("GET", queue % BRANCHED)["messages"]),
             "leases": sorted(int(each["ID"]) for each in leases),
             "news": node.ask("GET", f"{topic}/messages?limit=1000")["messages"],
             "mark": node.ask("GET", f"{topic}/subs/{SUBSCRIPTION}")["mark"],
@@ -167,3 +167,8 @@ class Usage:
             ],
             "lcr": (mode["mode"], mode["epoch"]),
         }
+
+
+def _without_new(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what 0.1.0 does not tell of a message."""
+    return [{key: each[key] for key in each if key != "holder"} for each in messages]
