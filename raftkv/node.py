@@ -474,10 +474,9 @@ class Node:
     async def stop(self, *, hand_over: bool = True) -> None:
         """Stop cleanly. What was acknowledged is on disk; calls under way end with an error.
 
-        The HTTP API finishes its requests first, for 2 s at most. A leader then hands its office
-        over, so that the others need no time-out; without `hand_over` it just goes, as after a
-        crash. Whoever calls it again waits for the same end,
-        and it goes on if the one who waits is cancelled.
+        The HTTP API finishes its requests first, for 2 s at most. A leader then transfers its
+        leadership, so that the others need no time-out; without `hand_over` it does not, as after a
+        crash. A further call waits for the same end, which a cancelled call does not stop.
         """
         if not self._started:
             return

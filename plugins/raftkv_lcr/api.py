@@ -245,7 +245,7 @@ class LcrApi:
         after `ticket()` those of it. Returns one of six results. Raises `TooLarge` and
         `ValueError` for bad arguments, the refusals of the plugin, and what `propose` raises. After
         an unknown outcome the node removes whatever may have been written, unless the same channel
-        registers again, which then is told what became of it.
+        registers again, which then gets the outcome.
         """
         version = self.times.of(version, ticket)
         command = Register(client_id, channel, predecessor, version, ticket)

@@ -2,7 +2,7 @@
 
 An append is one row per message, one row of `vectors` per origin, one write of the topic's row and
 one of its row of `backlogs` (`backlog.py`), and every BLOCK positions a row of `blocks`: the vector
-in front (`mapping.py`). Whoever appends reads the topic once and writes it once.
+in front (`mapping.py`). A publication reads the topic once and writes it once.
 
 Numbers outlive a topic. Its own seqs are known to other regions, which would take a number that
 came a second time for a double; and they may still have snapshots with its positions, which would

@@ -511,7 +511,7 @@ def branch_outcome(
     ] = 1,
     limit: Limit = 100,
 ) -> None:
-    """What became of a branch, or what it is now and contains. Exit code 1 if nobody knows it."""
+    """What became of a branch, or what it is now and contains. Exit code 1 if it is unknown."""
     of = (f"queue={path_part(queue)}",) if queue else ()
     query = _query(False, *of, f"from={first}", f"limit={limit}")
     found = Ask(at)("GET", f"/v1/txqueue/dtx/{xid_of(xid)}{query}")

@@ -52,12 +52,12 @@ def bring_up(
     """
     with _stop_on_sigterm() if not detach else contextlib.nullcontext():
         try:
-            for line in start(_note):
-                _note(line)
+            for line in start(note_line):
+                note_line(line)
             if not detach:
                 _watch(brought)
         except KeyboardInterrupt:
-            _note("stopping")
+            note_line("stopping")
             brought.down()
         except RaftkvError:
             if not detach and brought.exists:
@@ -74,10 +74,6 @@ def show(statuses: Sequence[tuple[str, ClusterStatus]]) -> None:
             say_line(f"{name}:")
         print_status(status)
     sys.stdout.flush()
-
-
-def _note(line: str) -> None:
-    note_line(line)
 
 
 @contextlib.contextmanager
@@ -109,7 +105,7 @@ def _watch(brought: Brought) -> None:
             found = brought.statuses()
             if live is not None:
                 live.update(_drawn(found), refresh=True)
-    _note("no node is running any more")
+    note_line("no node is running any more")
 
 
 def _drawn(statuses: Sequence[tuple[str, ClusterStatus]]) -> Any:

@@ -162,7 +162,7 @@ async def _listen(client: Client, at: At, name: str) -> None:
         elif at.output == "json":
             _say(at, [], {"token": None})
         else:
-            note_line("nobody leads")
+            note_line("there is no leader")
 
 
 def _say(at: At, lines: Sequence[bytes], more: dict[str, Any], last: str | None = None) -> None:

@@ -583,7 +583,7 @@ def test_format_1_answers_new_commands_as_a_member_that_knows_no_other() -> None
 
 
 def test_format_1_writes_no_history() -> None:
-    """A member of format 1 has no such table, whatever a newer one was told to keep."""
+    """A member of format 1 has no such table, whatever setting a newer one has."""
     log = Log(version=1)
     log.set("history_ms", 60_000)
     log.unregister("n1", log.register("n1", "a").channel)
