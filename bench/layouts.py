@@ -17,7 +17,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ import msgspec
 from bench.control import LINE_BYTES_MAX, Failed, Reply, Request, Setup, State, Status, Stop
 from bench.schema import LAYOUTS
 from bench.setups import encoded
+from raftkv.cli.ports import free_ports
 from raftkv.config import NodeConfig, RaftTimes, parse_address
 
 __all__ = ["HTTP_CALLER", "Cluster", "Layout", "WorkerFailed", "node_configs"]
@@ -314,7 +314,7 @@ def node_configs(
 
     With `tls` there are certificates for them, too, below `directory`.
     """
-    ports = _free_ports(2 * len(layout.names))
+    ports = free_ports(2 * len(layout.names))
     peers = {name: f"{HOST}:{ports.pop()}" for name in layout.names}
     cores = {name: peers[name] for name in layout.core_names}
     cluster = f"bench-{layout.name.replace('+', '-')}"
@@ -339,15 +339,6 @@ def node_configs(
         ).validated()
         for name in layout.names
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on. All are held until all are found, so none comes twice."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _environment() -> dict[str, str]:

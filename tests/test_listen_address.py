@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftkv import Node, NodeConfig
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 from raftkv.errors import ConfigError
 
 

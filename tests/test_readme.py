@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from raftkv.cli.ports import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,9 +22,7 @@ FIRST_PROGRAM_LINES_MAX = 12
 
 
 def run_program(source: str, folder: Path) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     done = subprocess.run(
         [sys.executable, "-c", source.replace("7401", str(port))],
         cwd=folder,

@@ -21,7 +21,7 @@ from rich.table import Table
 import raftkv
 from raftkv.cli.devcluster import DevCluster
 from raftkv.cli.door_client import DoorClient
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 from raftkv_lcr import LCR
 
 __all__ = ["ShowFailed", "show"]

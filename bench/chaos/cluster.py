@@ -33,7 +33,7 @@ from bench.chaos.files import Order, Strike
 from bench.chaos.node import EXIT_FAULT, NodeSetup
 from bench.chaos.power import Loss, cut_power
 from bench.chaos.proxy import Network
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 from raftkv.config import Limits, NodeConfig, RaftTimes, TlsFiles
 from raftkv.errors import RaftkvError
 from raftkv.security.directory import certify

@@ -21,7 +21,7 @@ from bench.peers import debian
 from bench.peers.children import Children
 from bench.peers.erlang import HOST, emulator_environment, start_port_mapper
 from bench.peers.peer import PeerFailed
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 
 __all__ = ["RabbitMq", "RabbitMqFailed"]
 

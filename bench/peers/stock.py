@@ -17,7 +17,7 @@ from typing import Final
 from bench.asked import AskedProcess
 from bench.peers.peer import PeerFailed
 from bench.peers.stock_node import Answer, Setup, Where
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 
 __all__ = ["Stock", "StockMember", "version"]
 

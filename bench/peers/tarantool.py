@@ -29,7 +29,7 @@ import msgspec
 from bench.peers import debian
 from bench.peers.children import Children
 from bench.peers.peer import PeerFailed
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 
 __all__ = ["MASTER", "WITHOUT_ANSWER", "Loaded", "Once", "Tarantool", "TarantoolFailed"]
 

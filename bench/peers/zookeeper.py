@@ -16,7 +16,7 @@ from typing import Final
 from bench.peers import debian
 from bench.peers.children import Children
 from bench.peers.peer import PeerFailed
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 
 __all__ = ["ZooKeeper", "ZooKeeperFailed"]
 

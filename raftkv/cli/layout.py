@@ -14,7 +14,7 @@ from raftkv.config import load_config
 from raftkv.errors import ConfigError
 from raftkv.security.ownership import make_directory, open_own
 
-from . import processes
+from .ports import free_ports
 
 __all__ = [
     "ClusterShape",
@@ -94,7 +94,7 @@ def lay_out(directory: str, shape: ClusterShape, plugins: Sequence[str] | None) 
         raise ConfigError(
             f"a cluster needs at least 1 core and 0 replicants, and at most {NODES_MAX} nodes"
         )
-    ports = processes.free_ports(2 * len(names), HOST)
+    ports = free_ports(2 * len(names), HOST)
     peers = {name: f"{HOST}:{ports[2 * n]}" for n, name in enumerate(names)}
     doors = {name: f"{HOST}:{ports[2 * n + 1]}" for n, name in enumerate(names)}
     cores = {name: peers[name] for name in names[: shape.cores]}

@@ -11,28 +11,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from raftkv.errors import ConfigError, NodeFault
+from raftkv.errors import NodeFault
 from raftkv.security.ownership import open_own
 
-__all__ = ["exclusive", "find_pid", "free_ports", "start", "terminate"]
+__all__ = ["exclusive", "find_pid", "start", "terminate"]
 
 _PROC: Final = "/proc"
 # Between two looks at a process that is about to end.
 POLL_S: Final = 0.02
 # What the kernel may take to start a program, or to release what a dead one held: milliseconds.
 SETTLE_TIMEOUT_S: Final = 2.0
-# Outgoing connections get their ports from the ephemeral range; a listening port chosen below it
-# is not taken away by one of them while the node is down.
-_PORT_MIN: Final = 15_000
-_PORT_TRIES: Final = 2_000
 
 
 def start(command: Sequence[str], config_path: str, log_path: str) -> subprocess.Popen[bytes]:
@@ -131,31 +125,6 @@ def terminate(pid: int, config_path: str, sent: signal.Signals, timeout_s: float
         time.sleep(POLL_S)
     _settle(pid)
     return True
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on now, outside the range of outgoing connections if possible."""
-    top = _ephemeral_min()
-    rng = random.Random()
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        for attempt in range(_PORT_TRIES):
-            if len(ports) == count:
-                return ports
-            wanted = rng.randrange(_PORT_MIN, top) if top > _PORT_MIN and attempt < 1_000 else 0
-            probe = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind((host, wanted))
-                ports.append(probe.getsockname()[1])
-    raise ConfigError(f"cannot find {count} free ports on {host}")
-
-
-def _ephemeral_min() -> int:
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-            return int(file.read().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 32_768
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 from raftkv.config import Limits, NodeConfig, RaftTimes
 from raftkv.node import Node
 from raftkv.plugin import Plugin

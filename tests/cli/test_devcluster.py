@@ -289,11 +289,3 @@ def test_a_lock_that_is_held_too_long_is_an_error(tmp_path: Path) -> None:
         processes.exclusive(path, 0.05),
     ):
         pass
-
-
-def test_free_ports_are_distinct_and_free() -> None:
-    ports = processes.free_ports(20)
-    assert len(set(ports)) == 20
-    for port in ports:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))

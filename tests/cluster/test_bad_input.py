@@ -24,7 +24,7 @@ import pytest
 
 from raftkv.cli.devcluster import DevCluster
 from raftkv.cli.door_client import DoorClient, request
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 from raftkv.config import Limits, parse_address
 from raftkv.errors import (
     NoLeader,

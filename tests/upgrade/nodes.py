@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from raftkv.cli.processes import free_ports
+from raftkv.cli.ports import free_ports
 from tests.upgrade.releases import Release
 
 HOST = "127.0.0.1"
