@@ -187,7 +187,7 @@ def append(
         bytes=queue.bytes + size,
     )
     if delayed:
-        queue = times.skip_gaps(ctx, queue, delayed)
+        queue = times.skip_gaps(ctx, queue)
     if not must_drop(queue):
         return queue, first, 0
     queue, dropped, more = make_room(ctx, name, queue, drop_max)
@@ -207,7 +207,7 @@ def make_room(ctx: Context, name: str, queue: Queue, rows: int) -> tuple[Queue, 
     depth, size = queue.depth_max or queue.depth, queue.bytes_max or queue.bytes
     queue, dropped = _discard(ctx, queue, queue.next - 2, rows, depth, size)
     queue = replace(queue, dropped=queue.dropped + dropped)
-    more = dropped == rows and must_drop(queue) and _has(ctx, queue, queue.next - 2)
+    more = must_drop(queue) and _has(ctx, queue, queue.next - 2)
     return queue, dropped, more
 
 
@@ -254,7 +254,7 @@ def _discard_between(
     ctx: Context, queue: Queue, upto: int, rows: int, depth_goal: int, bytes_goal: int
 ) -> tuple[Queue, int]:
     """`_discard`, where some seqs from the cursor on are not fresh."""
-    queue = times.skip_gaps(ctx, queue, ROWS_MAX)
+    queue = times.skip_gaps(ctx, queue)
     id, depth, size, cursor, gone = queue.id, queue.depth, queue.bytes, queue.cursor, 0
     for seq, _ in available(ctx, queue, upto=upto, limit=rows):
         if depth <= depth_goal and size <= bytes_goal:
@@ -269,9 +269,9 @@ def _discard_between(
 
 def _has(ctx: Context, queue: Queue, upto: int) -> bool:
     """Whether a message up to that seq is available."""
-    if len(ctx.table("gaps")):
-        return bool(available(ctx, queue, upto=upto, limit=1, gaps_max=0))
-    if queue.cursor <= upto and queue.cursor < queue.next:
+    first, last = queue.cursor, min(upto, queue.next - 1)
+    gaps = ctx.table("gaps")
+    if last - first + 1 > (gaps.count((queue.id, first), (queue.id, last + 1)) if gaps else 0):
         return True
     returned = ctx.table("returned").scan((queue.id, 0), (queue.id, upto + 1), limit=1)
     return next(returned, None) is not None
@@ -391,6 +391,6 @@ def purge(command: Purge, ctx: Context) -> Purged:
     name = command.queue
     old = named(ctx, name)
     queue, gone = _discard(ctx, old, command.upto, command.rows_max)
-    if gone:
+    if queue != old:  # it may have passed over gaps alone
         ctx.table("queues").replace(name, old, queue)
-    return Purged(gone, gone == command.rows_max and _has(ctx, queue, command.upto))
+    return Purged(gone, _has(ctx, queue, command.upto))

@@ -79,7 +79,7 @@ def _expire(ctx: Context, name: str, queue: Queue, seq: int) -> Queue:
         return queue  # acquired or accepted: it is looked at when it comes back
     else:
         gaps.put(key, None)
-        queue = skip_gaps(ctx, queue, ROWS_MAX)
+        queue = skip_gaps(ctx, queue)
     queue = replace(queue, ready=queue.ready - 1)
     return bury(ctx, name, queue, seq, deliveries or 0, expired=True)
 
@@ -99,10 +99,10 @@ def acquire(command: Acquire, ctx: Context) -> Acquired:
     if not late and not ctx.table("gaps").count(prefix=(old.id,)):
         return delivering.acquire(command, ctx)
     wanted = min(command.count, limit - row.held, old.ready)
-    queue = skip_gaps(ctx, old, ROWS_MAX)
+    queue = skip_gaps(ctx, old)
     queue, found = _chosen(ctx, name, queue, wanted, command.bytes_max, late)
     lock(ctx, session, queue.id, found)
-    queue = skip_gaps(ctx, replace(queue, ready=queue.ready - len(found)), ROWS_MAX)
+    queue = skip_gaps(ctx, replace(queue, ready=queue.ready - len(found)))
     if queue != old:
         ctx.table("queues").put(name, queue)
     if found:

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from raftkv.errors import FormatRefused
 from raftkv.plugin import Context, View
 
+from . import views
 from .commands import FORMAT_TIMES, Message, Queue
 from .refusals import BadTime, TooManyTimed
 from .views import Tables
@@ -195,15 +196,13 @@ def move(ctx: Context, queue_id: int, seq: int, new: int) -> None:
 # --- the stretch with holes -----------------------------------------------------------------------
 
 
-def skip_gaps(ctx: Context, queue: Queue, rows_max: int) -> Queue:
-    """Move the cursor past the gaps at it, `rows_max` at most; the queue, to be written."""
-    gaps, id, cursor = ctx.table("gaps"), queue.id, queue.cursor
+def skip_gaps(ctx: Context, queue: Queue) -> Queue:
+    """Move the cursor past the gaps at it, `GAPS_MAX` at most; the queue, which must be written."""
+    gaps, cursor = ctx.table("gaps"), queue.cursor
     if not len(gaps):
         return queue
-    for key in [key for key, _ in gaps.scan((id, cursor), (id + 1, 0), limit=rows_max)]:
-        if key[1] != cursor:
-            break
-        gaps.delete(key)
+    end = cursor + views.GAPS_MAX
+    while cursor < end and gaps.delete((queue.id, cursor)):
         cursor += 1
     return queue if cursor == queue.cursor else replace(queue, cursor=cursor)
 

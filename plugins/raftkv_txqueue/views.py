@@ -16,7 +16,6 @@ everything in a queue needs that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -46,6 +45,7 @@ from .refusals import SessionEnded, UnknownQueue
 from .xa import Xid
 
 __all__ = [
+    "GAPS_MAX",
     "Browsed",
     "Fate",
     "Holder",
@@ -78,6 +78,9 @@ FateState = Literal["committed", "rolled back", "active", "preparing", "forgotte
 
 #: What `recover` shows: a coordinator has to decide it, or to be told that somebody did.
 IN_DOUBT: Final = ("prepared", "heuristically committed", "heuristically rolled back")
+#: Seqs that are not fresh of which one entry looks for the messages behind them. Tests make it
+#: small.
+GAPS_MAX: int = ROWS_MAX
 #: The accepted messages of such a transaction are gone.
 TAKEN: Final = ("committed", "heuristically committed")
 
@@ -243,28 +246,53 @@ def available(
     upto: int = INT_MAX,
     *,
     limit: int,
-    gaps_max: int = ROWS_MAX,
+    gaps_max: int | None = None,
 ) -> list[tuple[int, int]]:
     """The oldest available messages with seqs from `first` to `upto`: (seq, deliveries so far).
 
-    `limit` at most; fewer than there are if `gaps_max` seqs between them are not fresh (0: no
-    bound).
+    `limit` at most; fewer than there are if `gaps_max` seqs between them are not fresh (None:
+    `GAPS_MAX`; 0: no bound).
     """
     id, last = queue.id, min(upto, queue.next - 1)
     start = max(first, queue.cursor)
-    gaps: set[int] = set()
-    if len(view.table("gaps")):
-        rows = view.table("gaps").scan((id, start), (id, last + 1), limit=gaps_max)
-        seqs = [key[1] for key, _ in rows]
-        gaps.update(seqs)
-        if gaps_max and len(seqs) == gaps_max:
-            last = seqs[-1]
+    bound = GAPS_MAX if gaps_max is None else gaps_max
+    fresh, last = _fresh(view, id, start, last, limit, bound)
     back = view.table("returned").scan((id, first), (id, last + 1), limit=limit)
     found = [(key[1], deliveries) for key, deliveries in back]
-    fresh = (seq for seq in range(start, last + 1) if seq not in gaps)
-    found += [(seq, 0) for seq in islice(fresh, limit)]
+    found += [(seq, 0) for seq in fresh]
     found.sort()
     return found[:limit]
+
+
+def _fresh(
+    view: Tables, queue_id: int, start: int, last: int, limit: int, gaps_max: int
+) -> tuple[list[int], int]:
+    """The first `limit` fresh seqs from `start` to `last`, and up to which seq all were found."""
+    gaps, left = view.table("gaps"), gaps_max or INT_MAX
+    found: list[int] = []
+    while start <= last and len(found) < limit:
+        head = gaps.scan((queue_id, start), (queue_id, last + 1), limit=1) if len(gaps) else ()
+        gap = next((key[1] for key, _ in head), last + 1)
+        found += range(start, min(gap, start + limit - len(found)))
+        start = _behind(gaps, queue_id, gap, min(last, gap + left - 1))
+        left -= start - gap
+        if not left:
+            return found, start - 1
+    return found, last
+
+
+def _behind(gaps: Any, queue_id: int, seq: int, last: int) -> int:
+    """The first seq from `seq` to `last` that is no gap, else `last` + 1; log(n) searches."""
+    width = 1
+    while seq <= last:
+        end = min(seq + width, last + 1)
+        if gaps.count((queue_id, seq), (queue_id, end)) == end - seq:
+            seq, width = end, 2 * width
+        elif width == 1:
+            return seq
+        else:
+            last, width = end - 1, max(1, width // 4)
+    return seq
 
 
 def where(

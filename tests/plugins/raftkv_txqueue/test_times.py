@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from raftkv_txqueue import timers, times
+from raftkv.state.tables import TableView
+from raftkv_txqueue import timers, times, views
 from raftkv_txqueue.commands import (
     TIMED_MAX,
     Commit,
     CommitBranch,
     DeleteQueue,
     End,
+    EnsureQueue,
     Message,
     PrepareBranch,
     PublishTo,
@@ -194,6 +198,70 @@ def test_many_delayed_ones_in_front_are_passed_in_bounded_steps() -> None:
     log.check()
 
 
+def test_a_purge_that_passes_over_delayed_messages_alone_leaves_them_delayed() -> None:
+    log = TxLog(checks=False)
+    log.publish("q", "first")
+    for _ in range(3):
+        log.publish("q", *(timely("d", delay_ms=60_000) for _ in range(700)))
+    session = log.open()
+    assert log.get(session).seqs == (1,)
+    assert log.anywhere(Purge("q", 9_999)) == Purged(0, False)
+    log.check()
+    log.publish("q", "last")
+    assert log.get(session, count=9).seqs == (2_102,)
+
+
+@pytest.mark.parametrize("gaps_max", [2, 1_000])
+def test_purge_and_overflow_find_what_is_behind_delayed_messages(
+    gaps_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "GAPS_MAX", gaps_max)
+    log = TxLog(checks=gaps_max == 2)
+    late = [timely("d", delay_ms=60_000) for _ in range(gaps_max)]
+    for queue in ("q", "d"):
+        log.anywhere(EnsureQueue(queue))
+        log.publish(queue, "a")
+        log.publish(queue, *late)
+        log.publish(queue, "b", "c")
+        log.publish(queue, *late)
+        log.publish(queue, "d", "e")
+    purges = [log.anywhere(Purge("q", 9_999))]
+    while purges[-1].more:
+        purges.append(log.anywhere(Purge("q", 9_999)))
+    assert (sum(each.messages for each in purges), log.bodies()) == (5, [])
+    log.declare("d", depth_max=1, overflow="drop_oldest")
+    log.publish("d", "newest")
+    log.sweep_all()
+    assert (log.bodies("d"), log.queue("d").dropped) == (["newest"], 5)
+    log.check()
+
+
+def test_looking_past_many_delayed_messages_reads_few_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = TxLog(checks=False)
+    log.publish("q", "first")
+    for _ in range(8):
+        log.publish("q", *(timely("d", delay_ms=60_000) for _ in range(1_000)))
+    log.publish("q", *(timely("t", ttl_ms=100) for _ in range(100)), "last")
+    session, read = log.open(), 0
+    scan = TableView.scan
+
+    def counted(*given: Any, **more: Any) -> Iterator[Any]:
+        nonlocal read
+        for row in scan(*given, **more):
+            read += 1
+            yield row
+
+    monkeypatch.setattr(TableView, "scan", counted)
+    assert log.bodies(limit=200)[-1] == "last"
+    assert read < 20
+    log.now += 100
+    assert log.sweep().rows == 100
+    assert log.get(session).seqs == (1,)
+    assert read < 1_000
+
+
 # --- in transactions ------------------------------------------------------------------------------
 
 
@@ -350,13 +418,19 @@ def test_below_format_2_a_time_is_a_header_like_any_other(
     assert log.residue("messages") == {}
 
 
+OPERATIONS = ("publish", "get", "get", "settle", "settle", "sweep", "commit")
+
+
 # --- all of it ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_no_message_is_lost_given_early_or_given_late(seed: int) -> None:
+def test_whatever_happens_no_message_is_lost_given_early_or_given_late(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside a list of what each message may do. The invariants are checked after every entry."""
     rng = random.Random(seed)
+    monkeypatch.setattr(views, "GAPS_MAX", (1, 3, 1_000)[seed % 3])
     log = TxLog(queues=("q", "dead"))
     log.declare("e", dead_letter="dead", depth_max=40)
     sessions = [log.open(), log.open(kind="tx")]
@@ -366,7 +440,7 @@ def test_whatever_happens_no_message_is_lost_given_early_or_given_late(seed: int
     for step in range(150):
         log.now += rng.choice((0, 1, 20, 100))
         session = rng.choice(sessions)
-        match rng.choice(("publish", "get", "get", "settle", "settle", "sweep", "commit")):
+        match rng.choice((*OPERATIONS, "purge") if not step % 5 else OPERATIONS):
             case "publish" if log.queue("e").depth < 35:
                 body = f"m{step}"
                 delay, ttl = rng.choice((0, 0, 50, 200)), rng.choice((0, 0, 30, 150))
@@ -374,8 +448,10 @@ def test_whatever_happens_no_message_is_lost_given_early_or_given_late(seed: int
                 due = log.now + delay
                 born[body] = (due, due + ttl if ttl else 10**9)
             case "get":
-                got = log.get(session, "e", rng.choice((1, 3)), rng.choice((0, 0, 70)))
-                assert got.seqs or not got.ready
+                wanted, bytes_max = rng.choice((1, 3)), rng.choice((0, 0, 70))
+                got = log.get(session, "e", wanted, bytes_max)
+                while got.ready and not got.seqs:
+                    got = log.get(session, "e", wanted, bytes_max)
                 shown = {each.seq: each for each in browse(log.view(), "e", 1, 99, True)}
                 for seq in got.seqs:
                     due, expires = born[shown[seq].message.body.decode()]
@@ -395,6 +471,11 @@ def test_whatever_happens_no_message_is_lost_given_early_or_given_late(seed: int
                 late = PublishTo("e", (timely(body, delay_ms=40),))
                 log.commit(sessions[1], accept_of("e", taken), late)
                 born[body] = (log.now + 40, 10**9)
+            case "purge":
+                upto = rng.randrange(1, log.queue("e").next + 1)
+                gone |= {each.message.body.decode() for each in log.browse("e") if each.seq <= upto}
+                while log.anywhere(Purge("e", upto, rng.choice((1, 1_000)))).more:
+                    pass
             case "sweep":
                 log.sweep(rng.choice((1, 2, 1_000)))
     alive = {each.message.body.decode() for each in browse(log.view(), "e", 1, 999, True)}
