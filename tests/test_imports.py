@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -170,6 +170,26 @@ def test_the_lazy_names_of_the_package_are_those_that_a_type_checker_sees() -> N
         assert name in dir(raftkv)
     with pytest.raises(AttributeError, match="has no attribute 'colour'"):
         _ = raftkv.colour  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("package", ["raftkv.kv", "raftkv.state"])
+def test_a_package_that_imports_late_gives_what_a_type_checker_sees(package: str) -> None:
+    found: Any = importlib.import_module(package)
+    source = MODULES[package].read_text(encoding="utf-8")
+    seen = {
+        name: each.module
+        for each in imports(source, package, is_package=True)
+        for name in each.names
+        if within(each.module, package)
+    }
+    assert set(found.__all__) == set(seen)
+    late = {name: f"{package}.{home}" for name, home in found._HOMES.items()}
+    assert late.items() <= seen.items()
+    for name, module in seen.items():
+        assert getattr(found, name) is getattr(importlib.import_module(module), name)
+        assert name in dir(found)
+    with pytest.raises(AttributeError, match="has no attribute 'colour'"):
+        _ = found.colour
 
 
 def test_all_names_of_the_testing_package_are_there() -> None:

@@ -9,7 +9,8 @@ from typing import Self
 from raftkv.client.leases import ClientLeases
 from raftkv.kv.commands import GrantResult, RevokeResult
 from raftkv.kv.keeping import Keeping as AsyncKeeping
-from raftkv.kv.leases import LeaseApi, LeaseStatus
+from raftkv.kv.keeping import LeaseStatus
+from raftkv.kv.leases import LeaseApi
 from raftkv.validation import require_timeout
 
 from .portal import Portal

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,21 +23,36 @@ if TYPE_CHECKING:
 
     from .options import At
 
-__all__ = ["client_of", "endpoints_of", "run", "tls_context"]
+__all__ = ["check_endpoint", "client_of", "endpoints_of", "run", "tls_context"]
 
 T = TypeVar("T")
 
 
 def endpoints_of(at: At) -> list[str]:
     """The endpoints to try in this order; of a directory's nodes those that run come first."""
-    from .door_client import check_endpoint
-
     if at.directory is None:
         return [check_endpoint(endpoint) for endpoint in at.endpoints]
     from .devcluster import DevCluster
 
     dev = DevCluster(at.directory)
     return [dev.endpoint(name) for name in sorted(dev.names, key=lambda n: dev.pid(n) is None)]
+
+
+def check_endpoint(endpoint: str) -> str:
+    """The endpoint without a trailing slash; `ConfigError` unless it is http(s)://HOST:PORT."""
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        valid = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port or 80) > 0
+            and not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+        )
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"{endpoint!r} is not an endpoint: write http://HOST:PORT")
+    return endpoint.rstrip("/")
 
 
 def tls_context(at: At) -> ssl.SSLContext | None:

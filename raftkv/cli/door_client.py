@@ -38,7 +38,9 @@ from raftkv.errors import (
     TooLarge,
 )
 
-__all__ = ["Consistency", "DoorClient", "Found", "check_endpoint", "request", "working_first"]
+from .connecting import check_endpoint
+
+__all__ = ["Consistency", "DoorClient", "Found", "request", "working_first"]
 
 Consistency = Literal["linearizable", "local"]
 
@@ -252,23 +254,6 @@ def _connection(
             host, address.port or 443, timeout=timeout_s, context=context
         )
     return http.client.HTTPConnection(host, address.port or 80, timeout=timeout_s)
-
-
-def check_endpoint(endpoint: str) -> str:
-    """The endpoint without a trailing slash; `ConfigError` unless it is http(s)://HOST:PORT."""
-    try:
-        parts = urllib.parse.urlsplit(endpoint)
-        valid = (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and (parts.port or 80) > 0
-            and not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
-        )
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ConfigError(f"{endpoint!r} is not an endpoint: write http://HOST:PORT")
-    return endpoint.rstrip("/")
 
 
 def _raise(endpoint: str, status: int, decoded: Any) -> NoReturn:

@@ -13,6 +13,7 @@ from raftkv.kv.arguments import (
     check_range,
     check_txn,
     deleted_range,
+    reads_only,
     watched_range,
 )
 from raftkv.kv.commands import (
@@ -30,7 +31,6 @@ from raftkv.kv.commands import (
     TxnResult,
     bounds_of,
 )
-from raftkv.kv.transactions import reads_only
 from raftkv.plugin import Consistency
 from raftkv.validation import checked, require_int64
 

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from raftkv.kv.arguments import check_grant, check_id
 from raftkv.kv.commands import GrantResult, LeaseNotFound, RevokeResult
-from raftkv.kv.keeping import Keeping
-from raftkv.kv.leases import LeaseStatus, check_grant, check_id
+from raftkv.kv.keeping import Keeping, LeaseStatus
 from raftkv.validation import checked
 
 from . import words

@@ -22,6 +22,7 @@ from .arguments import (
     check_range,
     check_txn,
     deleted_range,
+    reads_only,
     watched_range,
 )
 from .changing import LIMIT_MIN, check_ignored
@@ -56,7 +57,7 @@ from .large import is_large, read_in_slices
 from .leases import LeaseApi
 from .ranges import read_range, reads_all
 from .read_only import WAIT_S, LargeReads, ReadOnlyTxn, has_history
-from .transactions import flatten, reads_only, too_many, unflatten
+from .transactions import flatten, too_many, unflatten
 from .walk import Pasts, Walk
 from .watch import Watch
 from .watch_hub import WatchHub

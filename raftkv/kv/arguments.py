@@ -22,11 +22,14 @@ from .commands import (
 )
 
 __all__ = [
+    "check_grant",
+    "check_id",
     "check_key",
     "check_put",
     "check_range",
     "check_txn",
     "deleted_range",
+    "reads_only",
     "watched_range",
 ]
 
@@ -80,6 +83,18 @@ def check_txn(
     return whole
 
 
+def reads_only(success: Iterable[Operation], failure: Iterable[Operation]) -> bool:
+    """Whether no branch of a transaction can change anything, the inner ones' included."""
+    todo = [*success, *failure]
+    for operation in todo:  # grows meanwhile
+        if isinstance(operation, TxnOp):
+            todo += operation.success
+            todo += operation.failure
+        elif not isinstance(operation, RangeOp):
+            return False
+    return True
+
+
 def _check_compare(compare: Compare) -> None:
     require(Compare, "compare", compare)
     check_key(compare.key)
@@ -130,3 +145,14 @@ def watched_range(
     low, range_end = bounds_of(key if first is None else first, last, prefix)
     check_key(low)
     return low, range_end
+
+
+def check_grant(ttl_s: int, id: int) -> None:
+    """Raise TypeError or ValueError for a lease that cannot be asked for."""
+    require_int64("ttl_s", ttl_s)
+    check_id(id)
+
+
+def check_id(id: int) -> None:
+    """Ids are etcd's 64-bit integers: what cannot be named over HTTP is no lease."""
+    require_int64("id", id)

@@ -19,12 +19,14 @@ import contextlib
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from raftkv.errors import RaftkvError
 
 from .background import finished
 from .commands import GrantResult, LeaseNotFound, RevokeResult
 
-__all__ = ["Keepable", "Keeping"]
+__all__ = ["Keepable", "Keeping", "LeaseStatus"]
 
 # A keep-alive is sent when this share of the time to live has passed, so that two may be lost.
 SHARE = 1 / 3
@@ -32,6 +34,15 @@ SHARE = 1 / 3
 RETRY_S = 0.2
 # At the end the lease is revoked; if that takes longer, it ends by itself.
 REVOKE_S = 2.0
+
+
+class LeaseStatus(msgspec.Struct, frozen=True):
+    """A lease as it stands: `ttl_s` whole seconds are left of `granted_s`, -1 if there is none."""
+
+    id: int
+    granted_s: int
+    ttl_s: int
+    keys: tuple[bytes, ...] = ()
 
 
 class Keepable(Protocol):

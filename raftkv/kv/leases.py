@@ -26,14 +26,15 @@ from raftkv.errors import (
     Timeout,
 )
 from raftkv.plugin import Host
-from raftkv.validation import checked, require_int64
+from raftkv.validation import checked
 
+from .arguments import check_grant, check_id
 from .commands import Grant, GrantResult, LeaseNotFound, LeaseRow, Revoke, RevokeResult
-from .keeping import Keeping
+from .keeping import Keeping, LeaseStatus
 from .leasing import keys_of
 from .lessor import CALL_IDS_MAX, LEFT, RENEW, Left, Renewed
 
-__all__ = ["LeaseApi", "LeaseStatus", "check_grant", "check_id"]
+__all__ = ["LeaseApi"]
 
 T = TypeVar("T")
 
@@ -50,15 +51,6 @@ RETRY_S = 0.05
 _decode_renewed = msgspec.msgpack.Decoder(Renewed).decode
 _decode_left = msgspec.msgpack.Decoder(Left).decode
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class LeaseStatus(msgspec.Struct, frozen=True):
-    """A lease as it stands: `ttl_s` whole seconds are left of `granted_s`, -1 if there is none."""
-
-    id: int
-    granted_s: int
-    ttl_s: int
-    keys: tuple[bytes, ...] = ()
 
 
 class Searches:
@@ -257,14 +249,3 @@ class LeaseApi:
             for future in futures:
                 if not future.done():
                     future.set_result(ttl_s)
-
-
-def check_grant(ttl_s: int, id: int) -> None:
-    """Raise TypeError or ValueError for a lease that cannot be asked for."""
-    require_int64("ttl_s", ttl_s)
-    check_id(id)
-
-
-def check_id(id: int) -> None:
-    """Ids are etcd's 64-bit integers: what cannot be named over HTTP is no lease."""
-    require_int64("id", id)

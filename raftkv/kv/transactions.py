@@ -63,7 +63,6 @@ __all__ = [
     "check_words",
     "flatten",
     "part_of",
-    "reads_only",
     "too_many",
     "unflatten",
 ]
@@ -118,18 +117,6 @@ def unflatten(outcome: TxnOutcome) -> TxnResult:
         part = outcome.nested[number]
         inner[number] = TxnResult(outcome.revision, part.succeeded, tree(part.results))
     return TxnResult(outcome.revision, outcome.succeeded, tree(outcome.results))
-
-
-def reads_only(success: Iterable[Operation], failure: Iterable[Operation]) -> bool:
-    """Whether no branch of a transaction can change anything, the inner ones' included."""
-    todo = [*success, *failure]
-    for operation in todo:  # grows meanwhile
-        if isinstance(operation, TxnOp):
-            todo += operation.success
-            todo += operation.failure
-        elif not isinstance(operation, RangeOp):
-            return False
-    return True
 
 
 # Limits, before anything is looked at -----------------------------------------------------------

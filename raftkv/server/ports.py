@@ -27,7 +27,7 @@ from raftkv.kv import (
     Watch,
 )
 from raftkv.kv.hashing import KeyspaceHash
-from raftkv.kv.leases import LeaseStatus
+from raftkv.kv.keeping import LeaseStatus
 from raftkv.plugin import Consistency, Under
 
 __all__ = [

@@ -36,7 +36,7 @@ from raftkv.kv import (
     RevokeResult,
     TxnResult,
 )
-from raftkv.kv.transactions import reads_only
+from raftkv.kv.arguments import reads_only
 from raftkv.plugin import Consistency, Host, Outcome, Request, Response, Route
 
 from .answers import INVALID_ARGUMENT, BadRequest, Busy, failure_body

@@ -11,6 +11,14 @@ from tests.cli.conftest import ROOT
 
 # rich draws, pydantic comes with some versions of typer itself.
 ENGINE = ("raftkv.node", "raftkv.raft", "raftkv.server", "raftkv.testing", "pysyncobj", "uvicorn")
+# What decides on commands, and what serves the keyspace: a client needs the words of both only.
+DECIDING = ("raftkv.state.machine", "raftkv.state.core", "raftkv.state.snapshot", "raftkv.kv.api")
+DECIDING += (
+    "raftkv.kv.keyspace",
+    "raftkv.kv.history",
+    "raftkv.kv.lessor",
+    "raftkv.kv.transactions",
+)
 DRAWING = ("rich",)
 CLIENT = ("raftkv.client", "raftkv.kv", "msgspec", "asyncio", "ssl", "http.client")
 
@@ -51,7 +59,7 @@ def test_help_imports_neither_engine_nor_client(arguments: tuple[str, ...]) -> N
 def test_a_read_imports_no_engine_and_draws_nothing() -> None:
     modules = imported("get", "k", "--endpoint", "http://127.0.0.1:1", "--timeout", "0.1")
     assert "raftkv.client" in modules
-    assert not within(modules, ENGINE + DRAWING)
+    assert not within(modules, (*ENGINE, *DECIDING, *DRAWING, "http.client"))
 
 
 PLUGINS = (
@@ -73,6 +81,8 @@ AT = ("--endpoint", "http://127.0.0.1:1", "--timeout", "0.1")
         # It is made of cluster calls.
         (("conf", "list"), ("raftkv_conf", "raftkv_cluster_call")),
         (("limbo", "status"), ("raftkv_limbo",)),
+        (("queue", "list"), ("raftkv_txqueue",)),
+        (("topic", "list"), ("raftkv_subscriptions",)),
     ],
 )
 def test_a_plugins_command_imports_that_plugin_alone(
@@ -81,7 +91,7 @@ def test_a_plugins_command_imports_that_plugin_alone(
     modules = imported(*arguments, *AT)
     others = tuple(each for each in PLUGINS if each not in needed)
     assert needed[0] in modules
-    assert not within(modules, (*others, *ENGINE, *DRAWING))
+    assert not within(modules, (*others, *ENGINE, *DECIDING, *DRAWING))
 
 
 def test_the_probe_sees_what_is_imported() -> None:

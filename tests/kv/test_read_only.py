@@ -26,8 +26,9 @@ from raftkv.kv import (
     TxnResult,
 )
 from raftkv.kv import read_only as module
+from raftkv.kv.arguments import reads_only
 from raftkv.kv.read_only import LargeReads
-from raftkv.kv.transactions import flatten, reads_only, unflatten
+from raftkv.kv.transactions import flatten, unflatten
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 
