@@ -13,7 +13,8 @@ chose calls `end`. Rules of this file:
 3. **The log is believed, not the caller.** An `end` is refused when this node knows better: it has
    applied the winner's index and shows the channel as owner still or again, or has registered the
    channel at a later index. A node that has not come so far yet takes the winner's word: only the
-   log can have told it that index. Nothing waits for a lagging replica.
+   log can have told it that index. Nothing waits for a lagging replica. Under "disabled" rows of
+   the log contradict no end: they are from before, and about to be taken out.
 4. **Nothing is frozen or orphaned for ever.** A channel whose row was replaced has a successor that
    must come for it. When it does not come within `lost_grace_s`, the channel is kicked: the
    client's session lives elsewhere.
@@ -47,6 +48,7 @@ from raftkv.errors import RaftkvError
 from raftkv.plugin import Metric
 
 from .commands import Channel, Entry, same_channel
+from .modes import mode_of
 from .owner import ChannelGone, Failure, Message
 from .wire import (
     ABORT,
@@ -430,7 +432,9 @@ class Handover:
         written = self._manager.written.get(key)
         if written is not None and written.index > request.index:
             return False
-        if self._host.view().index < request.index:
+        view = self._host.view()
+        # Only a connection of "disabled" names the index of its epoch (`LockedPeers`).
+        if view.index < request.index or request.index == mode_of(view).epoch:
             return True
         owner = self._manager.api.lookup_local(row.client_id)
         return owner is None or not _is_its(owner, row)

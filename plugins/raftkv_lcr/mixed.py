@@ -167,7 +167,8 @@ class LockedFlow:
         Unless the mode was switched meanwhile: then it is for the next adoption to say.
         """
         mode = mode_of(self._host.view())
-        entered = await enter_old(self._manager, row)
+        # With the ticket of its former registration it would count as replaced in "migration".
+        entered = await enter_old(self._manager, replace(row, ticket=0))
         written = self._manager.written.get(_key(row))
         if written is not None and written.lcr is not None:
             await take_out(self._manager, written.lcr, mode)
@@ -179,13 +180,21 @@ class LockedFlow:
 
 
 async def enter_old(manager: ChannelManager, row: Channel) -> Channel:
-    """Write a living channel of this node into the old registry, unless it is there already."""
+    """Write a living channel of this node into the old registry, unless it is there already.
+
+    A row there has the ticket of the channel's row in the log, 0 if there is none.
+    """
     host, legacy, key = manager.host, manager.api.legacy, _key(row)
     await legacy.ready()
     written = manager.written.get(key)
     row = replace(row, node=host.name, incarnation=host.incarnation)
     former = None if written is None else written.old
-    if former is not None and same_channel(former, row) and legacy.copies.bag.holds(row):
+    if (
+        former is not None
+        and same_channel(former, row)
+        and former.ticket == row.ticket
+        and legacy.copies.bag.holds(row)
+    ):
         return former
     await legacy.add(row)
     if key not in manager.opening and not manager.owner.is_alive(row):

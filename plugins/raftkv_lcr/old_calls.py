@@ -15,12 +15,20 @@ it; it has no abort, so what it froze goes on only when its time is up; and its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
 
-from raftkv.errors import NotApplied, OutcomeUnknown, Refused, SessionExpired, StaleIncarnation
+from raftkv.errors import (
+    NotApplied,
+    OutcomeUnknown,
+    RaftkvError,
+    Refused,
+    SessionExpired,
+    StaleIncarnation,
+)
 from raftkv.plugin import Host
 
 from .commands import VERSION_MAX, Adopt, Channel, Registered, Unregister, same_channel
@@ -150,7 +158,8 @@ class LockedPeers:
     The registration that an `end` speaks of stands in no log. It counts as of the epoch in which
     the connection began: a channel that the log has registered since then is not its prey, however
     late the call arrives. But where the log still has a row from before that epoch, which its node
-    has yet to take out, nothing may contradict.
+    has yet to take out, nothing may contradict. When an `end` is refused, that node may know of a
+    switch of which this one has not heard: this one catches up before the flow looks at the epoch.
     """
 
     def __init__(self, manager: ChannelManager, epoch: int) -> None:
@@ -168,11 +177,15 @@ class LockedPeers:
     async def end(self, channel: Channel, taker: Channel, timeout_s: float) -> Handed:
         begun = self._begun.pop(_key(taker), None)
         freeze = 0 if begun is None else begun.freeze
-        deadline = self._manager.host.runtime.monotonic() + timeout_s
+        host = self._manager.host
+        deadline = host.runtime.monotonic() + timeout_s
         registered = _unlogged(taker, self._index(channel))
         try:
             return await self._manager.takeovers.end(channel, registered, freeze, deadline)
         except NotSuccessor as error:
+            left_s = max(deadline - host.runtime.monotonic(), RETRY_S)
+            with contextlib.suppress(RaftkvError):
+                await host.barrier(timeout_s=left_s)
             raise ChannelGone("noproc", str(error)) from error
 
     def _index(self, channel: Channel) -> int:

@@ -709,6 +709,109 @@ def test_row_of_a_channel_that_was_taken_over_before_it_was_adopted_is_taken_out
     play(body)
 
 
+def test_switch_to_disabled_row_that_its_own_node_still_sees_contradicts_no_end() -> None:
+    """The new node's copy shows the registered row taken out, that of the old channel not yet."""
+
+    async def body(world: World) -> None:
+        core2 = world.cluster.nodes["core2"]
+        await switch(world, "migration", "dual")
+        await world.connect("core1", "c", "a")
+        world.publish("c", "m")
+        await world.rest()
+        release = world.cluster.hold("core1", "unregister")
+        # It begins under "dual"; the log refuses its registration for the epoch.
+        suspended = world.brokers["core1"].hanging[("begin", "a")] = asyncio.Event()
+        opening = asyncio.ensure_future(world.connect("core2", "c", "b"))
+        await asyncio.sleep(0.05)
+        await core2.propose(SwitchMode("disabled"))
+        await asyncio.sleep(0.05)
+        world.cluster.pause("core1")
+        release()
+        assert (in_log(world, "c", "core1") is None, in_log(world, "c", "core2")) == (False, None)
+        suspended.set()
+        opened = await opening
+        assert (opened.outcome, opened.present, opened.attempts) == ("ok", True, 2)
+        world.cluster.resume("core1")
+        await world.rest()
+        assert core2.lcr.counters["mode_changed"] == 1
+        assert world.live("c") == [("core2", "b")]
+        assert texts(world.session("c")) == ["m"]
+        assert names(world, "c") == (None, {"b"})
+        assert not world.anomalies
+
+    play(body)
+
+
+def test_switch_from_disabled_finds_channels_that_the_log_had_before() -> None:
+    """Their rows in the old registry are no leftovers: they have not been adopted yet."""
+
+    async def body(world: World) -> None:
+        core2 = world.cluster.nodes["core2"]
+        await switch(world, "migration")
+        await world.connect("core1", "c", "a")
+        world.publish("c", "m")
+        await world.rest()
+        await switch(world, "disabled")
+        release = world.cluster.hold("core1", "adopt")
+        await core2.propose(SwitchMode("migration"))
+        await asyncio.sleep(0.05)
+        assert names(world, "c") == (None, {"a"})
+        await world.connect("core2", "c", "b")
+        release()
+        await world.rest()
+        assert world.live("c") == [("core2", "b")]
+        assert texts(world.session("c")) == ["m"]
+        assert not world.anomalies
+
+    play(body)
+
+
+def test_switch_from_disabled_keeps_sessions_ended_that_a_clean_start_ended() -> None:
+    """As of item 5, for a channel that was opened under "disabled" and adopted after it."""
+
+    async def body(world: World) -> None:
+        await world.connect("core1", "c", "a")
+        world.publish("c", "m1")
+        await switch(world, "migration")
+        gate = world.brokers["core1"].hanging[("discard", "a")] = asyncio.Event()
+        await world.connect("core2", "c", "b", clean_start=True)
+        await world.leave("c")
+        await asyncio.sleep(0.2)
+        assert names(world, "c") == (None, {"a"})
+        opened = await world.connect("rep1", "c", "d")
+        assert (opened.outcome, opened.present, opened.predecessor) == ("ok", False, None)
+        gate.set()
+        await world.rest(30)
+        assert world.live("c") == [("rep1", "d")]
+
+    play(body)
+
+
+def test_switch_from_disabled_is_looked_for_when_an_end_is_refused() -> None:
+    """The channel's node knows of a switch that the new one has not heard of yet."""
+
+    async def body(world: World) -> None:
+        core2 = world.cluster.nodes["core2"]
+        await world.connect("core1", "c", "a")
+        world.publish("c", "m")
+        await world.rest()
+        world.cluster.pause("core2")
+        await world.cluster.nodes["core1"].propose(SwitchMode("migration"))
+        await world.rest()
+        opening = asyncio.ensure_future(world.connect("core2", "c", "b"))
+        await asyncio.sleep(0.5)
+        world.cluster.resume("core2")
+        opened = await opening
+        assert (opened.outcome, opened.present) == ("ok", True)
+        assert core2.lcr.counters["mode_changed"] == 1
+        await world.rest(40)
+        assert world.live("c") == [("core2", "b")]
+        assert texts(world.session("c")) == ["m"]
+        assert names(world, "c") == ("b", {"b"})
+
+    play(body)
+
+
 # --- old nodes ------------------------------------------------------------------------------------
 
 
