@@ -36,6 +36,11 @@ def program(path: Path, body: str) -> Path:
     return path
 
 
+def test_what_the_tools_start_keeps_its_compiled_modules() -> None:
+    said = shell('echo "${PYTHONDONTWRITEBYTECODE-may write}"', PYTHONDONTWRITEBYTECODE="1")
+    assert said.stdout == "may write\n"
+
+
 @pytest.mark.parametrize(
     ("said", "version"),
     [
