@@ -150,8 +150,9 @@ class TxQueueApi:
         timeout_s: float = TIMEOUT_S,
     ) -> Deleted:
         """Delete a queue with its messages. Raises `UnknownQueue`, and `QueueInUse`: undecided
-        transactions have content of it; `QueueNotEmpty` (`if_empty`), `QueueAcquired`
-        (`if_unused`: sessions hold messages of it)."""
+        transactions have content of it; `DeadLetterInUse`: other queues name it as their
+        dead-letter queue (format 2); `QueueNotEmpty` (`if_empty`), `QueueAcquired` (`if_unused`:
+        sessions hold messages of it)."""
         require_possible(queue)
         command = DeleteQueue(queue, if_empty, if_unused)
         done: Deleted = await self.proposer.until_verdict(command, self._deadline(timeout_s))

@@ -70,6 +70,7 @@ __all__ = [
     "ACK_TIMEOUT_MS_MIN",
     "COMMAND_BYTES",
     "ENDINGS_KEPT",
+    "FORMAT_DEAD_LETTERS",
     "FORMAT_END_SESSION",
     "FORMAT_ENSURE",
     "FORMAT_HELD_SINCE",
@@ -166,6 +167,8 @@ FORMAT_PUT_BACK: Final = 2
 FORMAT_ENSURE: Final = 2
 FORMAT_END_SESSION: Final = 2
 FORMAT_HELD_SINCE: Final = 2
+#: The format from which on a queue that takes the dead letters of others cannot be deleted.
+FORMAT_DEAD_LETTERS: Final = 2
 #: The format from which on times to live and delays count, and which introduced `ToBack`.
 FORMAT_TIMES: Final = 2
 

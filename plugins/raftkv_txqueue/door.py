@@ -129,6 +129,7 @@ __all__ = ["routes"]
 # What of an error a program may need: never a body or a header.
 _FIELDS: Final = (
     "queue", "seq", "session", "node", "txid", "cause", "xid", "limit", "what", "at", "sent",
+    "queues", "more",
 )  # fmt: skip
 # The request itself is wrong, whatever the state.
 _WRONG: Final = (

@@ -33,6 +33,7 @@ from .commands import (
     ACK_TIMEOUT_MS_MAX,
     ACK_TIMEOUT_MS_MIN,
     COMMAND_BYTES,
+    FORMAT_DEAD_LETTERS,
     HEADERS_MAX,
     NAME_CHARS_MAX,
     ROWS_MAX,
@@ -57,6 +58,7 @@ from .refusals import (
     BadHeaders,
     BadQueueName,
     BatchTooLarge,
+    DeadLetterInUse,
     EmptyBatch,
     MessageTooLarge,
     QueueAcquired,
@@ -372,6 +374,7 @@ def delete(command: DeleteQueue, ctx: Context) -> Deleted:
     queue = named(ctx, name)
     if queue.uses:
         raise QueueInUse(name, queue.uses)
+    _require_no_letters(ctx, name)
     if command.if_empty and queue.depth:
         raise QueueNotEmpty(name, queue.depth)
     acquired = queue.depth - queue.ready - delayed_in(ctx, queue)
@@ -384,6 +387,16 @@ def delete(command: DeleteQueue, ctx: Context) -> Deleted:
     if queue.next > 1:
         ctx.table("dropped").put(queue.id, 1 if acquired else 0)
     return Deleted(queue.depth)
+
+
+def _require_no_letters(ctx: Context, name: str) -> None:
+    """Refuse to delete where the dead letters of other queues go. Raises DeadLetterInUse."""
+    if ctx.version < FORMAT_DEAD_LETTERS:
+        return
+    senders = [each for each, row in ctx.table("queues").scan() if row.dead_letter == name]
+    if senders:
+        most = DeadLetterInUse.NAMED_MAX
+        raise DeadLetterInUse(name, senders[:most], max(0, len(senders) - most))
 
 
 def purge(command: Purge, ctx: Context) -> Purged:

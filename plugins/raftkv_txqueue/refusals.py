@@ -11,6 +11,7 @@ each says what to do next. None shows a body or a header of a message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from raftkv.errors import Refused
@@ -28,6 +29,7 @@ __all__ = [
     "BatchTooLarge",
     "BranchRefused",
     "CommandInvalid",
+    "DeadLetterInUse",
     "EmptyBatch",
     "IllegalState",
     "InTransaction",
@@ -186,6 +188,31 @@ class QueueInUse(Refused):
         return (
             f"{self.transactions} undecided transactions have content of {self.queue!r}: wait "
             "until they are decided, then delete it"
+        )
+
+
+class DeadLetterInUse(Refused):
+    """Other queues send their dead letters to it, which would be lost.
+
+    `queues`: the first `NAMED_MAX` of them by name; `more`: how many others there are.
+    """
+
+    code = "txqueue_dead_letter_in_use"
+    #: Queues that are named.
+    NAMED_MAX: ClassVar[int] = 10
+
+    def __init__(self, queue: str, queues: Sequence[str], more: int) -> None:
+        super().__init__(queue, tuple(queues), more)
+        self.queue = queue
+        self.queues = tuple(queues)
+        self.more = more
+
+    def __str__(self) -> str:
+        names = ", ".join(repr(name) for name in self.queues)
+        others = f" and {self.more} more" if self.more else ""
+        return (
+            f"{self.queue!r} is the dead_letter of {names}{others}: declare these with another "
+            'dead_letter, or "" for none, and change=True (--change), then delete it'
         )
 
 
@@ -692,6 +719,7 @@ REFUSALS: tuple[type[Refused], ...] = (
     QueueDiffers,
     TooManyQueues,
     QueueInUse,
+    DeadLetterInUse,
     QueueNotEmpty,
     QueueAcquired,
     QueueFull,

@@ -330,6 +330,14 @@ patching(
 )
 
 
+wrapping(
+    "dead-letter-queue-deleted",
+    "a queue is deleted although others send their dead letters to it",
+    queues,
+    "_require_no_letters",
+)(lambda require: nothing)
+
+
 @contextlib.contextmanager
 def _purge_takes_one_more() -> Iterator[None]:
     def wrap(purge: Callable[..., Any]) -> Callable[..., Any]:

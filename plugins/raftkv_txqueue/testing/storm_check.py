@@ -171,6 +171,8 @@ def _delete(step: Step, ledger: Ledger) -> Iterator[Found]:
     must = []
     if _users(ledger, book):
         must.append("QueueInUse")
+    if step.version > 1 and any(each.dead_letter == book.name for each in ledger.queues.values()):
+        must.append("DeadLetterInUse")
     if command.if_empty and book.items:
         must.append("QueueNotEmpty")
     if command.if_unused and any(

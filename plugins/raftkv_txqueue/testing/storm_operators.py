@@ -136,7 +136,7 @@ class Operators(Programs):
                     del limits[left_out]
                 await self.declare(seat, name, limits, rng.random() < 0.7)
             case "delete":
-                name = rng.choice((SIDE, SIDE, "retry"))
+                name = rng.choice((SIDE, SIDE, "retry", "dead"))
                 how = {"if_empty": rng.random() < 0.2, "if_unused": rng.random() < 0.2}
                 await self.at(
                     seat,

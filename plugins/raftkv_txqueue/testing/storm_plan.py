@@ -102,6 +102,7 @@ EXPECTED = (
     "observer missed",
     "queue deleted",
     "refused QueueInUse",
+    "refused DeadLetterInUse",
     "purged",
     "session ended with its node",
     "session closed in a transaction",

@@ -239,6 +239,8 @@ class Model:
         queue = self._queue(name)
         if self.uses(queue):
             raise No("queue_in_use")
+        if any(other.dead_letter == name for other in self.queues.values()):
+            raise No("dead_letter_in_use")
         if if_empty and queue.items:
             raise No("queue_not_empty")
         if if_unused and len(queue.items) > len(queue.available()):

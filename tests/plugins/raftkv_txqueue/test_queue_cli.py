@@ -103,6 +103,9 @@ def test_queues_are_declared_shown_and_deleted(shell: Typed) -> None:
     assert shell("queue", "depth", "new") == "1\n"
     assert "1 message (67 bytes): 1 available, 0 acquired" in shell.err
     assert "at most 1 message, then refused" in shell.err
+    shell("queue", "delete", "dead", "--yes", code=1)
+    assert "'dead' is the dead_letter of 'new'" in shell.err
+    assert "--change" in shell.err
     shell("queue", "delete", "new", "--if-empty", code=1)
     shell("queue", "delete", "new", code=2)
     assert "what goes of new: 1 message." in shell.err

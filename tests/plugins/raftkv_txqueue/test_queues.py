@@ -15,6 +15,7 @@ from raftkv_txqueue.commands import (
     ROWS_MAX,
     Declared,
     Deleted,
+    DeleteQueue,
     End,
     EnsureQueue,
     Message,
@@ -27,12 +28,14 @@ from raftkv_txqueue.commands import (
     Start,
     size_of,
 )
+from raftkv_txqueue.plugin import TxQueue
 from raftkv_txqueue.queues import make_room
 from raftkv_txqueue.refusals import (
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
     BatchTooLarge,
+    DeadLetterInUse,
     EmptyBatch,
     MessageTooLarge,
     QueueAcquired,
@@ -398,6 +401,40 @@ def test_a_queue_with_content_of_an_undecided_transaction_is_not_deleted() -> No
         log.delete("q")
     log.commit(session)
     assert log.delete("q") == Deleted(1)
+
+
+def test_b10_a_dead_letter_queue_that_is_in_use_is_not_deleted() -> None:
+    log = TxLog(queues=("q", "dead"))
+    for name in ("b", "a"):
+        ensure(log, name, dead_letter="dead")
+    log.publish("dead", "x")
+    for command in (DeleteQueue("dead"), DeleteQueue("dead", if_empty=True)):
+        assert refused(log, command) == (DeadLetterInUse, "dead", ("a", "b"), 0)
+    ensure(log, "a", dead_letter="q", change=True)
+    with pytest.raises(DeadLetterInUse, match="is the dead_letter of 'b': declare these with"):
+        log.delete("dead")
+    log.delete("b")
+    assert log.delete("dead") == Deleted(1)
+    assert log.replay().digest() == log.digest()
+
+
+def test_b10_few_of_many_senders_are_named() -> None:
+    log = TxLog(queues=("q", *(f"s{number:02}" for number in range(13))))
+    for number in range(13):
+        ensure(log, f"s{number:02}", dead_letter="q", change=True)
+    with pytest.raises(DeadLetterInUse, match=r"'s09' and 3 more: ") as caught:
+        log.delete("q")
+    assert caught.value.queues == tuple(f"s{number:02}" for number in range(10))
+    assert caught.value.more == 3
+
+
+def test_b10_below_format_2_a_dead_letter_queue_is_deleted_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TxQueue, "version", 1)
+    log = TxLog(queues=("q", "dead"))
+    log.declare("a", dead_letter="dead")
+    assert log.delete("dead") == Deleted(0)
 
 
 def test_two_machines_agree() -> None:

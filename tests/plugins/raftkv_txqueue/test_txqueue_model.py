@@ -642,7 +642,8 @@ def test_the_histories_meet_everything() -> None:
     for seed in range(SEEDS, SEEDS + 36):
         met += _run(seed).met
     expected = (
-        "bad_dead_letter command_invalid illegal_state invalid_argument not_allowed not_held "
+        "bad_dead_letter command_invalid dead_letter_in_use illegal_state invalid_argument "
+        "not_allowed not_held "
         "not_in_branch not_your_session queue_acquired queue_differs queue_full queue_in_use "
         "queue_not_empty unknown_dead_letter "
         "rollback_only session_ended transaction_closed transaction_over transaction_too_large "
