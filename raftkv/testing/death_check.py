@@ -185,7 +185,8 @@ class DeathCheck:
             for core in voters
             if core != verdict.name and self._receives(core, verdict.name, verdict.incarnation)
         ]
-        if not verdict.name.startswith("core"):
+        # A replicant that was promoted is judged as a core.
+        if self._cluster.nodes[leader].machine.members[verdict.name].role != "core":
             hearing = [c for c in hearing if c == leader or self._receives(leader, c, None)]
             wrong = bool(hearing)
         else:

@@ -122,7 +122,9 @@ class _Drill:
         return kinds
 
     def _replicants(self) -> list[str]:
-        return [name for name in self._cluster.names if not name.startswith("core")]
+        """Those that were not promoted."""
+        names = self._cluster.names
+        return [name for name in names if not name.startswith("core") and name not in self._voters]
 
     def _spared(self, away: list[str]) -> list[str]:
         """The nodes without which, and without those that are away, a majority is left."""

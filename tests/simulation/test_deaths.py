@@ -6,12 +6,13 @@ docs/internals/planted-bugs.md has the seeds that each needs at full length.
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
 from raftkv.config import RaftTimes
 from raftkv.testing import death_drill
-from raftkv.testing.death_check import CHECK
+from raftkv.testing.death_check import CHECK, DeathCheck
 from raftkv.testing.death_drill import LATE, bound_s
 from raftkv.testing.planted import BUGS
 from raftkv.testing.scenario import Scenario, plain, run_seed
@@ -92,3 +93,13 @@ def test_a_drill_waits_for_a_replicant_whose_session_has_ended() -> None:
         assert death_drill._leader(cluster) is None
         world.network.heal()
         world.wait(lambda: death_drill._leader(cluster), 10.0, "a leader that knows it again")
+
+
+def test_a_replicant_that_was_promoted_is_a_voter_for_a_drill() -> None:
+    """Otherwise a drill could let it end while it is the core whose disk hangs."""
+    with SimulatedCluster(1, 3, 1, rate_per_s=20.0, deliveries=False) as cluster:
+        cluster.settle()
+        drill = death_drill._Drill(cluster, DeathCheck(cluster), random.Random(1))
+        assert drill._replicants() == ["replicant1"]
+        drill._voters.append("replicant1")
+        assert drill._replicants() == []
