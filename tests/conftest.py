@@ -2,7 +2,7 @@
 
 When the tests are spread over several workers, a file stays on one, and so do all files that start
 Spark in their own process: its virtual machine stays for the next one and is warm by then, and two
-of them do not compete for the memory.
+of them do not compete for the memory. The longest files begin.
 
 A suite behind nohup or in the background ignores some signals, and so would all processes that it
 starts: they are as in a shell again.
@@ -31,6 +31,13 @@ for number, usual in (
         signal.signal(number, usual)
 
 SPARK = ("tests/bench/test_analysis", "tests/bench/test_check.py")
+# Each takes one worker a minute or more, and they are the last to be collected.
+LONG = ("tests/testing/test_conformance.py", "tests/upgrade/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files: at the end one worker would run them while the others wait."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from raftkv.cli.door_client import DoorClient
 from tests.documents.consoles import Shell, Typed, typed
 from tests.documents.snippets import ROOT
 from tests.documents.test_snippets import pages
@@ -220,8 +221,9 @@ def test_the_commands_without_an_answer_succeed(shell: Shell, page: str) -> None
             shell(f"raftkv lease grant 600 --id {lease} --dir demo")
         shell(next((each.command for each in todo if " put " in each.command), "true"))
         shell("raftkv put picture PNG --dir demo")
+        client = DoorClient([endpoint_of(shell, "demo")])
         for number in range(10):
-            shell(f"raftkv put jobs/{number} x --dir demo")
+            client.put(f"jobs/{number}".encode(), b"x")
     for each in todo:
         # So many revisions there are not.
         shell(each.command.replace("compact 1000", "compact 5"))
