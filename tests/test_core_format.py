@@ -49,6 +49,8 @@ def test_a_new_cluster_begins_at_the_newest_format() -> None:
             status = cluster.nodes[0].status()
             assert status.formats.active["core"] == 2
             assert status.formats.known["kv"] >= 3
+            # C6: for how long no flood of sessions ends one that wrote.
+            assert status.client_session_kept_s == 600
             survey = await cluster.replicants[0].format.survey()
             assert (survey.active, survey.newest, survey.missing) == (2, 2, [])
             assert [row.name for row in survey.members] == list(ALL)
@@ -76,6 +78,7 @@ def test_one_core_of_the_former_release_keeps_a_new_cluster_at_format_1() -> Non
         async with cluster_of(3, former=("core2",)) as cluster:
             await cluster.converge()
             assert {node.format.active for node in cluster.nodes} == {1}
+            assert cluster.nodes[0].status().client_session_kept_s == 0, "no promise"
 
     asyncio.run(play())
 

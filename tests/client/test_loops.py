@@ -42,6 +42,11 @@ async def test_a7_entering_waits_until_the_watch_exists() -> None:
 @in_loop
 async def test_a7_a_node_that_only_starts_lets_a_watch_begin_first(tmp_path: Path) -> None:
     async with raftkv.Node(config(tmp_path), plugins=()) as node:  # not ready yet
+        async with node.kv.watch(b"w") as watch:
+            # What others change from here on is given.
+            begun = asyncio.ensure_future(watch.created())
+            await asyncio.sleep(0)
+            assert begun.done()
         assert await first_change(node) == b"1"
 
 
