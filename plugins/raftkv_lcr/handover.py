@@ -634,8 +634,8 @@ class Handover:
 
         async def turn() -> T:
             if former is not None:
-                with contextlib.suppress(Exception, asyncio.CancelledError):
-                    await asyncio.shield(former)
+                # A cancellation must not pass for its end: the call would begin in a stopped node.
+                await asyncio.wait([former])
             self._turn_began[key] = self._now()
             try:
                 return await call()

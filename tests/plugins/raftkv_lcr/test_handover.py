@@ -701,6 +701,21 @@ def test_a_channel_that_hangs_locks_out_no_impatient_client() -> None:
     tell(body)
 
 
+@story()
+async def test_a_node_ends_although_calls_wait_behind_one_that_hangs(cluster: Cluster) -> None:
+    """They are not made any more: a stop waited for them for ever."""
+    node = cluster.nodes["core3"]
+    await node.broker.connect("c", "old")
+    node.broker.hanging[("begin", "old")] = asyncio.Event()
+    for number in range(2):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(cluster.nodes["core1"].broker.connect("c", f"try{number}"), 1.0)
+    cluster.kill("core3")
+    await asyncio.sleep(0.1)
+    assert node.broker.calls.count(("begin", "old")) == 1
+    assert not node.runtime._tasks
+
+
 def test_a_slow_answer_gives_the_next_call_its_whole_time() -> None:
     async def body(cluster: Cluster) -> None:
         old = cluster.nodes["core3"].broker
