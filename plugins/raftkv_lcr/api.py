@@ -227,6 +227,12 @@ class LcrApi:
         former: Ticket = await self._host.propose(TakeTicket(), timeout_s=timeout_s)
         return Drawn(former.ticket, former.index)
 
+    def time_of(self, version: int | None, ticket: int) -> int | None:
+        """The version to give to the log for a caller's version and ticket (`Times.of`)."""
+        if self._host.view().version < FORMAT_TIMES:
+            return version
+        return self.times.of(version, ticket, self._host.settings["connect_age_max_ms"])
+
     async def register(
         self,
         client_id: str,
@@ -247,7 +253,7 @@ class LcrApi:
         an unknown outcome the node removes whatever may have been written, unless the same channel
         registers again, which then gets the outcome.
         """
-        version = self.times.of(version, ticket)
+        version = self.time_of(version, ticket)
         command = Register(client_id, channel, predecessor, version, ticket)
         known = await self._known(command, timeout_s)
         return known or self._counted(await self._propose(command, timeout_s))
@@ -259,7 +265,7 @@ class LcrApi:
 
         `command.epoch` is that of the mode under which it began; `ModeChanged`: begin again.
         """
-        command = replace(command, version=self.times.of(command.version, command.ticket))
+        command = replace(command, version=self.time_of(command.version, command.ticket))
         known = await self._known(command, timeout_s)
         return known or await self.open(command, timeout_s=timeout_s)
 

@@ -207,7 +207,7 @@ class ChannelManager:
         became of its former call.
         """
         check_connection(client_id, channel, version, ticket)
-        version = self.api.times.of(version, ticket)
+        version = self.api.time_of(version, ticket)
         key = (client_id, channel)
         patience_s = self.options.open_timeout_s if timeout_s is None else timeout_s
         deadline = self.host.runtime.monotonic() + patience_s

@@ -11,7 +11,9 @@ serial of that command, unique in a log. Pairs of numbers are totally ordered, s
 cannot form a cycle. A row has t in its field `version`, with `supplied` true.
 
 A connection that tries again gives the t and the ticket of the first answer (`carried`), so that it
-does not become newer by trying.
+does not become newer by trying. `connect_age_max_ms` therefore does not bound a time that comes
+with a ticket: a low one only makes its own connection older. A caller that gives a time of its own
+with a ticket that it drew has it bounded by the node that drew it (`Times`).
 
 Before format 3, versions were compared only where both callers had supplied one, else tickets,
 which is no order. The table `order` has the first ticket of format 3. A row with a ticket below it
@@ -76,12 +78,13 @@ def begin(ctx: Context) -> int:
 def place(given: int | None, ticket: int, ctx: Context) -> tuple[int, int]:
     """(t, ticket) of a connection that gives this connect time and ticket. 0: it has no ticket."""
     first = begin(ctx)
-    t = ctx.now if given is None else _between(given, ctx.now, ctx.settings["connect_age_max_ms"])
+    age_max_ms = ctx.settings["connect_age_max_ms"] if ticket < first else ctx.now
+    t = ctx.now if given is None else _between(given, ctx.now, age_max_ms)
     return t, ticket if ticket >= first else ctx.serial
 
 
-def _between(given: int, now: int, age_max_ms: int) -> int:
-    return max(0, now - age_max_ms, min(given, now))
+def _between(given: int, latest: int, age_max_ms: int) -> int:
+    return max(0, latest - age_max_ms, min(given, latest))
 
 
 def adopted(channel: Channel, ticket: int, own: bool, ctx: Context) -> Channel:
@@ -130,9 +133,13 @@ class Times:
         elif isinstance(answer, Restart) and answer.claim.supplied:
             self.note(answer.claim.ticket, answer.claim.version)
 
-    def of(self, version: int | None, ticket: int) -> int | None:
-        """The version to give: that of the caller, else the time of its ticket if it is known."""
-        return self._times.get(ticket) if version is None else version
+    def of(self, version: int | None, ticket: int, age_max_ms: int) -> int | None:
+        """The version to give: that of the caller, moved between the time of its ticket and
+        `age_max_ms` before that, if this is known; without one the time of its ticket."""
+        at_ms = self._times.get(ticket)
+        if at_ms is None or version is None:
+            return at_ms if version is None else version
+        return _between(version, at_ms, age_max_ms)
 
 
 def guess(me: Channel, view: View, now_ms: int) -> Channel:
@@ -144,7 +151,9 @@ def guess(me: Channel, view: View, now_ms: int) -> Channel:
     first = first_ticket(view)
     if first is None:
         return me
-    ticket = me.ticket if me.ticket >= first else VERSION_MAX
-    oldest = max(0, now_ms - int(view.settings["connect_age_max_ms"]))
+    if first <= me.ticket < VERSION_MAX:
+        ticket, oldest = me.ticket, 0
+    else:
+        ticket, oldest = VERSION_MAX, now_ms - int(view.settings["connect_age_max_ms"])
     version = max(me.version, oldest) if me.supplied else VERSION_MAX
     return msgspec.structs.replace(me, ticket=ticket, version=version, supplied=True)

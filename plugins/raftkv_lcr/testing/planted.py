@@ -117,6 +117,20 @@ def _retries_grow_newer(carried: Callable[..., int | None]) -> Callable[..., int
 
 
 @_wrapping(
+    "retries-bounded-again",
+    "connect_age_max_ms bounds the time of a connection that tries again, too",
+    order,
+    "place",
+)
+def _retries_bounded_again(place: Callable[..., tuple[int, int]]) -> Callable[..., Any]:
+    def broken(given: int | None, ticket: int, ctx: Any) -> tuple[int, int]:
+        t, ticket = place(given, ticket, ctx)
+        return max(t, ctx.now - ctx.settings["connect_age_max_ms"]), ticket
+
+    return broken
+
+
+@_wrapping(
     "ahead-registers",
     "a connection whose predecessor has left is registered all the same",
     registry,

@@ -35,7 +35,7 @@ def placed(decision: Decision, row: Channel) -> list[str]:
     given, oldest = command.version, max(0, decision.now - decision.age_max_ms)
     t = decision.now
     if given is not None and given < t:
-        t = oldest if given < oldest else given
+        t = oldest if given < oldest and command.ticket < first else given
     ticket = decision.serial if command.ticket < first else command.ticket
     if (row.version, row.ticket) == (t, ticket):
         return []
@@ -63,8 +63,7 @@ def check_further_attempts(
     if isinstance(result, Restart):
         row = result.claim
     if row is not None and place is not None and place.ticket == row.ticket:
-        oldest = decision.now - decision.age_max_ms
-        if row.version != max(place.t, oldest):
+        if row.version != place.t:
             found = [f"index {decision.index}: {row} was {place} at a former attempt"]
     elif row is not None and place is not None and row.ticket > place.ticket >= decision.first:
         found = [f"index {decision.index}: {row} is newer than {place} of a former attempt"]

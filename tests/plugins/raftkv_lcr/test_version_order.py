@@ -23,7 +23,7 @@ from raftkv_lcr.commands import (
     Restart,
     TakeTicket,
 )
-from raftkv_lcr.order import carried, first_ticket, is_newer
+from raftkv_lcr.order import Times, carried, first_ticket, is_newer
 from tests.plugins.raftkv_lcr.one_log import Log
 
 NOW = 10_000_000
@@ -137,6 +137,37 @@ def test_a_connection_does_not_become_newer_by_trying_again() -> None:
         ticket=first.claim.ticket,
     )
     assert isinstance(again, OutdatedLate)
+
+
+@pytest.mark.parametrize("age_ms", [0, 1_000])
+def test_a_connection_that_tries_again_after_connect_age_max_ms_keeps_its_time(
+    age_ms: int,
+) -> None:
+    log = raised(new_log())
+    log.set("connect_age_max_ms", age_ms)
+    a = owner(log.register("n1", "a"))
+    log.now += age_ms
+    first = log.register("n2", "b", version=0)
+    assert isinstance(first, Restart)
+    log.now += 500
+    c = owner(log.register("n3", "c", a))
+    log.now += 5_000
+    t = carried(0, first)
+    assert isinstance(
+        log.register("n2", "b", a, version=t, ticket=first.claim.ticket), OutdatedLate
+    )
+    log.unregister("n3", c)
+    again = owner(log.register("n2", "b", version=t, ticket=first.claim.ticket))
+    assert (again.version, again.ticket) == (NOW, first.claim.ticket)
+
+
+def test_a_time_that_is_given_with_a_ticket_is_moved_between_its_bounds_at_the_node() -> None:
+    times = Times()
+    times.note(7, NOW)
+    given = (None, NOW + 1, NOW, NOW - 5, NOW - 1_001, 0)
+    moved = [times.of(each, 7, 1_000) for each in given]
+    assert moved == [NOW, NOW, NOW, NOW - 5, NOW - 1_000, NOW - 1_000]
+    assert [times.of(each, 8, 1_000) for each in (None, 3)] == [None, 3]
 
 
 def test_ahead_gives_the_time_for_the_next_attempt() -> None:
