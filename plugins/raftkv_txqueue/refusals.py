@@ -344,7 +344,7 @@ class BadTime(Refused):
 
 
 class TooManyTimed(Refused):
-    """There are too many messages with a time to live or a delay."""
+    """There are too many times to live and delays."""
 
     code = "txqueue_too_many_timed"
 
@@ -354,8 +354,8 @@ class TooManyTimed(Refused):
 
     def __str__(self) -> str:
         return (
-            f"there are {self.limit} messages with a time to live or a delay already: publish "
-            f"without them until some are consumed, or raise the setting timed_max"
+            f"there is no room for more than {self.limit} times to live and delays: publish "
+            f"without them until some messages are consumed, or raise the setting timed_max"
         )
 
 

@@ -165,8 +165,9 @@ SETTINGS = (
         "timed_max",
         int,
         100_000,
-        _between(1, 1_000_000, "messages"),
-        "Messages with a time to live or a delay, in all queues and undecided transactions.",
+        _between(1, 1_000_000, "times"),
+        "Times to live and delays in all queues; a message with such a time in an undecided "
+        "transaction counts as two.",
     ),
     Setting(
         "decisions_kept",

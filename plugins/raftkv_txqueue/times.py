@@ -126,23 +126,29 @@ def require_format(view: View) -> None:
 
 
 def timed_rows(view: Tables) -> int:
-    """What counts against timed_max; a message with both times counts twice."""
-    return sum(len(view.table(name)) for name in ("delayed", "expiring", "staged_times"))
+    """What counts against timed_max: a message with both times twice, and so does each that is
+    staged in an undecided transaction."""
+    visible = len(view.table("delayed")) + len(view.table("expiring"))
+    return visible + 2 * len(view.table("staged_times"))
 
 
-def require_timers(ctx: Context, messages: Sequence[Message], more: int = 0) -> int:
-    """How many of these are timed. `more`: others of the same command.
+def require_timers(ctx: Context, messages: Sequence[Message], planned: int | None = None) -> int:
+    """How many of these are timed. `planned`: they are staged, and so many of the same command.
 
     Raises TooManyTimed if there is no place for their timers.
     """
     if ctx.version < FORMAT_TIMES:
         return 0
-    count = sum(is_timed(message) for message in messages)
-    if count:
+    stated = [times_of(message) for message in messages if message.headers]
+    timed = [pair for pair in stated if pair != (0, 0)]
+    if timed:
         limit = ctx.settings["timed_max"]
-        if timed_rows(ctx) + more + count > limit:
+        rows = sum((delay_ms > 0) + (ttl_ms > 0) for delay_ms, ttl_ms in timed)
+        if planned is not None:
+            rows = 2 * (planned + len(timed))
+        if timed_rows(ctx) + rows > limit:
             raise TooManyTimed(limit)
-    return count
+    return len(timed)
 
 
 # --- the rows of one message ----------------------------------------------------------------------

@@ -394,6 +394,35 @@ def test_times_are_limited_by_settings() -> None:
     log.publish("q", "plain")
 
 
+@pytest.mark.parametrize("how", ["published", "staged", "committed"])
+def test_timed_max_is_not_passed_by_messages_with_both_times(how: str) -> None:
+    log = TxLog()
+    log.set("timed_max", 7)
+    session = log.open(kind="tx")
+    both = timely("a", ttl_ms=100, delay_ms=100)
+
+    def add(count: int) -> None:
+        if how == "published":
+            log.publish("q", *[both] * count)
+        else:
+            operations = [PublishTo("q", (both,))] * count
+            (log.stage if how == "staged" else log.commit)(session, *operations)
+
+    add(2)
+    add(1)
+    assert times.timed_rows(log.view()) == 6
+    if how == "committed":
+        log.commit(session, PublishTo("q", (both,)))
+        assert log.table("rollbacks")[session, 3].cause == TooManyTimed.code
+    else:
+        with pytest.raises(TooManyTimed):
+            add(1)
+    if how == "staged":
+        log.commit(session)
+    assert log.queue().depth == 3
+    assert times.timed_rows(log.view()) == 6
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 0.0001])
 def test_a_time_that_is_none_is_a_value_error(seconds: float) -> None:
     with pytest.raises(ValueError, match="longer"):
