@@ -38,7 +38,7 @@ from raftkv_txqueue import (
     transactions,
     views,
 )
-from raftkv_txqueue.commands import Commit, DeleteQueue, EndSession, Purge
+from raftkv_txqueue.commands import Acquire, Commit, DeleteQueue, EndSession, Purge
 
 from .planted_deciding import BUGS
 from .planting import SEEDS_MAX, applying, everywhere, nothing, patching, wrapping
@@ -399,6 +399,30 @@ def _lost_on_return(to_back: Callable[..., Any]) -> Callable[..., Any]:
 everywhere("to_back", settling)(
     "back-is-front", "a message that is returned to the back keeps its place"
 )(lambda to_back: delivering.give_back)
+
+
+@contextlib.contextmanager
+def _cursor_is_not_written() -> Iterator[None]:
+    def wrap(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(command: Any, ctx: Any) -> Any:
+            queues = ctx.table("queues")
+            old = queues.get(command.queue)
+            done = apply(command, ctx)
+            if not (done.messages if isinstance(command, Purge) else done.seqs):
+                queues.put(command.queue, replace(queues[command.queue], cursor=old.cursor))
+            return done
+
+        return broken
+
+    with applying(Acquire, wrap), applying(Purge, wrap):
+        yield
+
+
+patching(
+    "cursor-is-not-written",
+    "an entry that only passes over delayed messages makes them available",
+    _cursor_is_not_written,
+)
 
 
 # Sessions -----------------------------------------------------------------------------------------

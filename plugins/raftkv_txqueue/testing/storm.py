@@ -30,7 +30,7 @@ from raftkv.testing.patching import replaced
 from raftkv.testing.scenario import Result
 from raftkv.testing.simulated import SimulatedCluster
 from raftkv.testing.storm_worlds import EXCUSED, StormSeat, StormWorld, run_world
-from raftkv_txqueue import deciding
+from raftkv_txqueue import deciding, views
 from raftkv_txqueue.api import TxQueueApi
 from raftkv_txqueue.invariants import violations
 from raftkv_txqueue.views import meta_of
@@ -303,11 +303,12 @@ class Storm(StormWorld[Seat]):
 
 @contextlib.contextmanager
 def _narrowed(plan: Plan) -> Iterator[None]:
-    """Transactions of few rows are large already."""
-    if not plan.entry_rows:
-        yield
-        return
-    with replaced(deciding, "ENTRY_ROWS", plan.entry_rows):
+    """Transactions of few rows are large already, and few delayed messages are many."""
+    with contextlib.ExitStack() as stack:
+        if plan.entry_rows:
+            stack.enter_context(replaced(deciding, "ENTRY_ROWS", plan.entry_rows))
+        if plan.gaps_max:
+            stack.enter_context(replaced(views, "GAPS_MAX", plan.gaps_max))
         yield
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from raftkv.plugin import MemberChange
-from raftkv_txqueue import commands
+from raftkv_txqueue import commands, views
 from raftkv_txqueue.commands import (
     Acquire,
     CloseSession,
@@ -51,7 +51,7 @@ from .storm_branches import BRANCH_COMMANDS, before_branch, check_forgotten, che
 from .storm_deciding import check_transitions
 from .storm_ledger import Book, Ledger, Life, Step, Work
 from .storm_rules import Found, owner_errors, refused
-from .storm_shown import check_contents, check_shown
+from .storm_shown import check_contents, check_shown, shown_of, take_letters
 from .storm_transactions import transactional
 
 __all__ = ["check_step"]
@@ -202,10 +202,17 @@ def _purge(step: Step, ledger: Ledger) -> Iterator[Found]:
         return
     most = min(command.rows_max, commands.ROWS_MAX)
     wanted = [seq for seq in book.available() if seq <= command.upto]
-    for seq in wanted[:most]:
+    count = step.result.messages
+    for seq in wanted[:count]:
         ledger.remove(book, seq, "purged")
-    if step.result.messages != len(wanted[:most]):
+    if not _may_be_all(count, len(wanted[:most])) or step.result.more != (count < len(wanted)):
         yield "the log decides rightly", f"{len(wanted)} are available, and {step.result}"
+
+
+def _may_be_all(count: int, wanted: int) -> bool:
+    """Whether an entry that was to find so many may find this number: it passes over so many seqs
+    that are not fresh, and goes no further."""
+    return count == wanted or (count < wanted and views.GAPS_MAX < commands.ROWS_MAX)
 
 
 def _publish(step: Step, ledger: Ledger) -> Iterator[Found]:
@@ -296,6 +303,8 @@ def _acquire(step: Step, ledger: Ledger) -> Iterator[Found]:
     if step.refusal is not None or book is None:
         return
     ledger.fire()
+    if ledger.letters.get(book.name):  # of messages of other queues, which have just expired
+        take_letters(book, shown_of(step.tables, book.name), step, ledger)
     available = book.available()
     seqs = list(step.result.seqs)
     if seqs != available[: len(seqs)]:
@@ -303,7 +312,7 @@ def _acquire(step: Step, ledger: Ledger) -> Iterator[Found]:
         yield "order is kept", text
         return
     wanted = available[: min(command.count, most, commands.ROWS_MAX)]
-    if len(seqs) != _fitting(book, wanted, command.bytes_max):
+    if not _may_be_all(len(seqs), _fitting(book, wanted, command.bytes_max)):
         yield "the log decides rightly", f"of {wanted} others were to be acquired: {step.result}"
     for seq, deliveries in zip(seqs, step.result.deliveries, strict=True):
         item = book.items[seq]

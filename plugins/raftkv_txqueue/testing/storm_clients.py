@@ -59,7 +59,7 @@ class Producers(Programs):
         """One batch; its story."""
         timeout_s = CALL_S if calm else self.timeout_s(rng)
         story = self.story("publish", seat, queue=queue, producer=producer, timeout_s=timeout_s)
-        messages = self.messages(story, count)
+        messages = self.messages(story, count, calm)
         leaves = not calm and rng.random() < 0.05
         patience_s = timeout_s * rng.choice((0.01, 0.3)) if leaves else None
         try:

@@ -144,6 +144,10 @@ class Plan:
     settings: Mapping[str, Any]
     # How long a session may hold messages of `TIMED`; 0: as long as it likes.
     ack_timeout_ms: int = 0
+    # Delayed messages that one entry passes over; 0: as many as ever.
+    gaps_max: int = 0
+    # Of messages, so many have a time to live, and so many a delay.
+    timed_share: float = 0.1
 
     def __str__(self) -> str:
         settings = " ".join(f"{key}={value}" for key, value in self.settings.items())
@@ -154,7 +158,8 @@ class Plan:
             f"sweeps of {self.sweep_rows or 'all'}, staged by {self.stage_operations}, "
             f"{min(self.timeouts_s):g} to {max(self.timeouts_s):g} s, observed by "
             f"{self.observe_share:g}, operators: {' '.join(self.verbs) or 'none'}, "
-            f"settings {settings or 'default'}, time-out of held ones {self.ack_timeout_ms} ms"
+            f"settings {settings or 'default'}, time-out of held ones {self.ack_timeout_ms} ms, "
+            f"past {self.gaps_max or 'all'} delayed ones at once, timed {self.timed_share:g}"
         )
 
     def plugin_settings(self) -> tuple[Setting, ...]:
@@ -174,6 +179,7 @@ def draw(seed: int, seconds: float) -> Plan:
     """The plan of a seed whose storm lasts so long."""
     rng = random.Random(f"{seed}/txqueue plan")
     observes = rng.random() < 0.55
+    gaps_max = 1 if seed % 8 == 7 else 0
     return Plan(
         seed=seed,
         scenario=_scenario(seed, rng),
@@ -196,6 +202,8 @@ def draw(seed: int, seconds: float) -> Plan:
         verbs=_verbs(rng, observes),
         settings=_settings(rng),
         ack_timeout_ms=rng.choice((0, 0, 300, 1_000)),
+        gaps_max=gaps_max,
+        timed_share=0.6 if gaps_max else 0.1,
     )
 
 

@@ -133,8 +133,8 @@ class Programs:
         stories.append(story)
         return story
 
-    def messages(self, story: Story, count: int) -> list[Message]:
-        """New ones, which belong to the story."""
+    def messages(self, story: Story, count: int, calm: bool = False) -> list[Message]:
+        """New ones, which belong to the story. `calm`: they have no times."""
         made = []
         for _ in range(count):
             self.storm.tags += 1
@@ -143,14 +143,15 @@ class Programs:
             message = Message(
                 tag + b"/" + b"x" * (self.storm.tags % 7), (("of", str(story.number)),)
             )
-            made.append(timed(message, *self._times()))
+            made.append(message if calm else timed(message, *self._times()))
         return made
 
     def _times(self) -> tuple[float | None, float | None]:
         """A time to live and a delay, of few messages."""
         rng = random.Random(f"{self.plan.seed}/times {self.storm.tags}")
-        ttl_s = rng.choice((0.05, 0.3, 1.0)) if rng.random() < 0.1 else None
-        delay_s = rng.choice((0.05, 0.3, 1.0)) if rng.random() < 0.1 else None
+        share = self.plan.timed_share
+        ttl_s = rng.choice((0.05, 0.3, 1.0)) if rng.random() < share else None
+        delay_s = rng.choice((0.05, 0.3, 1.0)) if rng.random() < share else None
         return ttl_s, delay_s
 
     def ended(self, story: Story, outcome: str, error: BaseException | None = None) -> None:

@@ -24,7 +24,7 @@ from raftkv_txqueue.commands import CloseSession, EndSession, Message, Sweep, si
 from .storm_ledger import CLOSED, Book, Item, Ledger, Step, Work, tag_of
 from .storm_rules import DECIDES, Found
 
-__all__ = ["check_contents", "check_shown", "shown_of"]
+__all__ = ["check_contents", "check_shown", "shown_of", "take_letters"]
 
 ALL = 1_000_000
 LOST = "no message is lost or doubled"
@@ -72,7 +72,7 @@ def check_shown(step: Step, ledger: Ledger) -> Iterator[Found]:
         if id_ not in shown:
             shown[id_] = shown_of(step.tables, book.name)
         row = rows[book.name]
-        _bury(book, shown[id_], step, ledger)
+        take_letters(book, shown[id_], step, ledger)
         yield from _make_room(book, row, step, ledger)
         yield from _compare(book, shown[id_], ledger)
         ledger.reserved[id_] = (row.reserved, row.reserved_bytes)
@@ -129,7 +129,7 @@ def _waits(item: Item, step: Step) -> bool:
     return item.holder in step.tables.table("ended_sessions")
 
 
-def _bury(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger) -> None:
+def take_letters(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger) -> None:
     """Dead letters stand at the end, in any order among themselves."""
     letters = {tag_of(each): each for each in ledger.letters.pop(book.name, ())}
     for seq in [each for each in shown if each >= book.next]:
@@ -176,6 +176,9 @@ def _make_room(book: Book, row: Any, step: Step, ledger: Ledger) -> Iterator[Fou
     for seq in oldest:
         size = size_of(ledger.remove(book, seq, "dropped").message)
     book.dropped = row.dropped
+    older = [seq for seq in book.available() if seq < book.next - 1]
+    if _exceeds(book, 0, 0) and older and book.name not in step.tables.table("overfull"):
+        yield "limits are kept", f"{book.name} has {row}, and {older} are to stay"
     if not _exceeds(book, 1, size):
         yield LOST, f"{book.name} has dropped {count} and would have room for one more: {row}"
 
