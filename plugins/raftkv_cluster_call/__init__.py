@@ -20,90 +20,15 @@ how to see and mend what is stuck. docs/cluster-calls.md is for users, docs/inte
 whoever changes it.
 """
 
-from .alarms import Alarm
-from .api import CallsApi
-from .calling import CallResult
-from .commands import (
-    STALE_TRIES,
-    ArgsTooLarge,
-    Cursor,
-    HasLeft,
-    LostEffect,
-    Moved,
-    NodeIsUp,
-    NotAMember,
-    NotTakingPart,
-    QueueFull,
-    Record,
-    TooOld,
-)
-from .errors import CannotForward, DeadlinePassed, StaleView, TooManyRequired
-from .functions import Call, CallError, UnknownFunction, cause_of
-from .kept import KeptFile
-from .options import CallsOptions
-from .plugin import Calls
-from .reports import (
-    Attempt,
-    CallStatus,
-    ClusterStatus,
-    Differing,
-    FixReport,
-    FunctionInfo,
-    LostRow,
-    NodeStatus,
-    NotFollowing,
-    Operated,
-    OperationFailed,
-    Reachability,
-    SkipReport,
-    UnknownCall,
-    UnknownNode,
-)
-from .states import NodeState, StatesNotReady, StateTooLarge
+from __future__ import annotations
 
-__all__ = [
-    "STALE_TRIES",
-    "Alarm",
-    "ArgsTooLarge",
-    "Attempt",
-    "Call",
-    "CallError",
-    "CallResult",
-    "CallStatus",
-    "Calls",
-    "CallsApi",
-    "CallsOptions",
-    "CannotForward",
-    "ClusterStatus",
-    "Cursor",
-    "DeadlinePassed",
-    "Differing",
-    "FixReport",
-    "FunctionInfo",
-    "HasLeft",
-    "KeptFile",
-    "LostEffect",
-    "LostRow",
-    "Moved",
-    "NodeIsUp",
-    "NodeState",
-    "NodeStatus",
-    "NotAMember",
-    "NotFollowing",
-    "NotTakingPart",
-    "Operated",
-    "OperationFailed",
-    "QueueFull",
-    "Reachability",
-    "Record",
-    "SkipReport",
-    "StaleView",
-    "StateTooLarge",
-    "StatesNotReady",
-    "TooManyRequired",
-    "TooOld",
-    "UnknownCall",
-    "UnknownFunction",
-    "UnknownNode",
-    "cause_of",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403  # all of its names, and no others
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name. A command of the command line uses none, and imports no plugin."""
+        return getattr(import_module(f"{__name__}.public"), name)

@@ -8,24 +8,15 @@
 docs/conf.md explains it. The public names are those below; everything else may change.
 """
 
-from .api import CONF_BYTES_MAX, ConfApi
-from .diff import HIDDEN, DiffReport, DiffRow, NodeValue
-from .effects import Entry
-from .errors import ConfError, InvalidValue, NotSet, TooMuchConf, UnknownPath
-from .plugin import Conf
+from __future__ import annotations
 
-__all__ = [
-    "CONF_BYTES_MAX",
-    "HIDDEN",
-    "Conf",
-    "ConfApi",
-    "ConfError",
-    "DiffReport",
-    "DiffRow",
-    "Entry",
-    "InvalidValue",
-    "NodeValue",
-    "NotSet",
-    "TooMuchConf",
-    "UnknownPath",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403  # all of its names, and no others
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name. A command of the command line uses none, and imports no plugin."""
+        return getattr(import_module(f"{__name__}.public"), name)

@@ -21,76 +21,15 @@ the session flow and `owner.py` what a broker implements for it. The registry th
 comparison and for the way from there to here, is `lcr.legacy`; `modes.py` says how to move.
 """
 
-from .api import Answer, LcrApi
-from .commands import (
-    Ahead,
-    AheadAt,
-    BadTicket,
-    Channel,
-    Drawn,
-    InProgress,
-    Mode,
-    ModeMoved,
-    ModeRow,
-    NoOrigin,
-    NotAdopted,
-    OldNodes,
-    OutdatedEarly,
-    OutdatedLate,
-    Registered,
-    Restart,
-    SelfTakeover,
-    Ticket,
-    WrongStep,
-)
-from .legacy import LegacyRegistry
-from .manager import ChannelManager
-from .options import LcrOptions
-from .owner import (
-    ChannelGone,
-    ChannelOwner,
-    Failure,
-    Message,
-    NothingToTakeOver,
-    SessionKeeper,
-    merge_pendings,
-)
-from .plugin import LCR
-from .result import ConnectResult, OpenedSession
+from __future__ import annotations
 
-__all__ = [
-    "LCR",
-    "Ahead",
-    "AheadAt",
-    "Answer",
-    "BadTicket",
-    "Channel",
-    "ChannelGone",
-    "ChannelManager",
-    "ChannelOwner",
-    "ConnectResult",
-    "Drawn",
-    "Failure",
-    "InProgress",
-    "LcrApi",
-    "LcrOptions",
-    "LegacyRegistry",
-    "Message",
-    "Mode",
-    "ModeMoved",
-    "ModeRow",
-    "NoOrigin",
-    "NotAdopted",
-    "NothingToTakeOver",
-    "OldNodes",
-    "OpenedSession",
-    "OutdatedEarly",
-    "OutdatedLate",
-    "Registered",
-    "Restart",
-    "SelfTakeover",
-    "SessionKeeper",
-    "Ticket",
-    "WrongStep",
-    "merge_pendings",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403  # all of its names, and no others
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name. A command of the command line uses none, and imports no plugin."""
+        return getattr(import_module(f"{__name__}.public"), name)

@@ -20,112 +20,15 @@ transaction gets one verdict, the same on every node, at one place of the log.
 docs/internals/limbo.md for whoever changes it.
 """
 
-from .api import LimboApi
-from .commands import Condition, Row, Transaction, Write
-from .errors import (
-    InAnotherPromote,
-    NotSubmitted,
-    PromoteTimedOut,
-    RolledBack,
-    StillPending,
-    SubmitUnknown,
-    VerdictForgotten,
-)
-from .hooks import Confirmed, Restored, Undone
-from .options import LimboOptions
-from .plugin import Limbo
-from .quorum import Needs
-from .refusals import (
-    AlreadyConfirmed,
-    AlreadyRolledBack,
-    BadDeclaration,
-    BadSpaceName,
-    BatchTooLarge,
-    ConditionFailed,
-    DuplicateWrite,
-    EmptyTransaction,
-    ForeignOwner,
-    IndependentSync,
-    InterferingPromote,
-    KeyPending,
-    KeyTooLarge,
-    NotAMember,
-    NotAValidator,
-    NotOwner,
-    NotSettled,
-    QueueFull,
-    SpaceBusy,
-    SpaceExists,
-    StaleOwner,
-    StaleTerm,
-    TooManySpaces,
-    TransactionTooLarge,
-    Unclaimed,
-    UnknownPosition,
-    UnknownSpace,
-)
-from .status import LimboStatus, QueueStatus
-from .submission import Receipt, Submission
-from .transaction import TransactionBuilder
-from .validators import Proposal, Veto
-from .views import NodeRow, SpaceRow, VerdictRun
-from .waiting import Verdict
+from __future__ import annotations
 
-__all__ = [
-    "AlreadyConfirmed",
-    "AlreadyRolledBack",
-    "BadDeclaration",
-    "BadSpaceName",
-    "BatchTooLarge",
-    "Condition",
-    "ConditionFailed",
-    "Confirmed",
-    "DuplicateWrite",
-    "EmptyTransaction",
-    "ForeignOwner",
-    "InAnotherPromote",
-    "IndependentSync",
-    "InterferingPromote",
-    "KeyPending",
-    "KeyTooLarge",
-    "Limbo",
-    "LimboApi",
-    "LimboOptions",
-    "LimboStatus",
-    "Needs",
-    "NodeRow",
-    "NotAMember",
-    "NotAValidator",
-    "NotOwner",
-    "NotSettled",
-    "NotSubmitted",
-    "PromoteTimedOut",
-    "Proposal",
-    "QueueFull",
-    "QueueStatus",
-    "Receipt",
-    "Restored",
-    "RolledBack",
-    "Row",
-    "SpaceBusy",
-    "SpaceExists",
-    "SpaceRow",
-    "StaleOwner",
-    "StaleTerm",
-    "StillPending",
-    "Submission",
-    "SubmitUnknown",
-    "TooManySpaces",
-    "Transaction",
-    "TransactionBuilder",
-    "TransactionTooLarge",
-    "Unclaimed",
-    "Undone",
-    "UnknownPosition",
-    "UnknownSpace",
-    "Verdict",
-    "VerdictForgotten",
-    "VerdictRun",
-    "Veto",
-    "Write",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403  # all of its names, and no others
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name. A command of the command line uses none, and imports no plugin."""
+        return getattr(import_module(f"{__name__}.public"), name)

@@ -21,136 +21,15 @@ mean; `api.py` is a program's side, `service.py` with `links/` what goes between
 docs/subscriptions.md is for users, docs/internals/subscriptions.md for whoever changes it.
 """
 
-from .api import SubscriptionsApi
-from .commands import (
-    Acked,
-    Declared,
-    Deleted,
-    Published,
-    Sought,
-    Subscribed,
-)
-from .consumer import Consumer
-from .consumer_opening import Opening
-from .errors import (
-    ConsumerEnded,
-    NotSent,
-    PositionTrimmed,
-    StillUnderWay,
-    TooManyNacked,
-)
-from .options import LinkOptions, SubscriptionsOptions
-from .plugin import Subscriptions
-from .reader import Reader
-from .reading import Read, Received
-from .refusals import (
-    BacklogFull,
-    BadMessage,
-    BadName,
-    BatchTooLarge,
-    CompactedFixed,
-    ConsumerGone,
-    EmptyBatch,
-    KindDiffers,
-    MessageTooLarge,
-    NotAMember,
-    NotCumulative,
-    NotYourConsumer,
-    OriginBehind,
-    OutOfOrder,
-    OwnRegion,
-    RegionActive,
-    RegionExcluded,
-    RegionFixed,
-    ReplicationDisabled,
-    SubscriptionBusy,
-    SubscriptionInUse,
-    TooManyConsumers,
-    TooManyKeys,
-    TooManyRanges,
-    TooManyRegions,
-    TooManySubscriptions,
-    TooManyTopics,
-    TopicDiffers,
-    TopicReplicated,
-    UnknownPosition,
-    UnknownRegion,
-    UnknownSubscription,
-    UnknownTopic,
-    WrongKind,
-)
-from .rows import Message
-from .status import (
-    ConsumerStatus,
-    LinkStatus,
-    PendingStatus,
-    RegionStatus,
-    SubscriptionsStatus,
-    SubStatus,
-    TopicStatus,
-)
+from __future__ import annotations
 
-__all__ = [
-    "Acked",
-    "BacklogFull",
-    "BadMessage",
-    "BadName",
-    "BatchTooLarge",
-    "CompactedFixed",
-    "Consumer",
-    "ConsumerEnded",
-    "ConsumerGone",
-    "ConsumerStatus",
-    "Declared",
-    "Deleted",
-    "EmptyBatch",
-    "KindDiffers",
-    "LinkOptions",
-    "LinkStatus",
-    "Message",
-    "MessageTooLarge",
-    "NotAMember",
-    "NotCumulative",
-    "NotSent",
-    "NotYourConsumer",
-    "Opening",
-    "OriginBehind",
-    "OutOfOrder",
-    "OwnRegion",
-    "PendingStatus",
-    "PositionTrimmed",
-    "Published",
-    "Read",
-    "Reader",
-    "Received",
-    "RegionActive",
-    "RegionExcluded",
-    "RegionFixed",
-    "RegionStatus",
-    "ReplicationDisabled",
-    "Sought",
-    "StillUnderWay",
-    "SubStatus",
-    "Subscribed",
-    "SubscriptionBusy",
-    "SubscriptionInUse",
-    "Subscriptions",
-    "SubscriptionsApi",
-    "SubscriptionsOptions",
-    "SubscriptionsStatus",
-    "TooManyConsumers",
-    "TooManyKeys",
-    "TooManyNacked",
-    "TooManyRanges",
-    "TooManyRegions",
-    "TooManySubscriptions",
-    "TooManyTopics",
-    "TopicDiffers",
-    "TopicReplicated",
-    "TopicStatus",
-    "UnknownPosition",
-    "UnknownRegion",
-    "UnknownSubscription",
-    "UnknownTopic",
-    "WrongKind",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403  # all of its names, and no others
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name. A command of the command line uses none, and imports no plugin."""
+        return getattr(import_module(f"{__name__}.public"), name)

@@ -2,14 +2,15 @@
 
 A plugin has one group under its own name, or several under names that it chooses. A name that is
 taken, by raftkv itself or by a plugin before it in the order of the names, is not given twice: the
-later one is left out and warned of, like a plugin that cannot be loaded. A command imports one
-plugin, help and completion all of them.
+later one is left out and warned of, like a plugin that cannot be loaded. A command imports its own
+group, or one plugin where no entry point names the group; help and completion import all plugins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import typer
 
@@ -21,8 +22,8 @@ __all__ = ["add_plugin_groups"]
 def add_plugin_groups(app: typer.Typer, wanted: str | None = None) -> None:
     """Add the command groups of every installed plugin that has some.
 
-    With `wanted`, the name of a group, only the plugin that has it is imported, if that is known
-    without importing any: by its own name, or by the entry points `raftkv.commands`.
+    With `wanted`, the name of a group, only that group is imported, if an entry point of
+    `raftkv.commands` names it, else only the plugin of that name, if there is one that has it.
 
     A plugin that cannot be loaded costs a warning, not the other commands: the broken one may be
     the very thing that somebody is about to look into.
@@ -32,7 +33,7 @@ def add_plugin_groups(app: typer.Typer, wanted: str | None = None) -> None:
     taken = set(_names(app))
     for point in sorted(entry_points(group="raftkv.plugins"), key=lambda point: point.name):
         try:
-            groups = _by_name(point.name, point.load()().cli())
+            groups = _of_plugin(point, point.load())
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             note_line(f"warning: the commands of plugin {point.name} are missing: {what}")
@@ -49,26 +50,27 @@ def add_plugin_groups(app: typer.Typer, wanted: str | None = None) -> None:
 def _add_group(app: typer.Typer, wanted: str) -> bool:
     """Add one group; False if it is not known which plugin has it, or if that one has not."""
     points: list[EntryPoint] = [
-        *entry_points(group="raftkv.plugins", name=wanted),
         *entry_points(group="raftkv.commands", name=wanted),
+        *entry_points(group="raftkv.plugins", name=wanted),
     ]
     for point in points:
         try:
-            group = _by_name(point.name, point.load()().cli()).get(wanted)
+            found = point.load()
+            if not isinstance(found, typer.Typer):
+                found = _of_plugin(point, found).get(wanted)
         except Exception:
             return False  # with the others it gets its warning
-        if group is not None:
-            app.add_typer(group, name=wanted)
+        if found is not None:
+            app.add_typer(found, name=wanted)
             return True
     return False
 
 
-def _by_name(
-    plugin: str, made: typer.Typer | Mapping[str, typer.Typer] | None
-) -> Mapping[str, typer.Typer]:
+def _of_plugin(point: EntryPoint, plugin: Callable[[], Any]) -> Mapping[str, typer.Typer]:
+    made = plugin().cli()
     if made is None:
         return {}
-    return made if isinstance(made, Mapping) else {plugin: made}
+    return made if isinstance(made, Mapping) else {point.name: made}
 
 
 def _names(app: typer.Typer) -> Iterator[str]:

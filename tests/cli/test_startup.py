@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -42,7 +43,7 @@ def imported(*arguments: str) -> set[str]:
         text=True,
         check=True,
         cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'plugins'}", "PATH": ""},
     )
     return set(done.stderr.split())
 
@@ -73,25 +74,30 @@ PLUGINS = (
 AT = ("--endpoint", "http://127.0.0.1:1", "--timeout", "0.1")
 
 
+# What the modules of commands are made of.
+PARTS = ("cli", "cli_common", "cli_regions", "cli_subs", "asked", "sheets", "xa")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "needed"),
+    ("arguments", "package"),
     [
-        (("lcr", "lookup", "client"), ("raftkv_lcr",)),
-        (("calls", "status"), ("raftkv_cluster_call",)),
-        # It is made of cluster calls.
-        (("conf", "list"), ("raftkv_conf", "raftkv_cluster_call")),
-        (("limbo", "status"), ("raftkv_limbo",)),
-        (("queue", "list"), ("raftkv_txqueue",)),
-        (("topic", "list"), ("raftkv_subscriptions",)),
+        (("lcr", "lookup", "client"), "raftkv_lcr"),
+        (("calls", "status"), "raftkv_cluster_call"),
+        (("conf", "list"), "raftkv_conf"),
+        (("limbo", "status"), "raftkv_limbo"),
+        (("queue", "list"), "raftkv_txqueue"),
+        (("dtx", "list"), "raftkv_txqueue"),
+        (("topic", "list"), "raftkv_subscriptions"),
     ],
 )
-def test_a_plugins_command_imports_that_plugin_alone(
-    arguments: tuple[str, ...], needed: tuple[str, ...]
+def test_a_plugins_command_imports_its_commands_and_no_plugin(
+    arguments: tuple[str, ...], package: str
 ) -> None:
     modules = imported(*arguments, *AT)
-    others = tuple(each for each in PLUGINS if each not in needed)
-    assert needed[0] in modules
-    assert not within(modules, (*others, *ENGINE, *DECIDING, *DRAWING))
+    assert f"{package}.cli" in modules
+    assert within(modules, PLUGINS) <= {package, *(f"{package}.{part}" for part in PARTS)}
+    unused = ("raftkv.plugin", "raftkv.state", "raftkv.kv", "raftkv.client", "asyncio")
+    assert not within(modules, (*unused, *ENGINE, *DRAWING))
 
 
 def test_the_probe_sees_what_is_imported() -> None:

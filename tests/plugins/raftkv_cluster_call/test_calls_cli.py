@@ -291,7 +291,7 @@ def test_nobody_answers(calls: Shell) -> None:
 
 def test_a_node_does_not_import_the_commands() -> None:
     check = (
-        "import sys, raftkv_cluster_call, raftkv_conf; "
+        "import sys, raftkv_cluster_call.public, raftkv_conf.public; "
         "print([m for m in sys.modules if m.split('.')[0] == 'typer'])"
     )
     done = subprocess.run(

@@ -1,0 +1,111 @@
+"""The public names, imported when the first of them is used."""
+
+from .api import LimboApi
+from .commands import Condition, Row, Transaction, Write
+from .errors import (
+    InAnotherPromote,
+    NotSubmitted,
+    PromoteTimedOut,
+    RolledBack,
+    StillPending,
+    SubmitUnknown,
+    VerdictForgotten,
+)
+from .hooks import Confirmed, Restored, Undone
+from .options import LimboOptions
+from .plugin import Limbo
+from .quorum import Needs
+from .refusals import (
+    AlreadyConfirmed,
+    AlreadyRolledBack,
+    BadDeclaration,
+    BadSpaceName,
+    BatchTooLarge,
+    ConditionFailed,
+    DuplicateWrite,
+    EmptyTransaction,
+    ForeignOwner,
+    IndependentSync,
+    InterferingPromote,
+    KeyPending,
+    KeyTooLarge,
+    NotAMember,
+    NotAValidator,
+    NotOwner,
+    NotSettled,
+    QueueFull,
+    SpaceBusy,
+    SpaceExists,
+    StaleOwner,
+    StaleTerm,
+    TooManySpaces,
+    TransactionTooLarge,
+    Unclaimed,
+    UnknownPosition,
+    UnknownSpace,
+)
+from .status import LimboStatus, QueueStatus
+from .submission import Receipt, Submission
+from .transaction import TransactionBuilder
+from .validators import Proposal, Veto
+from .views import NodeRow, SpaceRow, VerdictRun
+from .waiting import Verdict
+
+__all__ = [
+    "AlreadyConfirmed",
+    "AlreadyRolledBack",
+    "BadDeclaration",
+    "BadSpaceName",
+    "BatchTooLarge",
+    "Condition",
+    "ConditionFailed",
+    "Confirmed",
+    "DuplicateWrite",
+    "EmptyTransaction",
+    "ForeignOwner",
+    "InAnotherPromote",
+    "IndependentSync",
+    "InterferingPromote",
+    "KeyPending",
+    "KeyTooLarge",
+    "Limbo",
+    "LimboApi",
+    "LimboOptions",
+    "LimboStatus",
+    "Needs",
+    "NodeRow",
+    "NotAMember",
+    "NotAValidator",
+    "NotOwner",
+    "NotSettled",
+    "NotSubmitted",
+    "PromoteTimedOut",
+    "Proposal",
+    "QueueFull",
+    "QueueStatus",
+    "Receipt",
+    "Restored",
+    "RolledBack",
+    "Row",
+    "SpaceBusy",
+    "SpaceExists",
+    "SpaceRow",
+    "StaleOwner",
+    "StaleTerm",
+    "StillPending",
+    "Submission",
+    "SubmitUnknown",
+    "TooManySpaces",
+    "Transaction",
+    "TransactionBuilder",
+    "TransactionTooLarge",
+    "Unclaimed",
+    "Undone",
+    "UnknownPosition",
+    "UnknownSpace",
+    "Verdict",
+    "VerdictForgotten",
+    "VerdictRun",
+    "Veto",
+    "Write",
+]
