@@ -4,6 +4,9 @@ When the tests are spread over several workers, a file stays on one, and so do a
 Spark in their own process: its virtual machine stays for the next one and is warm by then, and two
 of them do not compete for the memory. The longest files begin.
 
+A virtual machine of Java lives for a minute here at most, which is too short for its second
+compiler: that would take more processor time than it saves.
+
 A suite behind nohup or in the background ignores some signals, and so would all processes that it
 starts: they are as in a shell again.
 
@@ -13,6 +16,7 @@ slowly. Both say something of the machine, and nothing of the property.
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -21,6 +25,8 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("raftkv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("raftkv")
+
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 for number, usual in (
     (signal.SIGINT, signal.default_int_handler),
