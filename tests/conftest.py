@@ -4,7 +4,7 @@ When the tests are spread over several workers, a file stays on one, and so do a
 Spark in their own process: its virtual machine stays for the next one and is warm by then, and two
 of them do not compete for the memory. The longest files begin.
 
-A virtual machine of Java lives for a minute here at most, which is too short for its second
+A virtual machine of Java lives for a minute or two here, which is too short for its second
 compiler: that would take more processor time than it saves.
 
 A suite behind nohup or in the background ignores some signals, and so would all processes that it

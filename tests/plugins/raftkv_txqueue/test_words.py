@@ -16,7 +16,7 @@ from raftkv_txqueue.settings import SETTINGS
 from raftkv_txqueue.xa import ANY_XID_BYTES_MAX, XaError, XaStatus, Xid, xid_from_text
 from tests.plugins.raftkv_txqueue.pure import TxLog
 
-SAMPLES = {"int": 7, "str": "word"}
+SAMPLES = {"int": 7, "str": "word", "Sequence[str]": ("word", "other")}
 
 
 def sample(kind: type[Refused]) -> Refused:
