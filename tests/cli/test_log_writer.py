@@ -19,6 +19,7 @@ import pytest
 
 from raftkv.cli.log_writer import LogWriter, QueuedLines, QueuedText
 from raftkv.testing.local_cluster import free_ports
+from tests.documents.snippets import snippets
 
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
@@ -140,6 +141,21 @@ def test_text_without_line_ends_is_bounded(pipe: tuple[int, int]) -> None:
         text.write("x" * 30_000)
     text.write("\n")
     assert read_all(reading, b"x\n\n") == ["x" * 90_000, ""]
+
+
+def test_a6_the_handler_of_the_page_holds_no_program_up(pipe: tuple[int, int]) -> None:
+    """docs/logs.md: a program that embeds a node, and whose stderr is not read."""
+    (page,) = snippets("docs/logs.md")
+    program = page.text + (
+        "log = logging.getLogger('raftkv')\n"
+        "for _ in range(15_000): log.warning('x' * 100)\n"
+        "import os\n"
+        "print(log.handlers[0].dropped, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=pipe[1], timeout=60, check=True)
+    assert 4_000 < int(done.stdout) < 5_000
 
 
 def test_text_for_stderr_goes_line_by_line(pipe: tuple[int, int]) -> None:
