@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import random
+import re
 import secrets
 import threading
 import time
@@ -412,6 +413,12 @@ def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | No
         future.set_exception(error)
 
 
+def _refused_by_all(error: OSError) -> bool:
+    """Whether each address of a host refused: asyncio names them in the text of one error."""
+    causes = re.findall(r"\[Errno (\d+)\] ", str(error))
+    return error.errno is None and set(causes) == {str(errno.ECONNREFUSED)}
+
+
 class OsRuntime:
     """The real world: the running event loop and the operating system."""
 
@@ -459,7 +466,12 @@ class OsRuntime:
         return _OsListener(await self._loop.create_server(factory, host, port, backlog=1024))
 
     async def connect(self, factory: ProtocolFactory, host: str, port: int) -> asyncio.Transport:
-        transport, _ = await self._loop.create_connection(factory, host, port)
+        try:
+            transport, _ = await self._loop.create_connection(factory, host, port)
+        except OSError as error:
+            if _refused_by_all(error):
+                raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
+            raise
         return transport
 
     def close(self) -> None:

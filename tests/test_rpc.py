@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from raftkv.errors import PeerUnreachable, RemoteFailed, Timeout
 from raftkv.raft import wire
 from raftkv.rpc import RpcHub
+from raftkv.runtime import OsRuntime
 from tests.clocks import LONG_S, skip
 
 
@@ -209,3 +211,54 @@ def test_a_link_on_which_another_call_was_answered_meanwhile_stays() -> None:
         calls.stop()
 
     asyncio.run(test())
+
+
+def test_a_host_with_several_addresses_refuses_if_all_of_them_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio raises an OSError without errno for it, which names them all."""
+
+    async def connect(port: int) -> None:
+        runtime = OsRuntime()
+        loop = asyncio.get_running_loop()
+
+        async def resolved(host: str, port: int, **_: Any) -> list[Any]:
+            tcp = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+            return [(*tcp, (address, port)) for address in ("127.0.0.1", "127.0.0.2")]
+
+        monkeypatch.setattr(loop, "getaddrinfo", resolved)
+        try:
+            await runtime.connect(asyncio.Protocol, "two.example", port)
+        finally:
+            runtime.close()
+
+    # It is bound and does not listen, so connections to it are refused.
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(connect(taken.getsockname()[1]))
+
+
+def test_a_host_of_which_one_address_does_not_answer_does_not_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = OSError(
+        "Multiple exceptions: [Errno 111] Connect call failed ('127.0.0.1', 1), "
+        "[Errno 113] Connect call failed ('192.0.2.1', 1)"
+    )
+
+    async def connect() -> None:
+        runtime = OsRuntime()
+
+        async def fail(*_: Any) -> None:
+            raise both
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+        try:
+            await runtime.connect(asyncio.Protocol, "two.example", 1)
+        finally:
+            runtime.close()
+
+    with pytest.raises(OSError, match="Multiple exceptions") as raised:
+        asyncio.run(connect())
+    assert raised.value is both
