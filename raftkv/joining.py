@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 from .addresses import AddressBook
 from .credibility import Credibility
 from .descriptors import lacks_descriptors
-from .errors import DiskFailed, NodeFault
+from .disk_errors import disk_failed
+from .errors import NodeFault
 from .raft import wire
 from .raft.epoch import FOUNDED, Epoch
 from .raft.identity import DataDirectory
@@ -117,12 +118,7 @@ class Joining:
                 for link in () if engine is None else tuple(engine.links.values()):
                     link.close()
                 return False
-            self._faulted(
-                DiskFailed(
-                    f"the cluster's id cannot be stored: {error}. Free or "
-                    "replace the disk, then start the node again"
-                )
-            )
+            self._faulted(disk_failed("the cluster's id cannot be stored", error))
             return False
         log.info("%s belongs to the cluster %s", self._directory.identity.name, cluster_id)
         engine = self._engine()

@@ -28,10 +28,10 @@ from .core_format import CoreFormat
 from .corruption_check import CorruptionCheck
 from .costly_commands import CostlyCommands
 from .descriptors import lacks_descriptors
+from .disk_errors import directory_gone, disk_failed
 from .errors import (
     ConfigError,
     CorruptState,
-    DiskFailed,
     NodeFault,
     NoLeader,
     RemovedNode,
@@ -328,13 +328,7 @@ class Node:
             except (OSError, RuntimeError):
                 continue  # what it hides fails by itself: a disk, or a runtime that is closed
             if moved and not self._fault.done():
-                self._faulted(
-                    DiskFailed(
-                        f"the data directory {directory.path} was removed or replaced while the "
-                        f"node ran. Bring it back, or start the node with an empty directory as "
-                        f"a new node: remove the old member, add this one"
-                    )
-                )
+                self._faulted(directory_gone(directory.path))
 
     def _make_keeper(self, runtime: Runtime) -> Keeper | None:
         """The node's certificates, if it has any. Raises CertificateError, ConfigError."""
@@ -443,12 +437,7 @@ class Node:
             if lacks_descriptors(error):
                 log.error("the cluster's epoch cannot be stored yet: %s", error)
                 return False  # the next handshake names it again
-            self._faulted(
-                DiskFailed(
-                    f"the cluster's epoch cannot be stored: {error}. Free or replace the disk, "
-                    f"then start the node again"
-                )
-            )
+            self._faulted(disk_failed("the cluster's epoch cannot be stored", error))
             return False
         # Its session may be another's in the new history, where nothing is known of its numbers.
         self.outbox.open(0)

@@ -40,7 +40,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .descriptors import RETRY_S, lacks_descriptors
-from .errors import DiskFailed, MembershipRefused, NotApplied, RaftkvError
+from .disk_errors import disk_failed
+from .errors import MembershipRefused, NotApplied, RaftkvError
 from .parts import ReplicantPart
 from .raft.membership import decode, encode
 from .raft.recovery import Recovered, recover
@@ -224,12 +225,7 @@ class Promotion:
                     raise
                 if not lacks:
                     # The directory may be a core's or not: only a start can tell.
-                    node._faulted(
-                        DiskFailed(
-                            f"the disk refused the last step of the promotion: {error}. Free or "
-                            f"replace the disk, then start the node again"
-                        )
-                    )
+                    node._faulted(disk_failed("the last step of the promotion failed", error))
                     return
                 # The file makes it a core, and may not be durable: the step cannot be undone.
                 log.error("%s: the last step of the promotion waits: %s", node.name, error)

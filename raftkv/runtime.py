@@ -261,7 +261,7 @@ class OsLock:
         ours = os.fstat(self._fd)
         try:
             there = os.stat(self._path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
         return (ours.st_ino, ours.st_dev) != (there.st_ino, there.st_dev)
 

@@ -52,8 +52,8 @@ from pysyncobj.node import Node as SyncObjNode
 
 from raftkv.config import Limits, RaftTimes
 from raftkv.descriptors import RETRY_S, lacks_descriptors
+from raftkv.disk_errors import disk_failed
 from raftkv.errors import (
-    DiskFailed,
     Diverged,
     FormatRefused,
     InternalFault,
@@ -398,9 +398,10 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
     def failed(self, error: BaseException) -> None:
         """A tick, what follows a sync, or blocking work ended half-way: nothing may go on."""
         if isinstance(error, OSError):
-            error = DiskFailed(
-                f"the data directory cannot be used: {error}. Nothing that waited for it was "
-                f"acknowledged. Free or replace the disk, then start the node again"
+            error = disk_failed(
+                "the data directory cannot be used",
+                error,
+                "Nothing that waited for it was acknowledged.",
             )
         elif not isinstance(error, NodeFault):
             log.error("an unexpected error in the engine", exc_info=error)

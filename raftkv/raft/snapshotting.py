@@ -27,7 +27,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftkv.descriptors import lacks_descriptors
-from raftkv.errors import DiskFailed, NodeFault
+from raftkv.disk_errors import disk_failed
+from raftkv.errors import NodeFault
 
 from .free_space import FreeSpace, is_no_room
 from .membership import encode
@@ -246,12 +247,7 @@ class Snapshotting:
             if lacks_descriptors(error):
                 self.put_off(error)
                 return
-            engine.stop_with(
-                DiskFailed(
-                    f"writing a snapshot failed: {error}. Free or replace the disk, then start "
-                    f"the node again"
-                )
-            )
+            engine.stop_with(disk_failed("writing a snapshot failed", error))
             return
         except NodeFault as fault:
             engine.stop_with(fault)

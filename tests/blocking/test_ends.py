@@ -99,5 +99,7 @@ def test_d5_a_removed_directory_is_a_fault(
                 node.kv.put(b"k", b"w")
         fault = node.run(lambda inner: asyncio.wait_for(inner.fault, 30))
         assert isinstance(fault, DiskFailed)
+        assert "start the node with an empty directory as a new node" in str(fault)
+        assert "disk" not in str(fault), "it is as good as before"
         with pytest.raises(DiskFailed, match="removed"):
             node.kv.put(b"k", b"w")

@@ -256,7 +256,7 @@ def test_a_node_on_a_full_disk_stops_itself(solo: DevCluster) -> None:
     assert 5 < len(written) < 17
     assert isinstance(error, NotApplied | OutcomeUnknown)
     assert "the data directory cannot be used" in said
-    assert "Free or replace the disk" in said
+    assert "Raise the limit on the size of files" in said
     check_nothing_is_lost(solo)
     for key, value in written.items():
         found = solo.client().get(key)

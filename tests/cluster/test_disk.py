@@ -110,7 +110,7 @@ def test_a_full_disk_stops_the_node_and_loses_nothing(solo: DevCluster, small_di
         said = last_words(process)
     assert len(written) > 50
     assert "No space left on device" in said
-    assert "Free or replace the disk" in said
+    assert "Free space on its volume" in said
     # While the disk is full the node does not start either, and says the same.
     assert "No space left on device" in last_words(serve(solo.config_path("core1")))
     subprocess.run(
@@ -145,7 +145,7 @@ def test_an_fsync_with_an_error_stops_the_node_and_loses_nothing(
         said = last_words(process)
     assert len(written) > 10
     assert "Input/output error" in said
-    assert "Free or replace the disk" in said
+    assert "Check the disk and replace it if it is bad" in said
     solo.up(timeout_s=DEADLINE_S)
     check(solo, {b"first": b"value", **written})
 

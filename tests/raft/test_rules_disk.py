@@ -430,7 +430,7 @@ class TestRule12GroupCommit:
         bench.receive(A, append(1, 2, 1, [(1, batch("x"))], commit=2))
         bench.runtime.finish_disk(OSError(errno.EIO, "input/output error"))
         assert [type(fault) for fault in bench.application.faults] == [DiskFailed]
-        assert "Free or replace the disk" in str(bench.application.faults[0])
+        assert "Check the disk and replace it if it is bad" in str(bench.application.faults[0])
         bench.runtime.advance(10.0)
         assert bench.take(A) == []
         assert bench.engine.stopped
