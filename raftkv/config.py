@@ -20,6 +20,7 @@ from .errors import ConfigError
 from .hostnames import normal_name, normal_origin
 
 __all__ = [
+    "NAME_RULE",
     "HttpLimits",
     "HttpTls",
     "Limits",
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+#: What `is_name` allows, for messages.
+NAME_RULE = "use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
 
 _MAY_BE_ZERO = ("lease_ms", "clock_drift_permille", "snapshot_log_percent", "disk_reserve_bytes")
 
@@ -304,10 +308,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Raise `ConfigError`, saying what to change, unless the whole is consistent."""
         for label, name in [("name", self.name), ("cluster", self.cluster), *self._core_names()]:
             if not is_name(name):
-                raise ConfigError(
-                    f"{label} = {name!r} is not a valid name: use 1 to 63 letters, digits, "
-                    f"'.', '_' or '-', starting with a letter or digit"
-                )
+                raise ConfigError(f"{label} = {name!r} is not a valid name: {NAME_RULE}")
         if not self.dir:
             raise ConfigError('dir = "": name the data directory; "." is the one of the program')
         if not self.cores:

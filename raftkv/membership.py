@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from .addresses import usable
+from .config import NAME_RULE, is_name
 from .errors import (
     ChangePending,
     MembershipRefused,
@@ -170,6 +171,9 @@ class Membership:
         and not committed, or Timeout when it is not known how far it came. It may be called again:
         what was done stays done.
         """
+        if not is_name(name):
+            # No node can have it, so the leader would wait for nothing.
+            raise MembershipRefused(f"name = {name!r:.80} is not a valid name: {NAME_RULE}")
         if address is not None and not usable(address):
             raise MembershipRefused(
                 f"address = {address!r} is none that the cores can dial: name HOST:PORT of the new "

@@ -273,6 +273,8 @@ async def test_what_cannot_be_done_says_so() -> None:
             lambda: other.membership.add("nobody", timeout_s=0.2),
             "no core called 'nobody' is connected",
         )
+        # No node can be called so: nothing is waited for.
+        await refused(lambda: other.membership.add("a/b", timeout_s=600), "not a valid name")
         await refused(lambda: other.membership.promote("nobody"), "no core of this cluster")
         await refused(lambda: leader.membership.remove("nobody"), "is no member of this cluster")
         await leader.membership.add(other.name)

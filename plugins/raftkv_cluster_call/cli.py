@@ -16,11 +16,12 @@ from raftkv.cli.kit import (
     At,
     Stage,
     add_setting,
-    ask,
+    confirm,
     connected,
     examples,
     group,
     note,
+    patient,
     print_json,
     print_table,
     say,
@@ -47,8 +48,6 @@ from .sheets import (
 
 __all__ = ["app"]
 
-# The door waits as long as the command may take; its answer needs this much longer to arrive.
-ANSWER_S: Final = 5.0
 # One answer of the door has at most so many calls.
 CALLS_MAX: Final = 1_000
 
@@ -185,7 +184,7 @@ def call_function(
         "required": _required(required),
         "timeout_s": at.timeout_s,
     }
-    done = Ask(_patient(at))("POST", "/v1/calls/call", body, repeat=False)
+    done = Ask(patient(at))("POST", "/v1/calls/call", body, repeat=False)
     if at.output == "json":
         print_json(done)
     else:
@@ -213,7 +212,7 @@ def skip(at: At, node: Node) -> None:
     Its data may differ from the others' afterwards: `raftkv calls fix` compares.
     """
     body = {"node": node, "timeout_s": at.timeout_s}
-    _print_skipped(at, Ask(_patient(at))("POST", "/v1/calls/skip", body, repeat=False))
+    _print_skipped(at, Ask(patient(at))("POST", "/v1/calls/skip", body, repeat=False))
 
 
 @app.command("fast-forward", epilog=examples("raftkv calls fast-forward n2 17 --dir demo"))
@@ -226,7 +225,7 @@ def fast_forward(at: At, node: Node, id: Id) -> None:
     """
     body = {"node": node, "id": id, "timeout_s": at.timeout_s}
     # To send it twice does no harm: the second time there is nothing left to do.
-    _print_skipped(at, Ask(_patient(at))("POST", "/v1/calls/fast-forward", body))
+    _print_skipped(at, Ask(patient(at))("POST", "/v1/calls/fast-forward", body))
 
 
 @app.command(epilog=examples("raftkv calls fix --dir demo", "raftkv calls fix --json --dir demo"))
@@ -238,7 +237,7 @@ def fix(at: At) -> None:
     place and other data: exit code 1, and their keys (no values) are listed. Exit code 3 if the log
     moved meanwhile, or a node did not answer; then nothing was changed.
     """
-    ask = Ask(_patient(at))
+    ask = Ask(patient(at))
     found = while_waiting(
         lambda: ask("POST", "/v1/calls/fix", {"timeout_s": at.timeout_s}, repeat=False),
         lambda: _stage(ask),
@@ -272,7 +271,7 @@ def reset(at: At, yes: Yes = False) -> None:
         found = ask("GET", "/v1/calls/status?limit=1")
         behind = [each["name"] for each in found["nodes"] if each["lag"]]
         whom = f"{', '.join(behind)} will never execute" if behind else "no node misses"
-        _confirm(f"{whom} what is pending; all records up to {found['last']} go.", "reset")
+        confirm(f"{whom} what is pending; all records up to {found['last']} go.", "reset")
     _print_operated(at, ask("POST", "/v1/calls/reset", {}, repeat=False))
 
 
@@ -305,7 +304,7 @@ def force_leave(at: At, node: Node, yes: Yes = False) -> None:
     state. Refused while it is up.
     """
     if not yes:
-        _confirm(f"{node} loses its place; what only it had executed is lost with it.", node)
+        confirm(f"{node} loses its place; what only it had executed is lost with it.", node)
     _print_operated(at, Ask(at)("POST", "/v1/calls/force-leave", {"node": node}))
 
 
@@ -381,17 +380,6 @@ def _print_operated(at: At, found: dict[str, Any]) -> None:
 # --- inside ---------------------------------------------------------------------------------------
 
 
-def _patient(at: At) -> At:
-    """The same, with time for an answer that comes when the time is up."""
-    return At(
-        endpoints=at.endpoints,
-        directory=at.directory,
-        timeout_s=at.timeout_s + ANSWER_S,
-        tls=at.tls,
-        output=at.output,
-    )
-
-
 def _stage(ask: Ask) -> Stage:
     found = ask("GET", "/v1/calls/status?consistency=local&limit=1")
     nodes = [each for each in found["nodes"] if each["up"] and each["cursor"] is not None]
@@ -436,14 +424,3 @@ def _json(text: str | None) -> Any:
 def _failure(done: dict[str, Any]) -> str:
     error = done["error"] or {"kind": "unknown", "reason": ""}
     return f"{error['kind']}: {shown(error['reason'])}" if error["reason"] else str(error["kind"])
-
-
-def _confirm(what: str, word: str) -> None:
-    """On stderr, so that stdout stays the result. Raises ConfigError without a yes."""
-    import sys
-
-    note(what)
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    if ask(f"Type {word} to go on") != word:
-        raise ConfigError("nothing was changed")

@@ -21,6 +21,7 @@ from raftkv.cli.kit import (
     group,
     note,
     path_part,
+    patient,
     print_json,
     print_table,
     say,
@@ -31,8 +32,6 @@ from raftkv.errors import ConfigError, RaftkvError, Refused
 
 __all__ = ["app"]
 
-# The door waits as long as the command may take; its answer needs this much longer to arrive.
-ANSWER_S: Final = 5.0
 # Longer values are cut in tables; `get` and --json have them whole.
 VALUE_CHARS: Final = 60
 
@@ -121,7 +120,7 @@ def set_value(
         "required": _required(required),
         "timeout_s": at.timeout_s,
     }
-    _told(at, path, Ask(_patient(at))("PUT", _values(path), body, repeat=False))
+    _told(at, path, Ask(patient(at))("PUT", _values(path), body, repeat=False))
 
 
 @app.command(epilog=examples("raftkv conf unset log.level --dir demo"))
@@ -130,7 +129,7 @@ def unset(at: At, path: Path, required: Required = "all") -> None:
     """Let a path have its default again, on all nodes."""
     _required(required)
     query = f"?required={path_part(required)}&timeout_s={at.timeout_s:g}"
-    _told(at, path, Ask(_patient(at))("DELETE", _values(path) + query, repeat=False))
+    _told(at, path, Ask(patient(at))("DELETE", _values(path) + query, repeat=False))
 
 
 @app.command(epilog=examples("raftkv conf diff --dir demo", "raftkv conf diff --json --dir demo"))
@@ -175,7 +174,7 @@ def sync(at: At) -> None:
     A node that executed the same calls and has other values is reported and not changed: exit code
     1. Exit code 3 if nothing could be done: ask again.
     """
-    ask = Ask(_patient(at))
+    ask = Ask(patient(at))
     found = while_waiting(
         lambda: ask("POST", "/v1/conf/sync", {"timeout_s": at.timeout_s}, repeat=False),
         lambda: Stage("comparing the nodes"),
@@ -202,17 +201,6 @@ def _values(path: str) -> str:
     if not path:
         raise ConfigError("the PATH is empty: name one, or see raftkv conf list")
     return f"/v1/conf/values/{path_part(path)}"
-
-
-def _patient(at: At) -> At:
-    """The same, with time for an answer that comes when the time is up."""
-    return At(
-        endpoints=at.endpoints,
-        directory=at.directory,
-        timeout_s=at.timeout_s + ANSWER_S,
-        tls=at.tls,
-        output=at.output,
-    )
 
 
 def _told(at: At, path: str, done: dict[str, Any]) -> None:

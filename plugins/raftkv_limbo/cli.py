@@ -15,12 +15,14 @@ from raftkv.cli.kit import (
     Ask,
     At,
     add_setting,
-    ask,
+    confirm,
     connected,
     examples,
+    first_answering,
     group,
     note,
     path_part,
+    patient,
     print_json,
     print_table,
     say,
@@ -48,10 +50,6 @@ from .sheets import (
 
 __all__ = ["app"]
 
-# The door waits as long as the command may take; its answer needs this much longer to arrive.
-ANSWER_S: Final = 5.0
-# How long each endpoint has to say which node it is.
-LOOK_S: Final = 2.0
 LIST_MAX: Final = 1_000
 
 app = group("The limbo: transactions that wait for a quorum of your choice.")
@@ -165,7 +163,7 @@ def verdicts(
             _print(verdicts_sheet(found["verdicts"], found["now_ms"]))
         return
     query = "" if wait_s is None else f"?wait_s={wait_s}"
-    ask = Ask(_patient(at, wait_s or 0.0))
+    ask = Ask(patient(at, wait_s or 0.0))
     # The door waits; to ask the next one when it has waited in vain would wait anew.
     found = ask("GET", f"/v1/limbo/verdicts/{position}{query}", repeat=wait_s is None)
     _tell_verdict(at, found)
@@ -198,7 +196,7 @@ def promote(at: At, node: Node, roll_back: GiveUp = False) -> None:
     Waits until what is pending has its quorum. If it does not get it in time, nothing has changed:
     exit code 3.
     """
-    done = Ask(_patient(_at_node(at, node)))(
+    done = Ask(patient(_at_node(at, node)))(
         "POST", "/v1/limbo/promote", _claim(at, node, roll_back), repeat=False
     )
     if at.output == "json":
@@ -217,7 +215,7 @@ def demote(at: At, roll_back: GiveUp = False) -> None:
     owner = Ask(at)("GET", "/v1/limbo/status")["owner"]
     if not owner:
         raise Refused("nobody owns the queue: there is nothing to do")
-    done = Ask(_patient(_at_node(at, owner)))(
+    done = Ask(patient(_at_node(at, owner)))(
         "POST", "/v1/limbo/demote", _claim(at, owner, roll_back), repeat=False
     )
     if at.output == "json":
@@ -240,13 +238,13 @@ def rollback(
 
     Exit code 1 if it is confirmed by then: a confirmed one stays so.
     """
-    ask = Ask(_patient(at))
+    ask = Ask(patient(at))
     found = ask("GET", f"/v1/limbo/queue?from={position}&limit=1")
     if not yes:
         if not found["entries"]:
             raise Refused(f"nothing is pending from {position} on")
         last = found["last"]
-        _confirm(f"what is pending from {position} to {last} is undone, for ever.", "rollback")
+        confirm(f"what is pending from {position} to {last} is undone, for ever.", "rollback")
     body = {
         "position": position,
         # What was decided on what was seen is not done to what came after.
@@ -370,7 +368,7 @@ def drop_space(at: At, name: SpaceName, yes: Yes = False) -> None:
     if not yes:
         spaces = Ask(at)("GET", "/v1/limbo/spaces")["spaces"]
         rows = {each["name"]: each["keys"] for each in spaces}
-        _confirm(f"{rows.get(name, 0)} keys of {shown(name)} go.", name)
+        confirm(f"{rows.get(name, 0)} keys of {shown(name)} go.", name)
     ask = Ask(_at_owner(at))
     done = ask("DELETE", f"/v1/limbo/spaces/{path_part(name)}", repeat=False)
     _told_space(at, done, "dropped")
@@ -449,7 +447,7 @@ def submit(
         body["wait"] = wait
     if "timeout_s" not in body:
         body["timeout_s"] = at.timeout_s
-    ask = Ask(_patient(_at_owner(at), longer_s(body, at.timeout_s)))
+    ask = Ask(patient(_at_owner(at), longer_s(body, at.timeout_s)))
     done = ask("POST", "/v1/limbo/submit", body, repeat=False)
     if at.output == "json":
         print_json(done)
@@ -462,7 +460,7 @@ def submit(
 def get(at: At, space: SpaceName, key: Key, view: Sight = "confirmed") -> None:
     """The value of one key. Exit code 1 if there is none."""
     body = {"space": space, "key": base64_of(key), "view": view, "timeout_s": at.timeout_s}
-    row = Ask(_patient(at))("POST", "/v1/limbo/get", body)["row"]
+    row = Ask(patient(at))("POST", "/v1/limbo/get", body)["row"]
     if at.output == "json":
         print_json({"row": row})
     elif row is not None:
@@ -496,7 +494,7 @@ def range_(
         "view": view,
         "timeout_s": at.timeout_s,
     }
-    found = Ask(_patient(at))("POST", "/v1/limbo/range", body)
+    found = Ask(patient(at))("POST", "/v1/limbo/range", body)
     if at.output == "json":
         print_json(found)
         return
@@ -511,7 +509,7 @@ def range_(
 def flush(at: At) -> None:
     """Wait until all that was submitted on the owner before is in the queue, or refused."""
     body = {"timeout_s": at.timeout_s}
-    done = Ask(_patient(_at_owner(at)))("POST", "/v1/limbo/flush", body, repeat=False)
+    done = Ask(patient(_at_owner(at)))("POST", "/v1/limbo/flush", body, repeat=False)
     if at.output == "json":
         print_json(done)
     else:
@@ -539,17 +537,6 @@ def _claim(at: At, node: str, roll_back: bool) -> dict[str, Any]:
     return {"node": node, "rest": rest, "timeout_s": at.timeout_s}
 
 
-def _patient(at: At, more_s: float = 0.0) -> At:
-    """The same, with time for an answer that comes when the time is up."""
-    return At(
-        endpoints=at.endpoints,
-        directory=at.directory,
-        timeout_s=at.timeout_s + more_s + ANSWER_S,
-        tls=at.tls,
-        output=at.output,
-    )
-
-
 def _at_owner(at: At) -> At:
     """The endpoint of the owner of the queue; as given if no node owns it."""
     owner = Ask(at)("GET", "/v1/limbo/status?consistency=local")["owner"]
@@ -558,31 +545,11 @@ def _at_owner(at: At) -> At:
 
 def _at_node(at: At, node: str) -> At:
     """The endpoint of one node. Raises RaftkvError if none of those that are known is it."""
-    look = At(
-        endpoints=at.endpoints,
-        directory=at.directory,
-        timeout_s=min(at.timeout_s, LOOK_S),
-        tls=at.tls,
-        output=at.output,
-    )
-    silent = []
-    for place, answer, error in Ask(look).each("GET", "/v1/limbo/status?consistency=local"):
-        if error is not None:
-            silent.append(place)
-        elif answer["node"] == node:
-            return At(endpoints=(place,), timeout_s=at.timeout_s, tls=at.tls, output=at.output)
+    path = "/v1/limbo/status?consistency=local"
+    found, silent = first_answering(at, path, lambda answer: answer["node"] == node)
+    if found is not None:
+        return found
     text = f"{shown(node)} has to be asked itself, and none of the endpoints that answer is it"
     if silent:
-        raise RaftkvError(f"{text}; silent: {', '.join(silent)}")
+        raise RaftkvError(f"{text}; silent: {', '.join(place for place, _ in silent)}")
     raise ConfigError(f"{text}: name its endpoint with --endpoint")
-
-
-def _confirm(what: str, word: str) -> None:
-    """On stderr, so that stdout stays the result. Raises ConfigError without a yes."""
-    import sys
-
-    note(what)
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    if ask(f"Type {word} to go on") != word:
-        raise ConfigError("nothing was changed")

@@ -15,17 +15,19 @@ from raftkv.cli.kit import (
     Ask,
     At,
     add_setting,
+    confirm,
     connected,
     examples,
     group,
     note,
+    patient,
     print_json,
     say,
     shown,
 )
 
 from .asked import bodies_of, headers_of, messages_of, seconds_of, value_of
-from .cli_common import LIST_MAX, Local, Yes, confirm, path, patient, print_sheet, query, tell
+from .cli_common import LIST_MAX, Local, Yes, path, print_sheet, query, tell
 from .cli_regions import region_app
 from .cli_subs import sub_app
 from .sheets import (

@@ -19,6 +19,7 @@ from raftkv.cli.kit import (
     Directory,
     Format,
     bring_up,
+    confirm,
     connected,
     examples,
     formatted,
@@ -32,7 +33,7 @@ from raftkv.cli.kit import (
 )
 from raftkv.errors import ConfigError, RaftkvError
 
-from .cli_common import Local, Yes, confirm, path, print_sheet, query, tell
+from .cli_common import Local, Yes, path, print_sheet, query, tell
 from .sheets import lag_sheet, regions_sheet, status_words
 
 __all__ = ["region_app"]

@@ -13,11 +13,23 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from raftkv.cli.kit import Ask, At, connected, examples, group, note, print_json, say, shown
+from raftkv.cli.kit import (
+    Ask,
+    At,
+    confirm,
+    connected,
+    examples,
+    group,
+    note,
+    patient,
+    print_json,
+    say,
+    shown,
+)
 from raftkv.errors import ConfigError, RaftkvError, Refused
 
 from .asked import place_of, seconds_of
-from .cli_common import Local, Yes, confirm, one_node, path, patient, print_sheet, query, tell
+from .cli_common import Local, Yes, one_node, path, print_sheet, query, tell
 from .sheets import consumers_sheet, some, sub_words, subs_sheet, text_of
 
 __all__ = ["sub_app"]

@@ -22,12 +22,14 @@ from raftkv.cli.kit import (
     Ask,
     At,
     add_setting,
-    ask,
+    confirm,
     connected,
     examples,
+    first_answering,
     group,
     note,
     path_part,
+    patient,
     print_json,
     print_table,
     say,
@@ -53,10 +55,6 @@ from .sheets import (
 
 __all__ = ["groups"]
 
-# The door waits as long as the command may take; its answer needs this much longer to arrive.
-ANSWER_S: Final = 5.0
-# How long an endpoint has to answer before another one is taken for a session.
-LOOK_S: Final = 2.0
 LIST_MAX: Final = 1_000
 
 queue_app = group("Transactional queues and their messages.")
@@ -191,7 +189,7 @@ def delete(
     ask = Ask(at)
     if not yes and not if_empty:
         found = ask("GET", _queue(queue))
-        _confirm(f"what goes of {shown(queue)}: {some(found['depth'], 'message')}.", queue)
+        confirm(f"what goes of {shown(queue)}: {some(found['depth'], 'message')}.", queue)
     flags = [f"{name}=true" for name, on in _flags(if_empty, if_unused) if on]
     query = f"?{'&'.join(flags)}" if flags else ""
     done = ask("DELETE", f"{_queue(queue)}{query}", repeat=False)
@@ -209,7 +207,7 @@ def purge(at: At, queue: QueueName, yes: Yes = False) -> None:
     ask = Ask(at)
     if not yes:
         found = ask("GET", _queue(queue))
-        _confirm(f"what goes of {shown(queue)}: {some(found['ready'], 'message')}.", queue)
+        confirm(f"what goes of {shown(queue)}: {some(found['ready'], 'message')}.", queue)
     done = ask("POST", f"{_queue(queue)}/purge", {})
     _tell(at, done, f"{done['queue']}: {some(done['purged'], 'message')} removed")
 
@@ -277,10 +275,10 @@ def end_session(
     Its open transaction is rolled back; what was prepared stands. Exit code 1 if it has ended.
     """
     if not yes:
-        _confirm(f"what ends: session {session}, with its open transaction.", str(session))
+        confirm(f"what ends: session {session}, with its open transaction.", str(session))
     body = {"reason": reason, "timeout_s": at.timeout_s}
     path = f"/v1/txqueue/sessions/{session}/end"
-    done = Ask(_patient(at))("POST", path, body, repeat=False)
+    done = Ask(patient(at))("POST", path, body, repeat=False)
     back = f"{some(done['held'], 'message')} {'goes' if done['held'] == 1 else 'go'} back"
     tx = "; its transaction was rolled back" if done["rolled_back"] else ""
     _tell(at, done, f"session {done['session']}: ended; {back}{tx}")
@@ -325,7 +323,7 @@ def publish(
     times = {"ttl_s": ttl_s, "delay_s": delay_s}
     messages = messages_of(bodies_of(bodies or [], lines=lines), header_pairs(headers or []), times)
     body = {"messages": messages, "timeout_s": at.timeout_s}
-    done = Ask(_patient(at))("POST", f"{_queue(queue)}/publish", body, repeat=False)
+    done = Ask(patient(at))("POST", f"{_queue(queue)}/publish", body, repeat=False)
     _tell(at, done, f"{done['queue']}: {_numbers(done['first'], done['last'])}")
 
 
@@ -358,7 +356,7 @@ def get(
     """Take messages and print their bodies, a line each. Exit code 1 if there is none."""
     if then not in ("accept", "release", "reject", "to_back"):
         raise ConfigError(f"--then is {shown(then)}: say accept, release, reject, or to_back")
-    ask = Ask(_patient(_one_node(at), wait_s))
+    ask = Ask(patient(_one_node(at), wait_s))
     session = ask("POST", "/v1/txqueue/sessions", {"timeout_s": at.timeout_s}, repeat=False)
     place = f"/v1/txqueue/sessions/{session['session']}"
     try:
@@ -524,7 +522,7 @@ def branch_outcome(
 
 def _decide(at: At, xid: str, verb: str, body: dict[str, Any]) -> None:
     """Once: a second commit of a branch that is gone would be told that there is none."""
-    done = Ask(_patient(at))("POST", f"/v1/txqueue/dtx/{xid_of(xid)}/{verb}", body, repeat=False)
+    done = Ask(patient(at))("POST", f"/v1/txqueue/dtx/{xid_of(xid)}/{verb}", body, repeat=False)
     _tell(at, done, f"{done['xid']}: {done['name']}")
     wanted = {"commit": ("OK",), "rollback": ("OK", "RBROLLBACK", "RBTIMEOUT")}.get(verb, ("OK",))
     if done["name"] not in wanted:
@@ -539,7 +537,7 @@ def _ask_before(xid: str, verb: str, heuristic: bool, yes: bool) -> None:
         what = f"{verb} without its coordinator: other branches may end otherwise."
     else:
         what = f"{verb} as its coordinator: one that still runs will not find it."
-    _confirm(what, verb)
+    confirm(what, verb)
 
 
 def _print_branches(at: At, found: dict[str, Any]) -> None:
@@ -579,38 +577,9 @@ def _numbers(first: int, last: int) -> str:
     return f"number {first}" if first == last else f"numbers {first} to {last}"
 
 
-def _patient(at: At, more_s: float = 0.0) -> At:
-    """The same, with time for an answer that comes when the time is up."""
-    return At(
-        endpoints=at.endpoints,
-        directory=at.directory,
-        timeout_s=at.timeout_s + more_s + ANSWER_S,
-        tls=at.tls,
-        output=at.output,
-    )
-
-
 def _one_node(at: At) -> At:
     """The first endpoint that answers: a session lives at one node. Raises RaftkvError."""
-    look = At(
-        endpoints=at.endpoints,
-        directory=at.directory,
-        timeout_s=min(at.timeout_s, LOOK_S),
-        tls=at.tls,
-        output=at.output,
-    )
-    last: RaftkvError | None = None
-    for place, _, error in Ask(look).each("GET", "/v1/txqueue/status?consistency=local"):
-        if error is None:
-            return At(endpoints=(place,), timeout_s=at.timeout_s, tls=at.tls, output=at.output)
-        last = error
-    raise last or RaftkvError("no endpoint is known")
-
-
-def _confirm(what: str, word: str) -> None:
-    """On stderr, so that stdout stays the result. Raises ConfigError without a yes."""
-    note(what)
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    if ask(f"Type {word} to go on") != word:
-        raise ConfigError("nothing was changed")
+    found, silent = first_answering(at, "/v1/txqueue/status?consistency=local")
+    if found is None:
+        raise silent[-1][1]
+    return found

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from raftkv.errors import CertificateError, ConfigError, RaftkvError
 
@@ -27,11 +28,15 @@ __all__ = ["check_endpoint", "client_of", "endpoints_of", "run", "tls_context"]
 
 T = TypeVar("T")
 
+# What is left of --timeout after the search for an endpoint that works, at least.
+LEFT_S_MIN: Final = 0.05
+
 
 def endpoints_of(at: At) -> list[str]:
-    """The endpoints to try in this order; of a directory's nodes those that run come first."""
+    """The endpoints to try in this order, each once; of a directory's nodes those that run come
+    first."""
     if at.directory is None:
-        return [check_endpoint(endpoint) for endpoint in at.endpoints]
+        return list(dict.fromkeys(check_endpoint(endpoint) for endpoint in at.endpoints))
     from .devcluster import DevCluster
 
     dev = DevCluster(at.directory)
@@ -90,11 +95,10 @@ async def client_of(at: At, *, exactly_once: bool = False) -> AsyncIterator[Clie
     # Imported late: the other commands start faster without it.
     from raftkv.client import Client
 
-    tls = tls_context(at)
+    tls, began = tls_context(at), time.monotonic()
     endpoints = await _working_first(endpoints_of(at), tls, at.timeout_s)
-    async with Client(
-        endpoints, tls=tls, timeout_s=at.timeout_s, exactly_once=exactly_once
-    ) as client:
+    left_s = max(at.timeout_s - (time.monotonic() - began), LEFT_S_MIN)
+    async with Client(endpoints, tls=tls, timeout_s=left_s, exactly_once=exactly_once) as client:
         yield client
 
 

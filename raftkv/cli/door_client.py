@@ -101,7 +101,7 @@ class DoorClient:
     ) -> None:
         if not endpoints:
             raise ConfigError("no endpoint is known: name one with --endpoint http://HOST:PORT")
-        self._endpoints = [check_endpoint(endpoint) for endpoint in endpoints]
+        self._endpoints = list(dict.fromkeys(map(check_endpoint, endpoints)))
         self._timeout_s = timeout_s
         self._context = context
 

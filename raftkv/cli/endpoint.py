@@ -18,7 +18,7 @@ from .options import At, connected, examples, group
 from .saying import note_line, say_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from .output import Row
 
@@ -28,6 +28,12 @@ EXIT_FAULT: Final = 3
 ENDPOINTS_AT_ONCE_MAX: Final = 32
 # How often nodes that lag are looked at again.
 LAG_POLL_S: Final = 0.1
+
+# What a request has of --timeout at least.
+LEFT_S_MIN: Final = 0.05
+
+# And a look at nodes that lag, for one that answers slowly does not lag.
+LOOK_S_MIN: Final = 1.0
 
 # The index of a node that has applied nothing since its start.
 NOTHING_APPLIED: Final = 1
@@ -159,25 +165,24 @@ def hashkv(
     """Whether the nodes hold the same keys: a hash of each one's own, as of one revision.
 
     A node that lags has until --timeout to get there; one that does not is named as not compared.
+    Then the others have as long again for their hashes.
     Exit code 3 then, if one does not answer, or if they differ. It reads all keys of every node:
     about two seconds for a million.
     """
     from .output import Styled, cell, print_json, print_table
 
-    revision, behind = (rev, {}) if rev else _newest_revision(at, cluster)
+    nodes = _Nodes(at, cluster)
+    revision, behind = (rev, {}) if rev else _newest_revision(nodes)
     if not revision:
         raise NoLeader(
             "no node that was asked has applied anything since its start, as without a quorum, or "
             "none answers: there is nothing to compare"
         )
-    found = ask_all(
-        at,
-        cluster,
+    found = nodes.ask(
         lambda request: request("POST", "/v3/maintenance/hashkv", {"revision": str(revision)}),
+        at.timeout_s,
+        known=behind,
     )
-    for each in found:
-        if each.error is not None and each.endpoint in behind:
-            each.error = behind[each.endpoint]
     digests = {each.answer["digest"] for each in found if each.error is None}
     if at.output == "json":
         print_json(
@@ -218,15 +223,16 @@ def _has_state(answer: Any) -> bool:
     return applied is None or int(applied) > NOTHING_APPLIED
 
 
-def _newest_revision(at: At, cluster: bool) -> tuple[int, dict[str, str]]:
+def _newest_revision(nodes: _Nodes) -> tuple[int, dict[str, str]]:
     """The newest revision that one of them has, once all others have it, or at --timeout.
 
-    Also the endpoints that have not reached it by then, each with what to show for it.
+    Also the endpoints that have not reached it by then, or do not answer, each with what to show.
     """
-    until, newest = time.monotonic() + at.timeout_s, 0
-    seen: set[str] = set()
+    newest, seen = 0, set[str]()
     while True:
-        found = ask_all(at, cluster, lambda request: request("POST", "/v3/maintenance/status", {}))
+        # One that hangs must leave time for another look at those that lag.
+        look_s = max(nodes.left_s / 2, min(nodes.timeout_s, LOOK_S_MIN))
+        found = nodes.ask(lambda request: request("POST", "/v3/maintenance/status", {}), look_s)
         reached = {
             each.endpoint: int(each.answer["header"]["revision"])
             for each in found
@@ -237,10 +243,12 @@ def _newest_revision(at: At, cluster: bool) -> tuple[int, dict[str, str]]:
         newest = max(newest, *(reached[each] for each in reached if each not in seen), 0, 0)
         seen.update(reached)
         late = {endpoint: at_most for endpoint, at_most in reached.items() if at_most < newest}
-        if not late or time.monotonic() >= until:
-            return newest, {
-                endpoint: f"not compared: it stands at revision {at_most}, not at {newest}, after "
-                f"{at.timeout_s:g} s. Compare it there (--rev {at_most}), or find out why it lags"
+        if not late or nodes.left_s <= LAG_POLL_S:
+            silent = {each.endpoint: each.error for each in found if each.error is not None}
+            return newest, silent | {
+                endpoint: f"not compared: it is at revision {at_most}, not at {newest}, after "
+                f"{nodes.timeout_s:g} s. Compare it there (--rev {at_most}), or find out why it "
+                f"lags"
                 for endpoint, at_most in late.items()
             }
         time.sleep(LAG_POLL_S)
@@ -259,35 +267,65 @@ class _Answer:
 def ask_all(at: At, cluster: bool, ask: Callable[[Callable[..., Any]], Any]) -> list[_Answer]:
     """What `ask` gets from each endpoint, or with `cluster` from each node; all at the same time.
 
-    `ask` is given a function that sends one request to the endpoint.
+    `ask` is given a function that sends one request to the endpoint. Finding the nodes takes half
+    of --timeout at most, and their answers have what is left of it.
     """
-    from concurrent.futures import ThreadPoolExecutor
-    from functools import partial
+    nodes = _Nodes(at, cluster)
+    return nodes.ask(ask, nodes.left_s)
 
-    from .connecting import endpoints_of, tls_context
-    from .door_client import request
 
-    endpoints, context = endpoints_of(at), tls_context(at)
+class _Nodes:
+    """The nodes that a command asks, each itself. --timeout begins when it is made."""
 
-    def one(endpoint: str) -> _Answer:
-        found = _Answer(endpoint)
-        began = time.monotonic()
-        try:
-            found.answer = ask(partial(request, endpoint, timeout_s=at.timeout_s, context=context))
-        except RaftkvError as error:
-            # The endpoint stands beside it.
-            found.error = str(error).removeprefix(f"{endpoint}: ").removeprefix(f"{endpoint} ")
-        found.took_s = time.monotonic() - began
-        return found
+    def __init__(self, at: At, cluster: bool) -> None:
+        from .connecting import endpoints_of, tls_context
 
-    unknown: list[str] = []
-    if cluster:
-        from .member import endpoints_of_members
+        self.timeout_s = at.timeout_s
+        self._deadline = time.monotonic() + at.timeout_s
+        self._endpoints, self._context = endpoints_of(at), tls_context(at)
+        self._unknown: list[str] = []
+        if cluster:
+            from .member import endpoints_of_members
 
-        endpoints, unknown = endpoints_of_members(endpoints, at.timeout_s, context)
-    with ThreadPoolExecutor(min(len(endpoints), ENDPOINTS_AT_ONCE_MAX)) as pool:
-        found = list(pool.map(one, endpoints))
-    return found + [_not_asked(name) for name in unknown]
+            self._endpoints, self._unknown = endpoints_of_members(
+                self._endpoints, at.timeout_s / 2, self._context
+            )
+
+    @property
+    def left_s(self) -> float:
+        return max(self._deadline - time.monotonic(), LEFT_S_MIN)
+
+    def ask(
+        self,
+        ask: Callable[[Callable[..., Any]], Any],
+        timeout_s: float,
+        known: Mapping[str, str] | None = None,
+    ) -> list[_Answer]:
+        """As `ask_all`. An endpoint in `known` is not asked: its error is known."""
+        from concurrent.futures import ThreadPoolExecutor
+        from functools import partial
+
+        from .door_client import request
+
+        def one(endpoint: str) -> _Answer:
+            found = _Answer(endpoint)
+            found.error = (known or {}).get(endpoint)
+            if found.error is not None:
+                return found
+            began = time.monotonic()
+            try:
+                found.answer = ask(
+                    partial(request, endpoint, timeout_s=timeout_s, context=self._context)
+                )
+            except RaftkvError as error:
+                # The endpoint stands beside it.
+                found.error = str(error).removeprefix(f"{endpoint}: ").removeprefix(f"{endpoint} ")
+            found.took_s = time.monotonic() - began
+            return found
+
+        with ThreadPoolExecutor(min(len(self._endpoints), ENDPOINTS_AT_ONCE_MAX)) as pool:
+            found = list(pool.map(one, self._endpoints))
+        return found + [_not_asked(name) for name in self._unknown]
 
 
 def _not_asked(name: str) -> _Answer:

@@ -28,7 +28,7 @@ from raftkv.errors import ConfigError, RaftkvError
 from .options import At, Directory, Format, connected, examples, formatted, group
 from .plugin_settings import add_setting
 from .quoting import printable
-from .saying import ask, note, say
+from .saying import ask, confirm, note, say
 
 if TYPE_CHECKING:
     import ssl
@@ -47,13 +47,16 @@ __all__ = [
     "ask",
     "bring_up",
     "cell",
+    "confirm",
     "connected",
     "examples",
+    "first_answering",
     "formatted",
     "group",
     "local_clusters",
     "note",
     "path_part",
+    "patient",
     "print_json",
     "print_table",
     "say",
@@ -68,6 +71,11 @@ T = TypeVar("T")
 LOOK_S: Final = 0.3
 # How often a condition is looked at.
 POLL_S: Final = 0.1
+# A node waits as long as the command may take; its answer needs this much longer to arrive.
+ANSWER_S: Final = 5.0
+# How long an endpoint has to answer before another one is taken for a session.
+PROBE_S: Final = 2.0
+ENDPOINTS_AT_ONCE_MAX: Final = 32
 
 
 class Ask:
@@ -95,13 +103,14 @@ class Ask:
         """
         from .door_client import in_turn, request, working_first
 
+        deadline = time.monotonic() + self._timeout_s
         if not (repeat or self._probed or len(self._endpoints) == 1):
             # What is not repeated may take all the time at the first node.
             self._probed, half_s = True, self._timeout_s / 2
             self._endpoints, _ = working_first(self._endpoints, half_s, self._context)
         return in_turn(
             self._endpoints,
-            self._timeout_s,
+            deadline - time.monotonic(),
             lambda endpoint, left_s: request(
                 endpoint, method, path, body, timeout_s=left_s, context=self._context
             ),
@@ -109,18 +118,50 @@ class Ask:
         )
 
     def each(self, method: str, path: str) -> Iterator[tuple[str, Any, RaftkvError | None]]:
-        """Every endpoint asked itself, once: its answer and None, or None and the error."""
+        """Every endpoint asked itself, once: its answer and None, or None and the error.
+
+        All are asked at the same time, and given in their order.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
         from .door_client import request
 
-        for endpoint in self._endpoints:
+        def one(endpoint: str) -> tuple[str, Any, RaftkvError | None]:
             try:
                 answer = request(
                     endpoint, method, path, timeout_s=self._timeout_s, context=self._context
                 )
             except RaftkvError as error:
-                yield endpoint, None, error
-            else:
-                yield endpoint, answer, None
+                return endpoint, None, error
+            return endpoint, answer, None
+
+        with ThreadPoolExecutor(min(len(self._endpoints), ENDPOINTS_AT_ONCE_MAX)) as pool:
+            yield from pool.map(one, self._endpoints)
+
+
+def patient(at: At, more_s: float = 0.0) -> At:
+    """The same, with time for an answer that comes when the time is up, or `more_s` later."""
+    return at.changed(timeout_s=at.timeout_s + more_s + ANSWER_S)
+
+
+def first_answering(
+    at: At, path: str, wanted: Callable[[Any], bool] = lambda answer: True
+) -> tuple[At | None, list[tuple[str, RaftkvError]]]:
+    """The first endpoint whose answer to a GET of `path` is `wanted`, and those that failed.
+
+    For what has to be asked of one node. The time that this takes is taken off that of the result;
+    an endpoint has two seconds at most. None if no answer is wanted.
+    """
+    began = time.monotonic()
+    silent: list[tuple[str, RaftkvError]] = []
+    probe = Ask(at.changed(timeout_s=min(at.timeout_s, PROBE_S)))
+    for endpoint, answer, error in probe.each("GET", path):
+        if error is not None:
+            silent.append((endpoint, error))
+        elif wanted(answer):
+            left_s = max(at.timeout_s - (time.monotonic() - began), 0.1)
+            return at.changed(endpoints=(endpoint,), timeout_s=left_s), silent
+    return None, silent
 
 
 class Stage(NamedTuple):

@@ -46,6 +46,11 @@ EXIT_FAULT: Final = 3
 LOOK_S: Final = 0.3
 # A node has this long for a list; it asks the leader itself.
 LIST_TIMEOUT_S: Final = 5.0
+# While a change is on its way: a look that takes longer would hold up its result.
+PROGRESS_TIMEOUT_S: Final = 1.0
+ENDPOINTS_AT_ONCE_MAX: Final = 32
+# How long a node that is to be added may be unknown before the command states what it waits for.
+WAITS_S: Final = 1.0
 
 # A change of the members, by what it makes of one.
 _CHANGES: Final = {"voter": "promotion", "copy": "addition", "removed": "removal"}
@@ -206,10 +211,15 @@ def endpoints_of_members(
     A node that has applied nothing since its start knows the voters from its log, and no HTTP
     address: then `endpoints` are asked too, and the voters that none of them is are `unknown`.
     """
+    deadline = time.monotonic() + timeout_s
     found, _ = _best_listing(endpoints, timeout_s, partial(_list, context=context))
     scheme = endpoints[0].partition("://")[0]
     rows = [row for row in found["members"] if row["standing"] != "removed"]
-    known = [f"{scheme}://{row['http_address']}" for row in rows if row["http_address"] is not None]
+    known = {
+        row["name"]: f"{scheme}://{row['http_address']}"
+        for row in rows
+        if row["http_address"] is not None
+    }
     lost = [
         row["name"]
         for row in rows
@@ -217,13 +227,26 @@ def endpoints_of_members(
         if row["incarnation"] is None and row["standing"] in ("voter", "copy")
     ]
     if not lost and known:
-        return Nodes(known, [])
-    names = {_name_at(endpoint, timeout_s, context) for endpoint in endpoints}
-    every = list(dict.fromkeys([*endpoints, *known]))
+        return Nodes(list(known.values()), [])
+    left_s = max(deadline - time.monotonic(), 0.1)
+    names = _names_at(endpoints, left_s, context)
+    # A node is asked once, though its endpoint may have been given in another form.
+    others = [url for name, url in known.items() if name not in names]
+    every = list(dict.fromkeys([*endpoints, *others]))
     return Nodes(every, [name for name in lost if name not in names])
 
 
-def _name_at(endpoint: str, timeout_s: float, context: ssl.SSLContext | None) -> str | None:
+def _names_at(
+    endpoints: Sequence[str], timeout_s: float, context: ssl.SSLContext | None
+) -> set[str | None]:
+    """The names of the nodes at these endpoints, asked at the same time; None for a silent one."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(len(endpoints), ENDPOINTS_AT_ONCE_MAX)) as pool:
+        return set(pool.map(partial(_name_at, timeout_s=timeout_s, context=context), endpoints))
+
+
+def _name_at(endpoint: str, *, timeout_s: float, context: ssl.SSLContext | None) -> str | None:
     """The name of the node at an endpoint, if it answers."""
     with contextlib.suppress(RaftkvError):
         patience_s = min(timeout_s, LIST_TIMEOUT_S)
@@ -306,7 +329,7 @@ def _change(verb: str, body: dict[str, Any], at: At) -> None:
         if verb != "remove":
             _show_progress(
                 body["name"],
-                partial(ask_in_turn, endpoints, LIST_TIMEOUT_S, look, context=context),
+                partial(ask_in_turn, endpoints, PROGRESS_TIMEOUT_S, look, context=context),
                 done,
             )
         done.result()
@@ -358,24 +381,26 @@ def _outcome(verb: str, name: str, found: dict[str, Any]) -> str:
 
 def _show_progress(name: str, look: Callable[[], Any], done: Future[Any]) -> None:
     """What the new core lacks, until the verb has ended. On stderr: a bar, or lines for a file."""
+    began = time.monotonic()
     with _reporting(name) as report:
         while not done.done():
             with contextlib.suppress(RaftkvError):
                 found = look()
                 row = next((row for row in found["members"] if row["name"] == name), None)
-                report(row)
+                if not done.done():
+                    report(row, waits=row is None and time.monotonic() - began >= WAITS_S)
             until = time.monotonic() + LOOK_S
             while not done.done() and time.monotonic() < until:
                 time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
+def _reporting(name: str) -> Iterator[Callable[..., None]]:
     said = ""
 
-    def line(row: dict[str, Any] | None) -> None:
+    def line(row: dict[str, Any] | None, *, waits: bool) -> None:
         nonlocal said
-        text = _stage(name, row)
+        text = _stage(name, row, waits=waits)
         if text is not None and text != said:
             said = text
             note_line(text)
@@ -393,12 +418,10 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
         asking = f"{shown_name}: asking"
         task = progress.add_task(asking, total=None)
 
-        def bar(row: dict[str, Any] | None) -> None:
+        def bar(row: dict[str, Any] | None, *, waits: bool) -> None:
             lag = None if row is None else row["lag_entries"]
             if row is None or lag is None:
-                progress.update(
-                    task, description=_stage(shown_name, row) or f"{shown_name}: asking"
-                )
+                progress.update(task, description=_stage(shown_name, row, waits=waits) or asking)
             else:
                 match = row["match_index"]
                 progress.update(
@@ -408,8 +431,13 @@ def _reporting(name: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
         yield bar
 
 
-def _stage(name: str, row: dict[str, Any] | None) -> str | None:
-    """How far the change is; None before there is any: it may still be refused."""
+def _stage(name: str, row: dict[str, Any] | None, *, waits: bool) -> str | None:
+    """How far the change is; None before there is any: it may still be refused.
+
+    `waits`: the leader has waited for the node for a while.
+    """
+    if waits:
+        return f"the leader waits for {name} to connect, 10 s at most: is it started?"
     if row is None or row["standing"] in ("replicant", "removed"):
         return None
     if row["standing"] == "voter":

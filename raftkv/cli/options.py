@@ -138,6 +138,18 @@ class At:
         self.tls = tls or TlsOptions(None, None, None)
         self.output = output
 
+    def changed(
+        self, *, timeout_s: float | None = None, endpoints: tuple[str, ...] | None = None
+    ) -> At:
+        """The same with another time, or with these endpoints in place of what was given."""
+        return At(
+            endpoints=self.endpoints if endpoints is None else endpoints,
+            directory=self.directory if endpoints is None else None,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            tls=self.tls,
+            output=self.output,
+        )
+
 
 class Format:
     """How a command that speaks to nobody prints its result."""

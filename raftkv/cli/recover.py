@@ -5,7 +5,6 @@ It works on files only: no node runs, none is asked. raft/forced_recovery.py has
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,7 @@ import typer
 from raftkv.errors import ConfigError
 
 from .options import Format, examples, formatted
-from .saying import ask, note, say
+from .saying import confirm, say
 
 if TYPE_CHECKING:
     from raftkv.raft.forced_recovery import Survey
@@ -83,13 +82,8 @@ def _print(found: Survey, form: Format, *, text: str) -> None:
 
 
 def _confirm(before: Survey) -> None:
-    """On stderr, so that stdout stays the result. Raises ConfigError without a yes."""
-    note(f"{_found(before)}\n\n{_warning(before)}\n")
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody can be asked here: add --yes if this is what you want")
-    answer = ask(f"Type the name of the node ({before.name}) to go on")
-    if answer != before.name:
-        raise ConfigError("nothing was changed")
+    """The name of the node is typed. Raises ConfigError."""
+    confirm(f"{_found(before)}\n\n{_warning(before)}\n", before.name)
 
 
 def _found(found: Survey) -> str:

@@ -13,9 +13,11 @@ from typing import TextIO
 
 import typer
 
+from raftkv.errors import ConfigError
+
 from .quoting import printable, printable_lines
 
-__all__ = ["ask", "note", "note_line", "say", "say_line"]
+__all__ = ["ask", "confirm", "note", "note_line", "say", "say_line"]
 
 
 def say(text: str) -> None:
@@ -42,6 +44,21 @@ def ask(text: str) -> str:
     """What is typed behind `text`, which is asked on stderr, so that stdout stays the result."""
     answer: str = typer.prompt(printable(text), err=True)
     return answer
+
+
+def confirm(what: str, word: str) -> None:
+    """Have `word` typed before `what` is done: asked on stderr, so that stdout stays the result.
+
+    Raises ConfigError for another word, or where nothing can be typed.
+    """
+    note(what)
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "standard input is no terminal, so this cannot be confirmed here: add --yes if it is "
+            "what you want"
+        )
+    if ask(f"Type {word} to go on") != word:
+        raise ConfigError("nothing was changed")
 
 
 def _write(text: str, stream: TextIO) -> None:

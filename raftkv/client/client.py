@@ -74,7 +74,9 @@ class Client:
             require_int64("answer_bytes_max", answer_bytes_max, 1)
         except (TypeError, ValueError) as error:
             raise ConfigError(str(error)) from None
-        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+        self.endpoints = (
+            (endpoints,) if isinstance(endpoints, str) else tuple(dict.fromkeys(endpoints))
+        )
         self._caller = Caller(
             self.endpoints,
             tls=context_of(tls),

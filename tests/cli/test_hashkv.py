@@ -90,6 +90,6 @@ def test_a_node_that_holds_nothing_is_named_as_not_compared(nodes: ExitStack) ->
     found = json.loads(done.stdout)
     assert (found["revision"], found["same"]) == (9, False)
     assert [each["digest"] for each in found["nodes"]] == ["aa", "aa", None]
-    assert "stands at revision 1, not at 9" in found["nodes"][2]["error"]
+    assert "is at revision 1, not at 9" in found["nodes"][2]["error"]
     assert "differ" not in done.stderr.decode()
     assert raftkv("endpoint", "hashkv", *at, "--rev", "1").returncode == 0

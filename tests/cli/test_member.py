@@ -209,7 +209,8 @@ def test_a_node_that_does_not_serve_the_verb_is_passed_over(
     endpoint: str, status: int, document: Any
 ) -> None:
     Scripted.script = [(status, document), (200, {"name": "pod"})]
-    done = raftkv("member", "forget", "pod", "--endpoint", endpoint, "--endpoint", endpoint)
+    other = endpoint.replace("127.0.0.1", "localhost")  # one that is named twice is asked once
+    done = raftkv("member", "forget", "pod", "--endpoint", endpoint, "--endpoint", other)
     assert done.returncode == 0, done.stderr
     # Where no node serves it, the answer is one line, at once.
     Scripted.script = [(status, document)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from raftkv.cli.saying import ask, note, note_line, say, say_line
+from raftkv.cli import saying
+from raftkv.cli.saying import ask, confirm, note, note_line, say, say_line
+from raftkv.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = sorted((*ROOT.glob("raftkv/cli/*.py"), *ROOT.glob("plugins/*/cli*.py")))
@@ -93,3 +96,41 @@ def test_c9_a_name_cannot_move_the_cursor(
         assert "\u202e" not in text
         assert text.splitlines()[0] == "core\\x1b[2J\\u202e\\x00\\nerror: forged"
     assert asked == "core\\x1b[2J\\u202e\\x00\\nerror: forged"
+
+
+class Terminal(io.StringIO):
+    """A standard input on which something can be typed, or not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def test_what_is_confirmed_is_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(terminal=False))
+    with pytest.raises(ConfigError, match="cannot be confirmed here: add --yes"):
+        confirm("all goes\x1b[2J", "reset")
+    monkeypatch.setattr("sys.stdin", Terminal(terminal=True))
+    monkeypatch.setattr(saying, "ask", lambda text: "yes")
+    with pytest.raises(ConfigError, match="nothing was changed"):
+        confirm("all goes", "reset")
+    monkeypatch.setattr(saying, "ask", lambda text: text.split()[1])
+    confirm("all goes", "reset")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "all goes\\x1b[2J\nall goes\nall goes\n"
+
+
+def test_one_function_asks_for_a_confirmation() -> None:
+    """The others would differ in time, as five of them did."""
+    found = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if 'to go on")' in path.read_text(encoding="utf-8")
+    ]
+    assert found == ["raftkv/cli/saying.py"]

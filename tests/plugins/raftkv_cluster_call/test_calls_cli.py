@@ -244,7 +244,7 @@ def test_a_node_that_is_lost_is_forced_out_and_comes_back_as_a_new_one(
     calls: Shell, nodes: Nodes
 ) -> None:
     calls("force-leave", "core3", code=2)
-    assert "nobody can be asked here: add --yes" in calls.err
+    assert "this cannot be confirmed here: add --yes" in calls.err
     calls("force-leave", "core3", "--yes", code=1)
     nodes.kill("core3")
     nodes.until(
