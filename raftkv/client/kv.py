@@ -11,6 +11,7 @@ from raftkv.kv.arguments import (
     check_key,
     check_put,
     check_range,
+    check_revisions,
     check_txn,
     deleted_range,
     reads_only,
@@ -93,6 +94,7 @@ class ClientKV:
     ) -> KeyValue | None:
         """The key, or None; as of `revision`, if that is not 0."""
         check_key(key)
+        check_revisions(revision=revision)
         operation = RangeOp(key, revision=revision)
         found = await self.read(operation, consistency=consistency, timeout_s=timeout_s)
         return found.kvs[0] if found.kvs else None
@@ -121,6 +123,13 @@ class ClientKV:
         A missing bound is open; bounds that leave no room are a ValueError. `limit` 0 gives all
         keys in one answer; the result's `more` and `count` tell what a limit has left out.
         """
+        check_revisions(
+            revision=revision,
+            min_mod_revision=min_mod_revision,
+            max_mod_revision=max_mod_revision,
+            min_create_revision=min_create_revision,
+            max_create_revision=max_create_revision,
+        )
         key, range_end = bounds_of(first, last, prefix)
         operation = RangeOp(
             key,
@@ -145,7 +154,7 @@ class ClientKV:
         consistency: Consistency = "linearizable",
         timeout_s: float | None = None,
     ) -> RangeResult:
-        """`range` in etcd's words."""
+        """`range` in etcd's words. A revision below 0 reads the newest state, as in etcd."""
         check_range(operation)
         request = words.range_json(operation)
         if consistency == "local":
@@ -175,6 +184,7 @@ class ClientKV:
         """
         if page_keys < 1:
             raise ValueError(f"page_keys = {page_keys}: it must be 1 or more")
+        check_revisions(revision=revision)
         key, range_end = bounds_of(first, last, prefix)
         while True:
             operation = RangeOp(key, range_end, page_keys, keys_only, revision=revision)
@@ -238,7 +248,7 @@ class ClientKV:
 
     async def compact(self, revision: int, *, timeout_s: float | None = None) -> CompactResult:
         """Forget the history before `revision`. Raises `Compacted` or `FutureRevision`."""
-        require_int64("revision", revision)
+        check_revisions(revision=revision)
         body = _encode({"revision": str(revision)})
         deadline = self._caller.deadline(timeout_s)
         return await self._caller.write(words.COMPACT, body, words.compacted, deadline=deadline)

@@ -20,6 +20,7 @@ from .arguments import (
     check_key,
     check_put,
     check_range,
+    check_revisions,
     check_txn,
     deleted_range,
     reads_only,
@@ -139,8 +140,7 @@ class KVApi:
         timeout_s: float | None = None,
     ) -> KeyValue | None:
         """The key, or None. "local" answers at once from this node's copy, which may be stale."""
-        if type(revision) is not int or revision:
-            require_int64("revision", revision)
+        check_revisions(revision=revision)
         if timeout_s is not None:
             require_timeout(timeout_s)
         if revision > 0:
@@ -179,6 +179,13 @@ class KVApi:
         leaves the values empty. The four bounds of revisions, 0 is none, leave keys out; `count` is
         the number of keys in the range all the same. For large ranges see `pages`.
         """
+        check_revisions(
+            revision=revision,
+            min_mod_revision=min_mod_revision,
+            max_mod_revision=max_mod_revision,
+            min_create_revision=min_create_revision,
+            max_create_revision=max_create_revision,
+        )
         key, range_end = bounds_of(first, last, prefix)
         operation = RangeOp(
             key,
@@ -244,6 +251,7 @@ class KVApi:
         """
         if page_keys < 1:
             raise ValueError(f"page_keys = {page_keys}: it must be 1 or more")
+        check_revisions(revision=revision)
         key, range_end = bounds_of(first, last, prefix)
         walk = self.walk(RangeOp(key, range_end, keys_only=keys_only, revision=revision))
         while not walk.done():
@@ -269,6 +277,7 @@ class KVApi:
         Raises `Compacted` and `FutureRevision` as a read does. "local" asks nobody: what this copy
         holds by now.
         """
+        check_revisions(revision=revision)
         await self._host.barrier(consistency, timeout_s=timeout_s)
         return await hash_in_slices(Walk(self._host, RangeOp(b"\0", FROM_KEY, revision=revision)))
 
@@ -357,7 +366,7 @@ class KVApi:
         Refused as `Compacted` unless it is greater than the compacted revision, as `FutureRevision`
         if it is greater than the current one.
         """
-        require_int64("revision", revision)
+        check_revisions(revision=revision)
         result: CompactResult = await self._host.propose(Compact(revision), timeout_s=timeout_s)
         return result
 

@@ -27,6 +27,7 @@ __all__ = [
     "check_key",
     "check_put",
     "check_range",
+    "check_revisions",
     "check_txn",
     "deleted_range",
     "reads_only",
@@ -48,6 +49,16 @@ def check_put(lease: Any, **flags: Any) -> None:
     require_int64("lease", lease)
     for name, flag in flags.items():
         require(bool, name, flag)
+
+
+def check_revisions(**revisions: int) -> None:
+    """Raise TypeError or ValueError unless each is 0, which is none or the newest, or more.
+
+    In etcd's terms, a `RangeOp` or a request of the HTTP API, one below 0 is allowed.
+    """
+    for name, revision in revisions.items():
+        if type(revision) is not int or revision:
+            require_int64(name, revision, 0)
 
 
 def check_range(operation: RangeOp) -> None:

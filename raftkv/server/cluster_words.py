@@ -110,7 +110,7 @@ class ClusterWords:
         """
         request = messages.decode(self._hash_requests, body)
         kv = self._node.kv
-        found = await kv.hash(request.revision, consistency="local")
+        found = await kv.hash(max(request.revision, 0), consistency="local")
         form = b'{"header":%b,"hash":%d,"compact_revision":"%d","hash_revision":"%d",'
         head = form % (self._header(kv.revision), found.short, kv.lowest_revision, found.revision)
         return head + b'"keys":"%d","digest":"%b"}' % (found.keys, found.digest.hex().encode())

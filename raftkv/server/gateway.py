@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from raftkv.errors import TooLarge
 from raftkv.kv import (
+    Compacted,
     Compare,
     DeleteRangeOp,
     DeleteRangeResult,
@@ -140,7 +141,15 @@ class Gateway:
     async def compaction(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/compaction`. `physical` is accepted: nothing is left to be done later."""
         request = messages.decode(self._compactions, body)
-        done = await (writer or self._node).kv.compact(request.revision)
+        kv = (writer or self._node).kv
+        if request.revision < 0:  # before any that may be compacted: always refused by etcd, too
+            lowest = self._node.kv.lowest_revision
+            raise Compacted(
+                f"revision {request.revision} has been compacted, the lowest that is kept is "
+                f"{lowest}",
+                lowest,
+            )
+        done = await kv.compact(request.revision)
         return b'{"header":%b}' % self._header(done.revision)
 
     async def _paged(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,11 @@ TYPE: dict[str, Call] = {
     "outcome('1')": lambda s: s.outcome("1", 1),
 }
 
+
+def first_page(pages: Any) -> Any:
+    return anext(pages) if isinstance(pages, AsyncIterator) else next(iter(pages))
+
+
 VALUE: dict[str, Call] = {
     "put(timeout_s=0)": lambda s: s.kv.put(b"k", b"v", timeout_s=0),
     "put(timeout_s=-1)": lambda s: s.kv.put(b"k", b"v", timeout_s=-1),
@@ -99,6 +104,12 @@ VALUE: dict[str, Call] = {
     "get(timeout_s=0)": lambda s: s.kv.get(b"k", timeout_s=0),
     "get(consistency)": lambda s: s.kv.get(b"k", consistency="eventual"),
     "get(revision=2**70)": lambda s: s.kv.get(b"k", revision=HUGE),
+    "get(revision=-1)": lambda s: s.kv.get(b"k", revision=-1),
+    "range(revision=-1)": lambda s: s.kv.range(revision=-1),
+    "range(min_mod_revision=-1)": lambda s: s.kv.range(min_mod_revision=-1),
+    "range(max_create_revision=-1)": lambda s: s.kv.range(max_create_revision=-1),
+    "pages(revision=-1)": lambda s: first_page(s.kv.pages(revision=-1)),
+    "compact(-1)": lambda s: s.kv.compact(-1),
     "range(sort_by='x')": lambda s: s.kv.range(sort_by="x"),
     "range(limit=-1)": lambda s: s.kv.range(limit=-1),
     "range(limit=2**70)": lambda s: s.kv.range(limit=HUGE),

@@ -109,6 +109,23 @@ def test_ranges(
     assert answer.get("more", False) is more
 
 
+def test_a_revision_below_0_is_the_newest_as_in_etcd(served: Served) -> None:
+    """A method of Python refuses it (tests/client/test_arguments.py)."""
+    served.put(b"k", b"v")
+    one = {"key": b64(b"k")}
+    assert served.post("/v3/kv/range", {**one, "revision": "-1"}) == served.post(
+        "/v3/kv/range", one
+    )
+    whole = served.post("/v3/kv/range", ALL)
+    assert whole[1]["count"] == "1"
+    for name in ("revision", "min_mod_revision"):
+        assert served.post("/v3/kv/range", {**ALL, name: "-7"}) == whole, name
+    for revision in ("-7", "-1"):
+        status, answer = served.post("/v3/kv/compaction", {"revision": revision})
+        assert (status, answer["code"]) == (400, 11)
+        assert answer["error"] == "etcdserver: mvcc: required revision has been compacted"
+
+
 def test_a_large_range_is_of_one_revision_whatever_happens_meanwhile(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_the_hash_of_the_keys(served: Served) -> None:
     assert (former["hash_revision"], former["keys"]) == ("3", "2")
     assert former["header"]["revision"] == "4"
     assert former["digest"] != newest["digest"]
+    assert ask(served, "/v3/maintenance/hashkv", {"revision": "-1"}) == newest
     status, answer = served.post("/v3/maintenance/hashkv", {"revision": "9"})
     assert (status, answer["reason"]) == (400, "future_revision")
 
