@@ -11,12 +11,14 @@ import math
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from .address_rules import check_addresses, is_loopback, parse_address
 from .errors import ConfigError
+from .frozen_dict import FrozenDict, frozen
 from .hostnames import normal_name, normal_origin
 
 __all__ = [
@@ -60,6 +62,8 @@ def _check_fields(struct: msgspec.Struct, group: str = "") -> None:
             value = msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{label} = {given!r:.80}: {_plain(str(error))}") from None
+        if isinstance(value, dict):
+            value = frozen(value)  # nothing that was checked changes afterwards
         if value is not given:
             msgspec.structs.force_setattr(struct, field.name, value)
         if isinstance(value, str) and "\0" in value:
@@ -249,7 +253,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str
     dir: str
     peer_address: str
-    cores: dict[str, str]
+    cores: Mapping[str, str]
     cluster: str = "raftkv"
     role: Literal["core", "replicant"] = "core"
     # Where to listen for other nodes, if that is not `peer_address`, which is what they are told:
@@ -276,7 +280,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Those of this package. A plugin is active once all cores have it.
     plugins: tuple[str, ...] = ("lcr", "calls", "conf", "limbo", "txqueue", "subscriptions")
     # What a plugin needs to know locally, by plugin name; the plugin checks it at start.
-    options: dict[str, dict[str, Any]] = {}
+    options: Mapping[str, Mapping[str, Any]] = FrozenDict()
     # The default deadline of a call that states none.
     timeout_s: float = 5.0
     # Whether the leader raises the core format of the cluster by itself once every member knows a
@@ -316,6 +320,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         self._check_role()
         self._check_addresses()
         self._check_web()
+        self._check_plugins()
         self._check_numbers()
 
     def _core_names(self) -> list[tuple[str, str]]:
@@ -369,6 +374,11 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"{self.name!r} is a core but is not listed in cores: add "
                 f'{self.name} = "{self.peer_address}" under [cores]'
             )
+
+    def _check_plugins(self) -> None:
+        for name in self.plugins:
+            if self.plugins.count(name) > 1:
+                raise ConfigError(f"plugins names {name!r:.80} twice: leave one out")
 
     def _check_web(self) -> None:
         for name in self.host_whitelist:

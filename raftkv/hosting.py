@@ -44,7 +44,7 @@ def find_plugins(names: Sequence[str]) -> list[Plugin[Any]]:
     return plugins
 
 
-def _options_of(plugin: Plugin[Any], configured: Mapping[str, dict[str, Any]]) -> Any:
+def _options_of(plugin: Plugin[Any], configured: Mapping[str, Mapping[str, Any]]) -> Any:
     """The plugin's local options, checked. Raises ConfigError naming the key."""
     given = configured.get(plugin.name, {})
     if plugin.options is None:

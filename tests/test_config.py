@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from raftkv import ConfigError, Limits, NodeConfig, RaftTimes, TlsFiles, load_config
 from raftkv.config import HttpLimits, HttpTls
+from raftkv.frozen_dict import FrozenDict
 from raftkv.node import Node
 
 HERE = "127.0.0.1:7001"
@@ -33,7 +36,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "tls": ("certs", {}, {"ca": 1, "certificate": "c", "key": "k"}),
     "http_tls": ("certs", {}),
     "insecure": (1, "yes", None),
-    "plugins": ("lcr", (5,), None),
+    "plugins": ("lcr", (5,), None, ("lcr", "lcr"), ["conf", "lcr", "conf"]),
     "options": ([], {"lcr": 5}, {5: {}}, None),
     "timeout_s": ("5", None, True, 0, -1, math.nan, math.inf),
     "format_raise": (True, "never"),
@@ -105,3 +108,48 @@ def test_d1_lists_and_paths_are_taken_for_what_they_are(tmp_path: Path) -> None:
 def test_d1_a_node_takes_a_configuration_and_nothing_else() -> None:
     with pytest.raises(ConfigError, match="NodeConfig"):
         Node(BASE)  # type: ignore[arg-type]
+
+
+def test_d1_the_mappings_of_a_configuration_are_copies_and_read_only() -> None:
+    """What the constructor has checked is what the node uses."""
+    cores, options = {"a": HERE}, {"lcr": {"names": ["x"], "deep": {"k": 1}}}
+    config = NodeConfig(**{**BASE, "cores": cores}, options=options)
+    cores["b"] = "nowhere"
+    options["lcr"]["deep"]["k"] = 2  # type: ignore[index, call-overload]
+    assert config.cores == {"a": HERE}
+    assert config.options["lcr"]["deep"] == {"k": 1}
+    mappings: tuple[Any, ...] = (config.cores, config.options, config.options["lcr"]["deep"])
+    for mapping in (*mappings, NodeConfig(**BASE).options):
+        for change in (
+            lambda m: m.__setitem__("b", HERE),
+            lambda m: m.__delitem__("a"),
+            lambda m: m.__ior__({"b": HERE}),
+            lambda m: m.update(b=HERE),
+            lambda m: m.setdefault("b", HERE),
+            lambda m: m.pop("a"),
+            lambda m: m.popitem(),
+            lambda m: m.clear(),
+        ):
+            with pytest.raises(TypeError, match="read-only"):
+                change(mapping)
+    for same in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert same == config
+        with pytest.raises(TypeError, match="read-only"):
+            same.cores["b"] = HERE
+    assert msgspec.to_builtins(config)["cores"] == {"a": HERE}
+    assert msgspec.structs.replace(config, fsync="off").options == config.options
+    assert {**config.cores, "b": HERE} == {"a": HERE, "b": HERE}
+
+
+def test_d1_every_mapping_of_a_configuration_is_read_only() -> None:
+    """Also those of fields that are added later."""
+    made = NodeConfig(**{**BASE, "cores": {"a": HERE}}, options={"lcr": {"k": 1}})
+    for name in made.__struct_fields__:
+        value = getattr(made, name)
+        assert not isinstance(value, dict) or isinstance(value, FrozenDict), name
+
+
+def test_a4_a_core_that_moved_may_keep_its_old_line_in_cores() -> None:
+    """docs/operations.md, "Moving a node": only its own `peer_address` changes."""
+    moved = NodeConfig(**{**BASE, "peer_address": "127.0.0.1:7002"})
+    assert moved.cores == {"a": HERE}
