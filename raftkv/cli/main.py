@@ -11,7 +11,6 @@ options; what a command needs it imports when it runs (tests/cli/test_startup.py
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import re
@@ -47,7 +46,7 @@ from . import (
     watch,
 )
 from .options import MARKUP, ReaderGone, examples
-from .quoting import printable
+from .quoting import ESCAPES, printable
 from .running import WithCommand
 
 __all__ = ["app", "main"]
@@ -203,24 +202,9 @@ def _open_standard_streams() -> None:
 
 def _accept_any_text() -> None:
     """Print what the encoding of the terminal or pipe lacks with escapes, and bytes as \\xHH."""
-    codecs.register_error("raftkv", _escaped)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="raftkv")
-
-
-def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    lacking = error.object[error.start : error.end]
-    # Lone surrogates are the bytes of an argument that is not UTF-8.
-    parts = (
-        f"\\x{ord(each) - 0xDC00:02x}"
-        if 0xDC80 <= ord(each) <= 0xDCFF
-        else each.encode("ascii", "backslashreplace").decode()
-        for each in lacking
-    )
-    return "".join(parts), error.end
+            stream.reconfigure(errors=ESCAPES)
 
 
 def _may_be_of_a_plugin(arguments: list[str]) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .quoting import printable
+from .quoting import fitting, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _STATUS_HEADINGS = ("NODE", "ROLE", "LEADER", "TERM", "APPLIED", "ENDPOINT", "PID", "RUNNING")
+_ELLIPSIS = "\u2026"
 _STATUS_NUMBERS = ("TERM", "APPLIED", "PID")
 
 
@@ -51,8 +52,10 @@ def cell(value: object) -> str:
 
 
 def _shown(each: str | Styled) -> str:
-    """Names and texts come from the cluster."""
-    return printable(each.text if isinstance(each, Styled) else each)
+    """Names and texts come from the cluster. What the encoding lacks is escaped before the columns
+    are made, because an escape is wider."""
+    text = printable(each.text if isinstance(each, Styled) else each)
+    return fitting(text, sys.stdout.encoding)
 
 
 def console() -> Console:
@@ -76,9 +79,12 @@ def rich_table(headings: Sequence[str], rows: Iterable[Row], numbers: Sequence[s
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
+    # rich cuts a cell that is too wide with an ellipsis; where there is none it goes on below.
+    cuts = fitting(_ELLIPSIS, sys.stdout.encoding) == _ELLIPSIS
+    overflow: Any = "ellipsis" if cuts else "fold"
     for heading in headings:
         justify: Any = "right" if heading in numbers else "left"
-        table.add_column(heading, justify=justify, no_wrap=True)
+        table.add_column(heading, justify=justify, no_wrap=cuts, overflow=overflow)
     for row in rows:
         # As text, because a key or a name may hold what rich would take for markup.
         cells = (

@@ -7,11 +7,14 @@ bytes that are no UTF-8 are written as \\xHH, so every key has a quoted form, an
 
 from __future__ import annotations
 
+import codecs
 from typing import Final
 
 __all__ = [
+    "ESCAPES",
     "BadQuoting",
     "OpenQuote",
+    "fitting",
     "hex_escaped",
     "printable",
     "printable_lines",
@@ -27,6 +30,10 @@ _NAMED: Final = {
 _PLAIN: Final = {text[1]: char for char, text in _NAMED.items()} | {"'": "'"}
 # How many hexadecimal digits follow.
 _HEX: Final = {"x": 2, "u": 4, "U": 8}
+
+
+#: A handler of encoding errors: what an encoding lacks becomes an escape of `quote`.
+ESCAPES: Final = "raftkv"
 
 
 class BadQuoting(ValueError):
@@ -51,20 +58,40 @@ def _escaped(data: bytes, named: dict[str, str]) -> str:
     parts: list[str] = []
     # Bytes that are no UTF-8 come as lone surrogates, U+DC80 and up.
     for char in data.decode("utf-8", "surrogateescape"):
-        number = ord(char)
         if char in named:
             parts.append(named[char])
-        elif 0xDC80 <= number <= 0xDCFF:
-            parts.append(f"\\x{number - 0xDC00:02x}")
         elif char.isprintable():
             parts.append(char)
-        elif number < 0x20 or number == 0x7F:
-            parts.append(f"\\x{number:02x}")
-        elif number < 0x10000:
-            parts.append(f"\\u{number:04x}")
         else:
-            parts.append(f"\\U{number:08x}")
+            parts.append(_escape_of(char))
     return "".join(parts)
+
+
+def _escape_of(char: str) -> str:
+    number = ord(char)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of an argument that is not UTF-8
+        return f"\\x{number - 0xDC00:02x}"
+    if number < 0x20 or number == 0x7F:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _escaping(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_escape_of, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error(ESCAPES, _escaping)
+
+
+def fitting(text: str, encoding: str | None) -> str:
+    """`text` with escapes for what the encoding of a stream lacks (None: UTF-8).
+
+    `\\xHH` is a byte that is not UTF-8, `\\uHHHH` a character: `unquote` reads either.
+    """
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, ESCAPES).decode(encoding)
 
 
 def printable(text: str) -> str:

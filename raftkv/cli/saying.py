@@ -15,7 +15,7 @@ import typer
 
 from raftkv.errors import ConfigError
 
-from .quoting import printable, printable_lines
+from .quoting import fitting, printable, printable_lines
 
 __all__ = ["ask", "confirm", "note", "note_line", "say", "say_line"]
 
@@ -63,6 +63,5 @@ def confirm(what: str, word: str) -> None:
 
 def _write(text: str, stream: TextIO) -> None:
     """A line, with escapes for what the stream's encoding does not have."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.write(fitting(text, stream.encoding) + "\n")
     stream.flush()
