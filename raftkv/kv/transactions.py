@@ -54,6 +54,7 @@ from .commands import (
     TxnResult,
 )
 from .leasing import require_lease
+from .meeting import meeting
 from .plain import OPERATORS, TARGETS, swap
 
 __all__ = [
@@ -285,15 +286,20 @@ def _later(one: bytes | None, other: bytes | None) -> bool:
 def _check_shape(txn: Txn, version: int) -> None:
     """Raise DuplicateKey if an execution could put a key twice, or both put and delete it."""
     both_ways = version >= FORMAT_TXN
-    for branch in (txn.success, txn.failure):
-        if len(branch) > 1 or txn.nested:
-            _intervals(txn, branch, both_ways=both_ways)
+    try:
+        for branch in (txn.success, txn.failure):
+            if len(branch) > 1 or txn.nested:
+                _intervals(txn, branch, both_ways=both_ways)
+    except _Meet as met:
+        # Up to then the text is a part of the state.
+        which = meeting(txn, met.key) if both_ways else ""
+        raise DuplicateKey(f"{met}: {which}" if which else str(met)) from None
 
 
 def _intervals(
     txn: Txn, operations: Sequence[LogOperation], *, both_ways: bool
 ) -> tuple[dict[bytes, None], _Deletions]:
-    """Return the keys that a branch puts and those that it deletes, or raise DuplicateKey.
+    """Return the keys that a branch puts and those that it deletes, or raise _Meet.
 
     A put of an inner transaction is compared with the deletions of this branch, with those of the
     inner transactions that precede it, and with `both_ways` also with those that follow it.
@@ -337,7 +343,7 @@ def _intervals(
 def _check_inner(
     puts: list[tuple[bytes, int]], deletions: list[tuple[bytes, bytes | None, int]]
 ) -> None:
-    """Raise DuplicateKey if an inner transaction deletes a key that another one puts.
+    """Raise _Meet if an inner transaction deletes a key that another one puts.
 
     Each is given with the number of its inner transaction. One sort of the keys and two searches
     for each deletion.
@@ -355,19 +361,24 @@ def _check_inner(
         if place < stop and puts[place][1] == number:
             place = following[place]
         if place < stop:
-            raise _both(keys[place])
+            raise _Meet(keys[place], deletes=True)
 
 
 def _put_once(key: bytes, puts: dict[bytes, None], deletions: _Deletions) -> None:
     if key in puts:
-        raise DuplicateKey(f"the transaction puts {key!r} twice, in one revision")
+        raise _Meet(key, deletes=False)
     if key in deletions:
-        raise _both(key)
+        raise _Meet(key, deletes=True)
     puts[key] = None
 
 
-def _both(key: bytes) -> DuplicateKey:
-    return DuplicateKey(f"the transaction both puts and deletes {key!r}, in one revision")
+class _Meet(Exception):
+    """Two operations of one execution change a key."""
+
+    def __init__(self, key: bytes, *, deletes: bool) -> None:
+        what = f"both puts and deletes {key!r}" if deletes else f"puts {key!r} twice"
+        super().__init__(f"the transaction {what}, in one revision")
+        self.key = key
 
 
 def _choose(txn: Txn, number: int, change: Changing, chosen: dict[int, bool]) -> None:

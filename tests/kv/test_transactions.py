@@ -31,6 +31,7 @@ from raftkv.kv import (
     events_of,
 )
 from raftkv.kv.commands import FlatTxn, FlatTxnResult, NestedResult, NestedTxn
+from raftkv.kv.meeting import COMPARED_MAX
 from raftkv.kv.ranges import scan_range
 from raftkv.kv.transactions import (
     TXN_DEPTH_MAX,
@@ -147,9 +148,35 @@ def test_all_comparisons_see_the_keyspace_as_it_was_before(host: FakeHost) -> No
 def test_a_key_that_could_be_changed_twice_is_refused(
     host: FakeHost, operations: tuple[Any, ...]
 ) -> None:
-    assert isinstance(txn(host, *operations), DuplicateKey)
+    refused = txn(host, *operations)
+    assert isinstance(refused, DuplicateKey)
+    assert " puts it" in str(refused), "two operations are named"
     assert isinstance(host.apply(flatten((), (), operations)), DuplicateKey)
     assert host.machine.view("kv").table("meta").get("revision", 1) == 1
+
+
+def test_a9_the_refusal_names_the_two_operations(host: FakeHost) -> None:
+    for operations, text in (
+        ((A, B, A), "puts b'a' twice, in one revision: success[0] puts it, success[2] puts it"),
+        (
+            (inner(), inner(B, other=(inner(DEL_ALL),)), inner(inner(A))),
+            "success[1].failure[0].success[0] deletes it, success[2].success[0].success[0] puts it",
+        ),
+        (
+            # Those of opposite branches do not meet.
+            (inner(A, other=(A,)), inner(B, other=(DEL_A,))),
+            "success[0].success[0] puts it, success[1].failure[0] deletes it",
+        ),
+    ):
+        refused = txn(host, *operations)
+        assert isinstance(refused, DuplicateKey)
+        assert str(refused).endswith(text), str(refused)
+    # Among very many operations on the key none is named: the search is bounded.
+    many = [inner(A, other=(inner(*[DEL_A] * COMPARED_MAX),)), inner(A)]
+    assert str(txn(host, *many)).endswith("in one revision")
+    # The text of a refusal is a part of the state until then.
+    former = FakeHost(version=3)
+    assert str(txn(former, A, A)) == "the transaction puts b'a' twice, in one revision"
 
 
 @pytest.mark.parametrize(
