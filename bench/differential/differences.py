@@ -6,7 +6,7 @@ so on both sides: a difference that explains too much would hide a defect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from bench.differential.doors import Answer
@@ -125,12 +125,29 @@ def _which_error(step: Step, etcd: Answer, raftkv: Answer) -> bool:
 
 
 def _malformed_stream(step: Step, etcd: Answer, raftkv: Answer) -> bool:
-    """A stream that cannot be read to its end: the client's fault to raftkv, and as a whole."""
-    return (
-        step.path in ("/v3/lease/keepalive", "/v3/watch")
-        and etcd.status in (200, 500)
-        and (raftkv.status, _field(raftkv, "code")) == (400, INVALID_ARGUMENT)
+    """A stream that cannot be read to its end: the client's fault to raftkv.
+
+    Both answer what came before. Of the rest etcd says nothing, raftkv in a last line.
+    """
+    if step.path not in ("/v3/lease/keepalive", "/v3/watch"):
+        return False
+    if (etcd.status, raftkv.status) == (200, 200):
+        theirs, ours = _lines(etcd), _lines(raftkv)
+        last = ours[-1] if ours else None
+        error = last.get("error") if isinstance(last, dict) else None
+        code = error.get("grpc_code") if isinstance(error, dict) else None
+        return code == INVALID_ARGUMENT and theirs[: len(ours) - 1] == ours[:-1]
+    return etcd.status in (200, 500) and (raftkv.status, _field(raftkv, "code")) == (
+        400,
+        INVALID_ARGUMENT,
     )
+
+
+def _lines(answer: Answer) -> list[Any]:
+    """The documents of a stream's answer."""
+    found: list[Any]
+    found = answer.document if isinstance(answer.document, list) else [answer.document]
+    return found
 
 
 _TOO_LARGE: Final = "etcdserver: request is too large"
@@ -150,10 +167,19 @@ def _from_key_overlap(step: Step, etcd: Answer, raftkv: Answer) -> bool:
     """A put and a deletion "from this key on" of the same key: etcd does not see that they meet."""
     if step.path != "/v3/kv/txn" or etcd.status != 200 or not isinstance(step.body, dict):
         return False
-    operations = [*step.body.get("success", []), *step.body.get("failure", [])]
     return _field(raftkv, "error") == _DUPLICATE and any(
-        each.get("request_delete_range", {}).get("range_end") == b"\0" for each in operations
+        each.get("request_delete_range", {}).get("range_end") == b"\0"
+        for each in _operations(step.body)
     )
+
+
+def _operations(txn: Any) -> Iterator[Any]:
+    """The operations of a transaction and of those inside of it."""
+    for each in (*txn.get("success", []), *txn.get("failure", [])):
+        if "request_txn" in each:
+            yield from _operations(each["request_txn"])
+        else:
+            yield each
 
 
 Changes = tuple[set[bytes], list[tuple[bytes, bytes]]]

@@ -35,6 +35,11 @@ def overlap(end: bytes) -> Step:
     return Step("/v3/kv/txn", {"success": [written, deleted]})
 
 
+def inside(step: Step) -> Step:
+    """The same transaction as an inner one."""
+    return Step(step.path, {"success": [{"request_txn": step.body}]})
+
+
 PUT_THEN_DELETE = {
     "success": [
         {"request_txn": {"success": [{"request_put": {"key": b"a", "value": b"1"}}]}},
@@ -52,6 +57,8 @@ CASES = [
     ("malformed-text", Step("/v3/kv/range", {"key": b"a", "limit": 1.5})),
     ("malformed-text", Step("/v3/kv/range", {"key": b"a", "sort_order": "UP"})),
     ("malformed-stream", Step("/v3/lease/keepalive", b'{"ID":')),
+    ("malformed-stream", Step("/v3/lease/keepalive", b'{"ID":"77"}garbage')),
+    ("malformed-stream", Step("/v3/lease/keepalive", b'{"ID":"77"}null')),
     ("which-error", Step("/v3/kv/txn", MANY_FAULTS)),
     ("unknown-path", Step("/v3/no/such/word", {})),
     ("unknown-path", Step("/v3/kv/range", b"", "GET")),
@@ -60,6 +67,7 @@ CASES = [
     ("size-limits", put(b"k" * 70_000, 1)),
     ("size-limits", put(b"k", 3_500_000)),
     ("from-key-overlap", overlap(b"\0")),
+    ("from-key-overlap", inside(overlap(b"\0"))),
     ("put-then-delete", Step("/v3/kv/txn", PUT_THEN_DELETE)),
     ("database-size", Step("/v3/maintenance/status", {})),
     ("enum-number", Step("/v3/kv/range", {"key": b"a", "sort_order": 7})),
