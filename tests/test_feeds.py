@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -294,3 +295,30 @@ def test_a_replicant_that_waits_for_its_snapshot_is_no_silent_one() -> None:
         seen = Observed(1, "a", ["a"], suspects, heard, ["a"])
         assert decider.look(runtime.now, seen) == []
     assert second.up
+
+
+def test_nothing_begins_when_the_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot that is cut off then would begin the next one, which is never awaited."""
+    core = Core(Limits(snapshot_log_entries=10, log_tail_entries=2, replicant_snapshots_max=1))
+    begun: list[Coroutine[Any, Any, Any]] = []
+    monkeypatch.setattr(core.bench.runtime, "spawn", lambda task, name: begun.append(task))
+    for name in ("r", "s"):
+        core.follow(FollowLink(name), 1, 0)
+    [task] = begun
+    task.send(None)
+    task.close()
+    assert len(begun) == 1
+    assert core.feeds.snapshots_sending == 0
+
+
+def test_a_snapshot_that_fails_lets_the_next_one_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core(Limits(snapshot_log_entries=10, log_tail_entries=2, replicant_snapshots_max=1))
+    begun: list[Coroutine[Any, Any, Any]] = []
+    monkeypatch.setattr(core.bench.runtime, "spawn", lambda task, name: begun.append(task))
+    for name in ("r", "s"):
+        core.follow(FollowLink(name), 1, 0)
+    begun[0].send(None)
+    with pytest.raises(RuntimeError, match="of this test"):
+        begun[0].throw(RuntimeError("of this test"))
+    assert len(begun) == 2
+    begun[1].close()

@@ -23,6 +23,7 @@ dials again, and waits behind the others.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -277,14 +278,20 @@ class Feeds:
                 self._engine.runtime.spawn(self._take_turn(feed), "snapshot for a replicant")
 
     async def _take_turn(self, feed: Feed) -> None:
+        ends = False
         try:
             await self._engine.applying.idle()
             # It may have gone, or this core ended, meanwhile.
             if self._is_current(feed) and not self._engine.stopped:
                 await self._send_snapshot(feed)
+        except (asyncio.CancelledError, GeneratorExit):
+            # Only the end of the loop cancels it, and then nothing new may begin.
+            ends = True
+            raise
         finally:
             self.snapshots_sending -= 1
-            self._next_snapshot()
+            if not ends:
+                self._next_snapshot()
 
     async def _send_snapshot(self, feed: Feed) -> None:
         engine, link = self._engine, feed.link
