@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Host, Metric
 
+from .causes import without_place
 from .commands import Cursor
 from .metrics import Counters
 from .options import options_of
@@ -121,7 +122,7 @@ class AlarmBook:
         joining: dict[str, float] = {}
         for node, row in view.table("cursors").scan():
             if row.failing:
-                yield Alarm("call_failed", node, row.failing, now_ms, row.cause)
+                yield Alarm("call_failed", node, row.failing, now_ms, without_place(row.cause))
             if row.state == "gap":
                 yield Alarm("gap", node, row.id, now_ms, self._gap_cause(node, row))
             elif row.state == "joining":
@@ -134,7 +135,7 @@ class AlarmBook:
         yield from self._stuck(last_id(view), now_ms)
         for node, id, lost in lost_effects(view):
             if node != self._host.name or not self._initiations.ran_not(id):
-                cause = f"{lost.function} version {lost.version}: {lost.cause}"
+                cause = f"{lost.function} version {lost.version}: {without_place(lost.cause)}"
                 yield Alarm("effect_lost", node, id, now_ms, cause)
 
     def _stuck(self, last: int, now_ms: int) -> Iterator[Alarm]:

@@ -111,7 +111,7 @@ __all__ = [
 STALE_TRIES: Final = 10
 #: Letters of a function's name.
 FUNCTION_CHARS_MAX: Final = 255
-#: Letters that are kept of a cause: the class of an error and its place need no more.
+#: Letters that are kept of a cause: the class of an error and its function need no more.
 CAUSE_CHARS_MAX: Final = 500
 #: Skipped ids that a cursor remembers.
 SKIPPED_MAX: Final = 10
@@ -358,7 +358,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """The function failed on the initiator. `cause`: "<class> at <place>", never a message."""
+    """The function failed on the initiator. `cause`: "<class> in <function>", never a message."""
 
     Result: ClassVar[Any] = Aborted
     id: Id

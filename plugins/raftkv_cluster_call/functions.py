@@ -34,7 +34,9 @@ __all__ = [
     "UnknownFunction",
     "cause_of",
     "error_of",
+    "logged_cause",
     "place_of",
+    "raised_in",
 ]
 
 Handler = TypeVar("Handler", bound=Callable[[Any, Any], Any])
@@ -205,11 +207,22 @@ def place_of(error: BaseException) -> str:
     return f"{short}:{last.lineno} in {last.name}"
 
 
-def cause_of(error: BaseException) -> str:
-    """The class and the place: all that the log and the cluster get to see of an error."""
+def logged_cause(error: BaseException) -> str:
+    """The class and the place, for this node's log alone: it names a file."""
     place = place_of(error)
     text = type(error).__name__ + (f" at {place}" if place else "")
     return text[:CAUSE_CHARS_MAX]
+
+
+def raised_in(error: BaseException) -> str:
+    """The function that raised an error, "in name"; "" if it was not raised anywhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"in {frames[-1].name}" if frames else ""
+
+
+def cause_of(error: BaseException) -> str:
+    """The class and the function: all that the cluster, and a client, get to see of an error."""
+    return f"{type(error).__name__} {raised_in(error)}".strip()[:CAUSE_CHARS_MAX]
 
 
 def error_of(error: BaseException) -> CallError:

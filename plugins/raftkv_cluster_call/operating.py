@@ -29,6 +29,7 @@ from raftkv.errors import (
 )
 from raftkv.plugin import Host, View
 
+from .causes import without_place
 from .commands import Acknowledge, Cursor, Leave, Rejoin, Reset
 from .fixing import Copies, fix
 from .reports import (
@@ -131,7 +132,14 @@ class Operator:
             nodes=tuple(_node(row) for row in status_rows(view, self._host.name)),
             calls=tuple(_call(row) for row in rows),
             lost=tuple(
-                LostRow(node, id, lost.function, lost.version, lost.cause, lost.created_ms)
+                LostRow(
+                    node,
+                    id,
+                    lost.function,
+                    lost.version,
+                    without_place(lost.cause),
+                    lost.created_ms,
+                )
                 for node, id, lost in lost_effects(view)
             ),
         )

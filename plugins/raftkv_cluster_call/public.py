@@ -18,7 +18,7 @@ from .commands import (
     TooOld,
 )
 from .errors import CannotForward, DeadlinePassed, StaleView, TooManyRequired
-from .functions import Call, CallError, UnknownFunction, cause_of
+from .functions import Call, CallError, UnknownFunction, cause_of, logged_cause
 from .kept import KeptFile
 from .options import CallsOptions
 from .plugin import Calls
@@ -86,4 +86,5 @@ __all__ = [
     "UnknownFunction",
     "UnknownNode",
     "cause_of",
+    "logged_cause",
 ]

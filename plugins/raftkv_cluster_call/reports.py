@@ -1,7 +1,7 @@
 """What an operator is told: status, what a skip did, what `fix` found. And the two calls behind it.
 
 Rules of this file: plain data. Of a call it has the function's name, never its arguments, nor its
-result; of a failure the class and the place. Of the state that `fix` compares it has the keys,
+result; of a failure the class and the function. Of the state that `fix` compares it has the keys,
 never the values: they may be secrets, and an answer of the door ends up in scrollback and tickets.
 """
 
@@ -91,8 +91,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     "apart" (it takes no part: a replicant, or a node that has not come up yet). `as_of`: of a
     joining node or one in a gap, the lowest id that its copy must be as of.
     `failing` is the id that it fails to execute (0: none), `attempts` how often it had tried when
-    it last said so, `cause` the class and place of the failure. `skipped`: the last ids that were
-    skipped there.
+    it last said so, `cause` the class of the failure and the function that raised it. `skipped`:
+    the last ids that were skipped there.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Attempt(msgspec.Struct, frozen=True):
     """One call that was run once more and passed, whatever came out.
 
     `ok`: it succeeded after all, and was not skipped but executed. Otherwise `error` is the class
-    and `place` where it was raised.
+    and `place` the function that raised it ("in work").
     """
 
     id: int

@@ -26,7 +26,7 @@ __all__ = [
     "verdicts_sheet",
 ]
 
-# Longer causes are cut in tables: class and place come first. `query` and --json have them whole.
+# Longer causes are cut in tables: the class comes first. `query` and --json have them whole.
 CAUSE_CHARS: Final = 60
 
 Answer = dict[str, Any]

@@ -14,6 +14,7 @@ import msgspec
 
 from raftkv.plugin import Context, Table, TableView, View
 
+from .causes import without_place
 from .commands import (
     FORCE,
     FORMAT_COMPLETED,
@@ -352,7 +353,7 @@ def _node_row(view: View, name: str, decided: int) -> NodeRow:
         cursor.state,
         cursor.failing,
         cursor.attempts,
-        cursor.cause,
+        without_place(cursor.cause),
         cursor.skipped,
         cursor.as_of,
     )
@@ -394,7 +395,7 @@ def _call_row(id: int, record: Record, pending: tuple[str, ...]) -> CallRow:
         record.created_ms,
         record.decided_ms,
         record.state,
-        record.cause,
+        without_place(record.cause),
         record.kind,
         pending,
     )

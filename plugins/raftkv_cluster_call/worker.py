@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import Any, Final, Literal
 
 import msgspec
@@ -55,7 +56,8 @@ from .functions import (
     UnknownFunction,
     cause_of,
     error_of,
-    place_of,
+    logged_cause,
+    raised_in,
 )
 from .metrics import Counters
 from .options import options_of
@@ -152,7 +154,7 @@ class Worker:
             except Exception as error:
                 # The log's refusals and users' errors are dealt with where they come. Whatever this
                 # is, it must not be the end of all calls on this node.
-                self._host.log.error("calls: the worker tries again after %s", cause_of(error))
+                self._host.log.error("calls: the worker tries again after %s", logged_cause(error))
                 pause_s = MISHAP_S
             if pause_s is None:
                 await self._woken.wait()
@@ -185,7 +187,7 @@ class Worker:
             self._log_skipped(id, record, error)
             self._succeeded()
         self.wake()
-        return Attempt(id, record.function, False, type(error).__name__, place_of(error))
+        return Attempt(id, record.function, False, type(error).__name__, raised_in(error))
 
     async def jump(self, as_of: int) -> None:
         """From a gap, or from joining, to following at `as_of`, with the data that is here.
@@ -303,17 +305,19 @@ class Worker:
             self._host.settings["retry_ms"] / 1000,
         )
         self._retry_at = self._host.runtime.monotonic() + pause_s
-        self._host.log.debug(
+        row = cursor_of(self._host.view(), self._host.name)
+        told = 0 if row is None or row.failing != id else row.attempts
+        due = STALE_TRIES if self.attempts >= STALE_TRIES else 1
+        self._host.log.log(
+            # What the cluster is told has no file and line: they are here.
+            logging.WARNING if told < due else logging.DEBUG,
             "calls: attempt %d at call %d (%s version %d) failed: %s",
             self.attempts,
             id,
             record.function,
             record.version,
-            cause_of(error),
+            logged_cause(error),
         )
-        row = cursor_of(self._host.view(), self._host.name)
-        told = 0 if row is None or row.failing != id else row.attempts
-        due = STALE_TRIES if self.attempts >= STALE_TRIES else 1
         if told < due:
             try:
                 await self._host.propose(Failing(id, due, cause_of(error)))
@@ -329,7 +333,7 @@ class Worker:
             record.function,
             record.version,
             self._host.name,
-            cause_of(error),
+            logged_cause(error),
         )
 
     # --- a call of this node ---
@@ -406,7 +410,7 @@ class Worker:
             id,
             initiation.function.name,
             initiation.function.version,
-            cause_of(error),
+            logged_cause(error),
         )
         # It may have been aborted already, because its time was up.
         with contextlib.suppress(NotWanted, NotReserved):

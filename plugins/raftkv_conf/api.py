@@ -38,6 +38,7 @@ from raftkv_cluster_call import (
     FixReport,
     UnknownCall,
     cause_of,
+    logged_cause,
 )
 
 from .diff import HIDDEN, DiffReport, Listing, Told, compare, digest
@@ -295,7 +296,7 @@ class ConfApi:
                     await store.write(before, call.id)
                     if isinstance(error, ConfError) or not isinstance(error, Exception):
                         raise
-                    # Its own words may quote the value: the class and the place are told.
+                    # Its own words may quote the value: the class and the function are told.
                     told = NotSet(f"{path}: its handler failed: {cause_of(error)}")
                     raise told.with_traceback(error.__traceback__) from None
             else:
@@ -409,7 +410,7 @@ class ConfApi:
                     self._host.log.warning(
                         "conf: not everything is in effect yet (%d values): %s",
                         len(self._effects.failing),
-                        cause_of(error),
+                        logged_cause(error),
                     )
                 else:
                     pause_s = RETRY_MIN_S

@@ -20,7 +20,7 @@ import msgspec
 
 from raftkv.errors import ConfigError
 from raftkv.plugin import Host
-from raftkv_cluster_call import cause_of
+from raftkv_cluster_call import cause_of, logged_cause
 
 from .errors import InvalidValue
 from .handlers import Handler, Handlers, encoded
@@ -45,7 +45,7 @@ class Effects:
         self._listeners: list[Listener] = []
         # The effective values that have been brought about; no entry: the default, untouched.
         self._in_effect: dict[str, bytes] = {}
-        #: Path -> class and place, of what has not been brought about.
+        #: Path -> class and function, of what has not been brought about.
         self.failing: dict[str, str] = {}
 
     def add_listener(self, listener: Listener) -> None:
@@ -112,7 +112,8 @@ class Effects:
             try:
                 listener(path, value)
             except Exception as error:
-                self._host.log.error("conf: a listener failed for %s: %s", path, cause_of(error))
+                cause = logged_cause(error)
+                self._host.log.error("conf: a listener failed for %s: %s", path, cause)
 
 
 def _local(path: str, value: Any) -> bytes:
@@ -127,7 +128,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     `source`: "local" (this node's options), "set" (the cluster's) or "default". `known` is False
     for a path that no program has registered here; its value is kept and has no effect. `failing`
-    is the class and place of what could not be brought about, "" if all is well.
+    is the class and function of what could not be brought about, "" if all is well.
     """
 
     path: str

@@ -81,6 +81,9 @@ _HTTP_STATUS: Final = {
 #: Of one text of an error.
 TEXT_CHARS_MAX: Final = 2_000
 
+#: In place of the text of a fault, which names files of the server.
+FAULT_TEXT: Final = "the node has stopped by itself, its log has the reason"
+
 TOO_LARGE_TEXT: Final = "etcdserver: request is too large"
 TOO_MANY_TEXT: Final = "etcdserver: too many requests"
 _TOO_MANY_OPS_TEXT: Final = "etcdserver: too many operations in txn request"
@@ -172,7 +175,9 @@ def failure_of(error: Exception) -> Failure | None:
             return _failure(UNAVAILABLE, "etcdserver: server stopped", error.code, str(error))
         case errors.ReadTimeout():
             return _failure(DEADLINE_EXCEEDED, f"read timed out: {error}", error.code)
-        case errors.NotApplied() | errors.NodeFault():
+        case errors.NodeFault():
+            return _failure(UNAVAILABLE, f"unavailable: {FAULT_TEXT}", error.code)
+        case errors.NotApplied():
             return _failure(UNAVAILABLE, f"unavailable: {error}", error.code)
         case errors.OutcomeUnknown():
             cause = errors.without_python(str(error))

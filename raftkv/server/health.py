@@ -20,6 +20,7 @@ import msgspec
 
 from raftkv.errors import RaftkvError
 
+from .answers import FAULT_TEXT
 from .ports import DoorNode
 
 __all__ = ["READ_TIMEOUT_S", "Health"]
@@ -64,7 +65,7 @@ class Health:
         return await _page("readyz", self._ready, query)
 
     async def _running(self) -> str | None:
-        return self._node.status().fault
+        return None if self._node.status().fault is None else FAULT_TEXT
 
     async def _standing(self) -> str | None:
         return self._node.status().hindrance

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .answers import JSON_TYPE
+from .answers import FAULT_TEXT, JSON_TYPE
 from .cluster_words import ETCD_API_VERSION
 from .health import Health
 from .ports import DoorNode
@@ -65,7 +65,13 @@ class StatusPages:
             case "/version":
                 return 200, JSON_TYPE, self._version_body
             case _:
-                return 200, JSON_TYPE, msgspec.json.encode(self._node.status())
+                return 200, JSON_TYPE, self._status()
+
+    def _status(self) -> bytes:
+        status = self._node.status()
+        if status.fault is None:
+            return msgspec.json.encode(status)
+        return msgspec.json.encode({**msgspec.to_builtins(status), "fault": FAULT_TEXT})
 
     def _metrics(self, accept: str) -> Page:
         form = _OPENMETRICS if _OPENMETRICS in accept else ""

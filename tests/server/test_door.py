@@ -15,6 +15,7 @@ from raftkv import errors
 from raftkv.config import HttpLimits
 from raftkv.plugin import Request, Response, Route
 from raftkv.server import App, Door, app, door
+from raftkv.server.answers import FAULT_TEXT
 from raftkv.server.bounded import BoundedHttp
 from raftkv.server.format_routes import format_routes
 from raftkv.server.members import member_routes
@@ -521,9 +522,13 @@ def test_a_core_that_the_cluster_does_not_count_is_neither_healthy_nor_ready(
 
 
 def test_a_node_that_has_stopped_itself_does_not_live(served: Served) -> None:
-    served.node.fault = "the disk failed"
+    """C9: why is in its log, for the text names files."""
+    served.node.fault = "the data directory /srv/raftkv/a cannot be used"
     status, shown = text(served.ask("GET", "/livez"))
-    assert (status, shown.splitlines()[0]) == (503, "[-]node failed: the disk failed")
+    assert status == 503
+    assert shown.startswith(f"[-]node failed: {FAULT_TEXT}")
+    for page in ("/livez", "/readyz", "/health", "/v1/status"):
+        assert b"/srv" not in served.ask("GET", page)[2], page
 
 
 def test_an_error_is_short_whatever_it_quotes(served: Served) -> None:

@@ -12,6 +12,7 @@ import pytest
 from raftkv import errors
 from raftkv.client.failures import error_of
 from raftkv.kv import TxnTooCostly
+from raftkv.server.answers import failure_of
 from raftkv.server.gateway import Gateway
 from raftkv.state import SetSetting
 from tests.server.conftest import Served, b64
@@ -402,3 +403,12 @@ def test_a_transaction_that_only_reads_takes_no_entry_and_is_written_in_parts(
         assert (len(inner["kvs"]), inner["more"], inner["count"]) == (1, True, "1500")
         assert answer["header"]["revision"] == "1501"
     assert served.node.host.machine.index == index
+
+
+def test_c9_a_fault_is_answered_without_its_text() -> None:
+    """It names files of the server."""
+    failure = failure_of(errors.DiskFailed("/srv/raftkv/a/wal/1.wal cannot be used"))
+    assert failure is not None
+    assert (failure.status, failure.reason) == (503, "disk_failed")
+    assert b"/srv" not in failure.body
+    assert b"its log has the reason" in failure.body

@@ -33,7 +33,7 @@ async def test_an_alarm_is_told_once_and_cleared_once(cluster: Cluster) -> None:
     await until(lambda: cluster.row("core2").attempts >= 10)
     [alarm] = cluster.calls("core3").alarms()
     assert (alarm.name, alarm.node, alarm.id) == ("call_failed", "core2", 1)
-    assert alarm.cause.startswith("Broken at ")
+    assert alarm.cause.startswith("Broken in ")
     assert 0 < alarm.since_ms <= cluster.now_ms() - 1_000
     late = Heard()
     cluster.calls("core3").on_alarm(late)
@@ -85,7 +85,7 @@ class TestLog:
             if "alarm" in record.getMessage()
         ]
         assert [level for level, _ in lines] == ["WARNING", "INFO"]
-        assert "call_failed of core2 at call 1: Broken at " in lines[0][1]
+        assert "call_failed of core2 at call 1: Broken in " in lines[0][1]
         assert "cleared" in lines[1][1]
 
 
@@ -182,8 +182,8 @@ async def test_an_alarm_tells_the_latest_cause(cluster: Cluster) -> None:
     await cluster.calls("core1").call("odd", Note("x"), required=1)
     await until(lambda: cluster.row("core2").failing == 1)
     [first] = [alarm for alarm in cluster.calls("core1").alarms() if alarm.node == "core2"]
-    assert first.cause.startswith("ValueError at ")
+    assert first.cause.startswith("ValueError in ")
     await until(lambda: cluster.row("core2").attempts == 10)
     [alarm] = cluster.calls("core1").alarms()
-    assert alarm.cause.startswith("KeyError at ")
+    assert alarm.cause.startswith("KeyError in ")
     assert alarm.since_ms == first.since_ms

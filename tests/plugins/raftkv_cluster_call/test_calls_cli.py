@@ -124,7 +124,7 @@ def test_status_shows_nodes_calls_and_what_to_do(calls: Shell, nodes: Nodes) -> 
     assert list(lines) == ["core1", "core2", "core3"]
     assert lines["core1"][3:7] == ["following", str(id), "0", "-"]
     assert lines["core2"][3:7] == ["following", str(id - 1), "1", str(id)]
-    assert "OSError at" in nodes_part
+    assert "OSError in" in nodes_part
     assert rows(calls_part)[str(id)][:5] == [str(id), "work", "1", "core1", "committed"]
     assert rows(calls_part)[str(id)][6] == "core2"
     assert f"last id {id}, records from 1; none is running, 0 waiting" in calls.err

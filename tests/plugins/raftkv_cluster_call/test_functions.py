@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from raftkv_cluster_call.causes import without_place
 from raftkv_cluster_call.functions import (
     Call,
     Functions,
     UnknownFunction,
     cause_of,
     error_of,
+    logged_cause,
     place_of,
 )
 
@@ -125,18 +127,35 @@ def fail(text: str) -> None:
     raise KeyError(text)
 
 
-def test_a_cause_has_the_class_and_the_place_and_no_text() -> None:
+def test_c9_a_cause_has_the_class_and_the_function_and_no_file() -> None:
     with pytest.raises(KeyError) as caught:
         fail("secret")
     error = caught.value
     assert place_of(error).startswith("raftkv_cluster_call/test_functions.py:")
-    assert cause_of(error) == f"KeyError at {place_of(error)}"
-    assert cause_of(error).endswith(" in fail")
+    assert logged_cause(error) == f"KeyError at {place_of(error)}"
+    assert cause_of(error) == "KeyError in fail"
     told = error_of(error)
     assert told.kind == "KeyError"
     assert "secret" in told.reason
     assert "in fail" in told.stack
     assert cause_of(ValueError("never raised")) == "ValueError"
+    assert logged_cause(ValueError("never raised")) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [
+        ("OSError at myapp/disk.py:62 in work", "OSError in work"),
+        ("failed: KeyError at a.py:3 in <lambda>", "failed: KeyError in <lambda>"),
+        ("NameError at <string>:1 in <module>", "NameError in <module>"),
+        ("withdrawn", "withdrawn"),
+        ("PeerUnreachable: core2 at 127.0.0.1:7401 in vain", None),
+    ],
+)
+def test_c9_a_cause_of_an_earlier_release_is_shown_without_its_place(
+    kept: str, shown: str | None
+) -> None:
+    assert without_place(kept) == (kept if shown is None else shown)
 
 
 def test_what_is_told_of_an_error_is_bounded() -> None:

@@ -390,7 +390,7 @@ def test_a_state_that_cannot_be_loaded_is_tried_again_without_its_words() -> Non
         node = await cluster.add("core4")
         await until(lambda: node.calls.joining.trouble is not None)
         trouble = str(node.calls.joining.trouble)
-        assert "ValueError at" in trouble
+        assert "ValueError in" in trouble
         assert "hunter2" not in trouble
         await until(lambda: cluster.state("core4") == "following")
         assert node.calls.joining.failures == 3

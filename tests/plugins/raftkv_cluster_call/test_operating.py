@@ -60,7 +60,7 @@ async def test_status_shows_who_is_stuck_where_and_why(cluster: Cluster) -> None
     node = node_of(found, "core2")
     assert (node.cursor, node.lag, node.failing, node.attempts) == (0, 2, 1, 10)
     # Class and place, and not what the error says, which may quote an argument.
-    assert node.cause.startswith("Broken at ")
+    assert node.cause.startswith("Broken in ")
     assert "says" not in node.cause
     assert [(each.id, each.pending_nodes) for each in found.calls] == [
         (2, ("core2",)),
@@ -90,7 +90,7 @@ async def test_aborted_calls_are_shown_when_they_are_asked_for(cluster: Cluster)
     assert [each.id for each in calls.status().calls] == [2]
     both = calls.status(every=True).calls
     assert [(each.id, each.state) for each in both] == [(2, "committed"), (1, "aborted")]
-    assert both[1].cause.startswith("failed: Broken at ")
+    assert both[1].cause.startswith("failed: Broken in ")
     assert both[1].pending_nodes == ()
     assert [each.id for each in calls.status(every=True, limit=1).calls] == [2]
     assert [each.id for each in calls.status(every=True, below=2).calls] == [1]

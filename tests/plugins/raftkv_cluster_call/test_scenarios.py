@@ -106,7 +106,7 @@ def test_2_initiator_returns_an_error() -> None:
         aborted = cluster.calls("core2").query(failed.id)
         assert (aborted.state, aborted.pending_nodes) == ("aborted", ())
         # The class and the place, and nothing of the message or of the arguments.
-        assert aborted.cause.startswith("failed: Broken at ")
+        assert aborted.cause.startswith("failed: Broken in ")
         assert "as the test says" not in aborted.cause
         record = cluster.table("records")[failed.id]
         assert record.args == b""
@@ -208,7 +208,7 @@ def test_4_peers_fail_and_a_call_there_is_refused_as_stale(
         assert cluster.last() == 2
         row = cluster.status_of("core2")
         assert (row.cursor, row.lag, row.failing) == (1, 1, 2)
-        assert row.cause.startswith("Broken at ")
+        assert row.cause.startswith("Broken in ")
         assert cluster.calls("core1").query(2).pending_nodes == ("core2", "core3")
         warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert any("core2" in line and "call_failed" in line for line in warned), warned
