@@ -127,7 +127,7 @@ def _which_error(step: Step, etcd: Answer, raftkv: Answer) -> bool:
 def _malformed_stream(step: Step, etcd: Answer, raftkv: Answer) -> bool:
     """A stream that cannot be read to its end: the client's fault to raftkv.
 
-    Both answer what came before. Of the rest etcd says nothing, raftkv in a last line.
+    Both answer what came before. For the rest raftkv gives an error in a last line, etcd nothing.
     """
     if step.path not in ("/v3/lease/keepalive", "/v3/watch"):
         return False

@@ -309,7 +309,7 @@ class Worker:
         told = 0 if row is None or row.failing != id else row.attempts
         due = STALE_TRIES if self.attempts >= STALE_TRIES else 1
         self._host.log.log(
-            # What the cluster is told has no file and line: they are here.
+            # The cause in the state has no file and line: they are here.
             logging.WARNING if told < due else logging.DEBUG,
             "calls: attempt %d at call %d (%s version %d) failed: %s",
             self.attempts,
