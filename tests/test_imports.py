@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -190,6 +191,28 @@ def test_a_package_that_imports_late_gives_what_a_type_checker_sees(package: str
         assert name in dir(found)
     with pytest.raises(AttributeError, match="has no attribute 'colour'"):
         _ = found.colour
+
+
+# In a process for each: whichever module is the first, as another process loads a plugin's class.
+FIRST = """
+import importlib, sys
+package, first = sys.argv[1:]
+importlib.import_module(f"{package}.{first}")
+found, public = sys.modules[package], importlib.import_module(f"{package}.public")
+assert all(getattr(found, name) is getattr(public, name) for name in public.__all__)
+assert not hasattr(found, "colour")
+"""
+
+
+@pytest.mark.parametrize("first", ["plugin", "cli"])
+@pytest.mark.parametrize("package", [path.name for path in PACKAGES[1:]])
+def test_a_plugins_package_gives_its_names_whichever_module_is_first(
+    package: str, first: str
+) -> None:
+    environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"}
+    command = [sys.executable, "-c", FIRST, package, first]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_all_names_of_the_testing_package_are_there() -> None:

@@ -23,6 +23,7 @@ docs/internals/limbo.md for whoever changes it.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,4 +32,6 @@ else:
 
     def __getattr__(name: str) -> Any:
         """A public name. A command of the command line uses none, and imports no plugin."""
+        if find_spec(f"{__name__}.{name}") is not None:
+            raise AttributeError(name)  # a module of the package, which Python imports then
         return getattr(import_module(f"{__name__}.public"), name)
