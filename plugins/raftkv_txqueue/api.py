@@ -94,6 +94,7 @@ class TxQueueApi:
         deliveries_max: int | None = None,
         dead_letter: str | None = None,
         ack_timeout_ms: int | None = None,
+        ttl_ms: int | None = None,
         change: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Declared:
@@ -104,10 +105,12 @@ class TxQueueApi:
         refused, or (`overflow` "drop_oldest") the oldest available messages make room. A message
         that comes back after `deliveries_max` deliveries (0: no limit), or is rejected, goes to the
         queue `dead_letter` ("": away), which must exist. A session that holds a message for longer
-        than `ack_timeout_ms` (0: no limit) is ended, by the log's clock. Without names: no limit,
-        "refuse", away. Raises `QueueDiffers`, `UnknownDeadLetter`, `BadQueueName`, `BadDeadLetter`,
-        `BadAckTimeout`, `TooManyQueues`, ValueError for what is no limit; UnknownCommand for an
-        `ack_timeout_ms` below format 2.
+        than `ack_timeout_ms` (0: no limit) is ended, by the log's clock. Messages that are
+        published to it from now on live `ttl_ms` (0: no limit) or their own `ttl_s`, whichever is
+        shorter. Without names: no limit, "refuse", away. Raises `QueueDiffers`,
+        `UnknownDeadLetter`, `BadQueueName`, `BadDeadLetter`, `BadAckTimeout`, `BadQueueTtl`,
+        `DeadLetterCycle`, `TooManyQueues`, ValueError for what is no limit; UnknownCommand for an
+        `ack_timeout_ms` or a `ttl_ms` below format 2.
         """
         for name in (queue, dead_letter or ""):
             if not name.isascii():
@@ -121,6 +124,7 @@ class TxQueueApi:
             dead_letter,
             change,
             ack_timeout_ms,
+            ttl_ms,
         )
         try:
             msgspec.convert(msgspec.to_builtins(command), EnsureQueue)
@@ -136,7 +140,7 @@ class TxQueueApi:
         self, command: EnsureQueue, timeout_s: float
     ) -> EnsureQueue | DeclareQueue:
         """What is proposed. Below format 2 the node compares, and not the log."""
-        if self.host.view().version >= FORMAT_ENSURE or command.ack_timeout_ms:
+        if self.host.view().version >= FORMAT_ENSURE or command.ack_timeout_ms or command.ttl_ms:
             return command
         await self.host.barrier("linearizable", timeout_s=timeout_s)
         return completed(self.host.view(), command)

@@ -114,6 +114,7 @@ class WantedDeclare(Wanted, frozen=True):
     deliveries_max: Count | None = None
     dead_letter: str | None = None
     ack_timeout_ms: Count | None = None
+    ttl_ms: Count | None = None
     change: bool = False
 
 

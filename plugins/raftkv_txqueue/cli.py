@@ -119,6 +119,7 @@ def status(at: At, local: Local = False) -> None:
         "raftkv queue declare recent --depth-max 1000 --overflow drop_oldest --dir demo",
         "raftkv queue declare dead --dir demo",
         "raftkv queue declare orders --deliveries-max 5 --dead-letter dead --dir demo",
+        "raftkv queue declare quotes --ttl-ms 60000 --dir demo",
         "raftkv queue declare orders --depth-max 5000 --change --dir demo",
     )
 )
@@ -153,6 +154,15 @@ def declare(
             help="A session that holds a message for longer is ended; 0: off.",
         ),
     ] = None,
+    ttl_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--ttl-ms",
+            metavar="MS",
+            min=0,
+            help="Messages that are available for longer are dead; 0: off.",
+        ),
+    ] = None,
     change: Annotated[
         bool, typer.Option("--change", help="Give an existing queue these limits.")
     ] = False,
@@ -166,6 +176,7 @@ def declare(
         "deliveries_max": deliveries_max,
         "dead_letter": dead_letter,
         "ack_timeout_ms": ack_timeout_ms,
+        "ttl_ms": ttl_ms,
         "change": change,
     }
     done = Ask(at)("PUT", _queue(queue), body)

@@ -296,6 +296,7 @@ class EnsureQueue(msgspec.Struct, frozen=True, array_like=True, tag="ensure"):
     """Make a queue with these limits, None: the default. Of one that exists, what is None stays as
     it is, and what differs is refused (`QueueDiffers`) unless `change`. `dead_letter` must exist.
     `ack_timeout_ms`: how long a session may hold a message of it, 0: as long as it likes.
+    `ttl_ms`: the longest time to live of the messages that are given to it from now on, 0: none.
     Format 2."""
 
     Result: ClassVar[Any] = Declared
@@ -307,6 +308,7 @@ class EnsureQueue(msgspec.Struct, frozen=True, array_like=True, tag="ensure"):
     dead_letter: str | None = None
     change: bool = False
     ack_timeout_ms: Count | None = None
+    ttl_ms: Count | None = None
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag="delete"):

@@ -182,12 +182,14 @@ def _publish(
             forget(ctx, *key[1:])
         queue = _accepted(queue, part)
     if part.publishes:
-        staged = ctx.table("staged")
+        staged, times = ctx.table("staged"), ctx.table("staged_times")
         rows = list(staged.scan(prefix=(number, queue.id)))
         for key, _ in rows:
             staged.delete(key)
         messages_in = tuple(one.message for _, one in rows)
-        queue, _, _ = append(ctx, name, queue, messages_in, ctx.now, part.publish_bytes, drop_max)
+        ttls = [times.get(key, 0) for key, _ in rows]
+        size = part.publish_bytes
+        queue, _, _ = append(ctx, name, queue, messages_in, ctx.now, size, drop_max, ttls)
     return queue
 
 
@@ -220,9 +222,9 @@ def _span(ctx: Context, number: int, name: str, queue: Queue, part: Part) -> Que
 def _begin_timers(ctx: Context, number: int, queue: Queue) -> int:
     """Begin the times of what is seen through a span; how many of these are delayed."""
     staged, delayed = ctx.table("staged"), 0
-    for key, _ in ctx.table("staged_times").scan(prefix=(number, queue.id)):
+    for key, ttl_ms in ctx.table("staged_times").scan(prefix=(number, queue.id)):
         message = staged[key].message
-        delayed += begin(ctx, queue.id, queue.next + key[2], message, ctx.now)
+        delayed += begin(ctx, queue.id, queue.next + key[2], message, ctx.now, ttl_ms)
     return delayed
 
 

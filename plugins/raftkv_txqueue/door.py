@@ -100,6 +100,7 @@ from .refusals import (
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
+    BadQueueTtl,
     BadTime,
     BatchTooLarge,
     BranchRefused,
@@ -137,6 +138,7 @@ _WRONG: Final = (
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
+    BadQueueTtl,
     BadTime,
     BatchTooLarge,
     EmptyBatch,
@@ -232,6 +234,7 @@ class _Door:
             deliveries_max=asked.deliveries_max,
             dead_letter=asked.dead_letter,
             ack_timeout_ms=asked.ack_timeout_ms,
+            ttl_ms=asked.ttl_ms,
             change=asked.change,
         )
         return Response({"queue": name, "created": done.created, "changed": done.changed})

@@ -286,6 +286,9 @@ def _of_locks(state: _State) -> list[str]:
     for id, timeout_ms in state.rows("ack_timeouts").items():
         if id not in state.by_id or timeout_ms <= 0:
             found.append(f"queue {id} has an acknowledgement time-out of {timeout_ms} ms")
+    for id, ttl_ms in state.rows("queue_ttls").items():
+        if id not in state.by_id or ttl_ms <= 0:
+            found.append(f"queue {id} has a time to live of {ttl_ms} ms")
     endings = state.rows("endings")
     if len(endings) > ENDINGS_KEPT:
         found.append(f"{len(endings)} notes on ended sessions")

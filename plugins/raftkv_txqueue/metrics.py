@@ -124,6 +124,7 @@ def _kept(view: View) -> tuple[tuple[str, int, str], ...]:
         ("acquired", len(view.table("locks")), "Messages that sessions hold."),
         ("accepting", len(view.table("accepts")), "Accepted in transactions not yet done with."),
         ("ack_timeouts", len(view.table("ack_timeouts")), "Queues with a time-out of their own."),
+        ("queue_ttls", len(view.table("queue_ttls")), "Queues with a time to live of their own."),
         ("ack_due", len(view.table("ack_due")), "Held messages that must be settled in time."),
         ("sessions", len(view.table("owners")), "Sessions that go on."),
         ("sessions_kept", len(view.table("old_sessions")), "Ended sessions, kept for outcomes."),

@@ -22,6 +22,7 @@ and a new queue of that name is empty from its first moment.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -57,7 +58,9 @@ from .refusals import (
     BadDeadLetter,
     BadHeaders,
     BadQueueName,
+    BadQueueTtl,
     BatchTooLarge,
+    DeadLetterCycle,
     DeadLetterInUse,
     EmptyBatch,
     MessageTooLarge,
@@ -70,7 +73,7 @@ from .refusals import (
     UnknownDeadLetter,
     UnknownQueue,
 )
-from .views import Tables, ack_timeout_of, available, delayed_in, meta_of, queue_of
+from .views import Tables, ack_timeout_of, available, delayed_in, meta_of, queue_of, ttl_of
 
 __all__ = [
     "append",
@@ -91,6 +94,11 @@ __all__ = [
 #: What is declared of a queue.
 _LIMITS: Final = ("depth_max", "bytes_max", "overflow", "deliveries_max", "dead_letter")
 _FRESH: Final = DeclareQueue("")
+#: What else is: its table, of queue id -> milliseconds, and how it is read; 0: none.
+_TIMES: Final[dict[str, tuple[str, Callable[[Tables, Queue], int]]]] = {
+    "ack_timeout_ms": ("ack_timeouts", ack_timeout_of),
+    "ttl_ms": ("queue_ttls", ttl_of),
+}
 # ASCII alone: what counts as a letter elsewhere depends on the Unicode tables of a node's Python.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]*")
 
@@ -163,20 +171,25 @@ def append(
     at_ms: int,
     size: int | None = None,
     drop_max: int = ROWS_MAX,
+    ttls: Sequence[int] | None = None,
 ) -> tuple[Queue, int, int]:
     """Add messages at the end: the queue, to be written, the first seq, and how many were dropped.
 
     No limit is checked here. `size`: of all of them, if it is known. `drop_max`: what may be
     dropped for them at once; `Sweep` drops the rest. Who appends several times in one entry gives
-    each time its part of it.
+    each time its part of it. `ttls`: what the queue allowed when each of them was staged; None:
+    what it allows now.
     """
     put = ctx.table("messages").put
     id, first = queue.id, queue.next
     seq, delayed = first, 0
+    ttl_ms = times.default_ttl(ctx, id)
     for message in messages:
         put((id, seq), Stored(message, at_ms))
-        if message.headers:
-            delayed += times.begin(ctx, id, seq, message, at_ms)
+        if ttls is not None:
+            ttl_ms = ttls[seq - first]
+        if message.headers or ttl_ms:
+            delayed += times.begin(ctx, id, seq, message, at_ms, ttl_ms)
         seq += 1
     if size is None:
         size = sum(map(size_of, messages))
@@ -290,7 +303,7 @@ def publish(command: Publish, ctx: Context) -> Published:
     if old is None:
         raise UnknownQueue(name)
     size = check_messages(ctx, messages)
-    times.require_timers(ctx, messages)
+    times.require_timers(ctx, old.id, messages)
     room_for(old, len(messages), size, name)
     queue, first, dropped = append(ctx, name, old, messages, ctx.now, size)
     queues.replace(name, old, queue)
@@ -299,6 +312,13 @@ def publish(command: Publish, ctx: Context) -> Published:
 
 def declare(command: DeclareQueue, ctx: Context) -> Declared:
     """Make a queue, or give one other limits: they count from the next publication on."""
+    old: Queue | None = ctx.table("queues").get(command.queue)
+    ttl_ms = 0 if old is None else ttl_of(ctx, old)
+    _require_no_cycle(ctx, command.queue, command.dead_letter, ttl_ms)
+    return _declared(command, ctx)
+
+
+def _declared(command: DeclareQueue, ctx: Context) -> Declared:
     name, dead_letter = command.queue, command.dead_letter
     for text in (name, dead_letter) if dead_letter else (name,):
         if len(text) > NAME_CHARS_MAX or _NAME.fullmatch(text) is None:
@@ -327,25 +347,57 @@ def declare(command: DeclareQueue, ctx: Context) -> Declared:
     return Declared(new.id, old is None, old is not None and new != old)
 
 
+def _require_no_cycle(ctx: Context, name: str, dead_letter: str, ttl_ms: int) -> None:
+    """Refuse that what expires in the queue comes back to it, for each on its way has a time to
+    live of its own: it would go round for ever. A message's own is taken away when it dies.
+
+    Raises DeadLetterCycle.
+    """
+    path: dict[str, None] = {}
+    while ttl_ms and dead_letter not in path:
+        if dead_letter == name and path:
+            most = DeadLetterCycle.NAMED_MAX
+            raise DeadLetterCycle(name, [*path][:most], max(0, len(path) - most))
+        row: Queue | None = ctx.table("queues").get(dead_letter)
+        if row is None:
+            return
+        path[dead_letter] = None
+        ttl_ms, dead_letter = ttl_of(ctx, row), row.dead_letter
+
+
 def ensure(command: EnsureQueue, ctx: Context) -> Declared:
     """Make a queue, or compare one with what is asked for, or change it."""
-    whole = completed(ctx, command)
-    old: Queue | None = ctx.table("queues").get(command.queue)
-    was = 0 if old is None else ack_timeout_of(ctx, old)
-    asked = command.ack_timeout_ms
-    if asked and not ACK_TIMEOUT_MS_MIN <= asked <= ACK_TIMEOUT_MS_MAX:
-        raise BadAckTimeout(command.queue, asked)
-    if asked is not None and asked != was and old is not None and not command.change:
-        raise QueueDiffers(command.queue, "ack_timeout_ms", str(was), str(asked))
-    done = declare(whole, ctx)
-    if asked is None or asked == was:
-        return done
-    timeouts = ctx.table("ack_timeouts")
-    if asked:
-        timeouts.put(done.id, asked)
-    else:
-        timeouts.delete(done.id)
-    return done if done.created else Declared(done.id, False, True)
+    whole, name = completed(ctx, command), command.queue
+    old: Queue | None = ctx.table("queues").get(name)
+    _check_times(ctx, command)
+    changes: dict[str, int] = {}
+    ttl_ms = 0
+    for what, (table, present_of) in _TIMES.items():
+        present = 0 if old is None else present_of(ctx, old)
+        asked = getattr(command, what)
+        if asked not in (None, present):
+            if old is not None and not command.change:
+                raise QueueDiffers(name, what, str(present), str(asked))
+            changes[table] = asked
+        if what == "ttl_ms":
+            ttl_ms = present if asked is None else asked
+    _require_no_cycle(ctx, name, whole.dead_letter, ttl_ms)
+    done = _declared(whole, ctx)
+    for table, value in changes.items():
+        if value:
+            ctx.table(table).put(done.id, value)
+        else:
+            ctx.table(table).delete(done.id)
+    return done if done.created or not changes else Declared(done.id, False, True)
+
+
+def _check_times(ctx: Context, command: EnsureQueue) -> None:
+    """Raises BadAckTimeout, BadQueueTtl."""
+    timeout_ms, ttl_ms = command.ack_timeout_ms, command.ttl_ms
+    if timeout_ms and not ACK_TIMEOUT_MS_MIN <= timeout_ms <= ACK_TIMEOUT_MS_MAX:
+        raise BadAckTimeout(command.queue, timeout_ms)
+    if ttl_ms and ttl_ms > ctx.settings["ttl_max_ms"]:
+        raise BadQueueTtl(command.queue, ttl_ms, ctx.settings["ttl_max_ms"])
 
 
 def completed(view: Tables, command: EnsureQueue) -> DeclareQueue:
@@ -382,7 +434,8 @@ def delete(command: DeleteQueue, ctx: Context) -> Deleted:
         raise QueueAcquired(name, acquired)
     ctx.table("queues").delete(name)
     ctx.table("names").delete(queue.id)
-    ctx.table("ack_timeouts").delete(queue.id)
+    for table, _ in _TIMES.values():
+        ctx.table(table).delete(queue.id)
     ctx.table("overfull").delete(name)
     if queue.next > 1:
         ctx.table("dropped").put(queue.id, 1 if acquired else 0)

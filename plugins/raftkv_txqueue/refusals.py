@@ -25,10 +25,12 @@ __all__ = [
     "BadDeadLetter",
     "BadHeaders",
     "BadQueueName",
+    "BadQueueTtl",
     "BadTime",
     "BatchTooLarge",
     "BranchRefused",
     "CommandInvalid",
+    "DeadLetterCycle",
     "DeadLetterInUse",
     "EmptyBatch",
     "IllegalState",
@@ -139,6 +141,50 @@ class BadAckTimeout(Refused):
         return (
             f"the ack_timeout_ms of {self.queue!r} cannot be {self.timeout_ms}: take "
             f"{ACK_TIMEOUT_MS_MIN} to {ACK_TIMEOUT_MS_MAX} ms, or 0 for none"
+        )
+
+
+class BadQueueTtl(Refused):
+    """The time to live that a queue gives its messages is out of its bounds."""
+
+    code = "txqueue_bad_queue_ttl"
+
+    def __init__(self, queue: str, ttl_ms: int, limit: int) -> None:
+        super().__init__(queue, ttl_ms, limit)
+        self.queue = queue
+        self.ttl_ms = ttl_ms
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"the ttl_ms of {self.queue!r} cannot be {self.ttl_ms}: take 1 to {self.limit} ms (the "
+            "setting ttl_max_ms), or 0 for none"
+        )
+
+
+class DeadLetterCycle(Refused):
+    """Messages that expire would come back to the queue for ever, without any consumer.
+
+    `queues`: the first `NAMED_MAX` of those through which they would; `more`: how many others.
+    """
+
+    code = "txqueue_dead_letter_cycle"
+    #: Queues that are named.
+    NAMED_MAX: ClassVar[int] = 10
+
+    def __init__(self, queue: str, queues: Sequence[str], more: int) -> None:
+        super().__init__(queue, tuple(queues), more)
+        self.queue = queue
+        self.queues = tuple(queues)
+        self.more = more
+
+    def __str__(self) -> str:
+        names = ", ".join(repr(name) for name in self.queues)
+        others = f" and {self.more} more" if self.more else ""
+        return (
+            f"what expires in {self.queue!r} would come back to it by way of {names}{others}, for "
+            "each of these queues has a ttl_ms: declare one of them without, or with another "
+            "dead_letter"
         )
 
 
@@ -716,6 +762,8 @@ REFUSALS: tuple[type[Refused], ...] = (
     BadDeadLetter,
     UnknownDeadLetter,
     BadAckTimeout,
+    BadQueueTtl,
+    DeadLetterCycle,
     QueueDiffers,
     TooManyQueues,
     QueueInUse,

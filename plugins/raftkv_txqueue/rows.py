@@ -463,6 +463,9 @@ TABLES = (
     TableSpec("timers", tuple[int, int, int], None),
     # (queue id, seq >= cursor): not fresh
     TableSpec("gaps", tuple[int, int], None),
-    # (number, queue id, place): staged messages with a time to live or a delay
-    TableSpec("staged_times", tuple[int, int, int], None),
+    # (number, queue id, place) -> the queue's time to live in ms when it was staged (0: none), of
+    # staged messages with a time to live, that or their own, or a delay
+    TableSpec("staged_times", tuple[int, int, int], int),
+    # queue id -> the time to live of its messages in ms, if it has one (format 2)
+    TableSpec("queue_ttls", int, int),
 )

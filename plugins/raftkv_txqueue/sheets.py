@@ -98,6 +98,8 @@ def _limits(found: Answer) -> str:
         text += f"; dead ones go to {found['dead_letter']}"
     if found["ack_timeout_ms"]:
         text += f"; a session that holds one for {found['ack_timeout_ms']} ms is ended"
+    if found["ttl_ms"]:
+        text += f"; dead after {found['ttl_ms']} ms"
     return text
 
 

@@ -60,7 +60,7 @@ from .refusals import (
     WrongKind,
 )
 from .sessions import owned
-from .times import is_timed, require_timers
+from .times import default_ttl, is_timed, require_timers
 from .views import meta_of, txid_of
 
 __all__ = [
@@ -143,7 +143,7 @@ def _plan_publish(
     content.bytes += size
     plan.rows += len(messages)
     plan.bytes += size
-    plan.timed += require_timers(ctx, messages, plan.timed)
+    plan.timed += require_timers(ctx, content.queue.id, messages, plan.timed)
 
 
 def _plan_accept(
@@ -256,10 +256,11 @@ def write_plan(
         if part is None:
             queues.put(content.name, replace(content.queue, uses=content.queue.uses + 1))
         place = part.publishes if part is not None else 0
+        ttl_ms = default_ttl(ctx, queue_id) if plan.timed else 0
         for order, message in zip(content.orders, content.messages, strict=True):
             staged.put((number, queue_id, place), StagedMessage(row.rows + order, message))
-            if plan.timed and is_timed(message):
-                ctx.table("staged_times").put((number, queue_id, place), None)
+            if plan.timed and (ttl_ms or is_timed(message)):
+                ctx.table("staged_times").put((number, queue_id, place), ttl_ms)
             place += 1
         for seq, (order, deliveries, size) in content.accepts.items():
             unlock(ctx, (session, queue_id, seq))

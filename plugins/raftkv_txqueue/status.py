@@ -9,7 +9,7 @@ import msgspec
 from raftkv.plugin import Host, View
 
 from .commands import Overflow, Queue, TransactionRow
-from .views import ack_timeout_of, delayed_in, meta_of
+from .views import ack_timeout_of, delayed_in, meta_of, ttl_of
 
 __all__ = [
     "QueueStatus",
@@ -31,7 +31,8 @@ class QueueStatus(msgspec.Struct, frozen=True):
     `reserved`, `reserved_bytes`: room promised to prepared transactions. `next_seq`: of the next
     message.
     `transactions`: undecided ones with content of it. `dropped`, `dead`: ever. The rest are its
-    limits, 0: none; `ack_timeout_ms`: how long a session may hold a message, in ms.
+    limits, 0: none; `ack_timeout_ms`: how long a session may hold a message, in ms; `ttl_ms`: how
+    long what is published now lives, in ms.
     """
 
     name: str
@@ -52,6 +53,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
     deliveries_max: int
     dead_letter: str
     ack_timeout_ms: int
+    ttl_ms: int
     delayed: int = 0
 
 
@@ -117,6 +119,7 @@ def queue_status(view: View, name: str, row: Queue) -> QueueStatus:
         deliveries_max=row.deliveries_max,
         dead_letter=row.dead_letter,
         ack_timeout_ms=ack_timeout_of(view, row),
+        ttl_ms=ttl_of(view, row),
         delayed=delayed,
     )
 

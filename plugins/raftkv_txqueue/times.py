@@ -13,6 +13,9 @@ Rules of this file
 3. The stretch from the cursor on may have holes: a seq in `gaps` is not fresh. What moves the
    cursor past a gap deletes its row.
 4. Below format 2 these headers are headers like any others.
+5. A queue's own time to live bounds that of each message that is given to it: published, staged, or
+   sent there as a dead letter. A later change of it touches none of these, so a staged message has
+   the bound in `staged_times`. The header states what the producer asked for, and stays as it is.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ __all__ = [
     "TTL",
     "begin",
     "check",
+    "default_ttl",
     "forget",
     "has_expired",
     "is_timed",
@@ -132,18 +136,22 @@ def timed_rows(view: Tables) -> int:
     return visible + 2 * len(view.table("staged_times"))
 
 
-def require_timers(ctx: Context, messages: Sequence[Message], planned: int | None = None) -> int:
-    """How many of these are timed. `planned`: they are staged, and so many of the same command.
+def require_timers(
+    ctx: Context, queue_id: int, messages: Sequence[Message], planned: int | None = None
+) -> int:
+    """How many of these are timed in that queue. `planned`: they are staged, and so many of the
+    same command.
 
     Raises TooManyTimed if there is no place for their timers.
     """
     if ctx.version < FORMAT_TIMES:
         return 0
-    stated = [times_of(message) for message in messages if message.headers]
-    timed = [pair for pair in stated if pair != (0, 0)]
+    every = default_ttl(ctx, queue_id) > 0
+    stated = [times_of(message) for message in messages if every or message.headers]
+    timed = [pair for pair in stated if every or pair != (0, 0)]
     if timed:
         limit = ctx.settings["timed_max"]
-        rows = sum((delay_ms > 0) + (ttl_ms > 0) for delay_ms, ttl_ms in timed)
+        rows = sum((delay_ms > 0) + (every or ttl_ms > 0) for delay_ms, ttl_ms in timed)
         if planned is not None:
             rows = 2 * (planned + len(timed))
         if timed_rows(ctx) + rows > limit:
@@ -154,11 +162,24 @@ def require_timers(ctx: Context, messages: Sequence[Message], planned: int | Non
 # --- the rows of one message ----------------------------------------------------------------------
 
 
-def begin(ctx: Context, queue_id: int, seq: int, message: Message, at_ms: int) -> bool:
-    """The message becomes visible under this seq, from the cursor on; whether it is delayed."""
+def default_ttl(view: Tables, queue_id: int) -> int:
+    """The longest time to live of what is given to the queue now, in ms; 0: it has none."""
+    ttls = view.table("queue_ttls")
+    return ttls.get(queue_id, 0) if len(ttls) else 0
+
+
+def begin(
+    ctx: Context, queue_id: int, seq: int, message: Message, at_ms: int, ttl_max_ms: int
+) -> bool:
+    """The message becomes visible under this seq, from the cursor on; whether it is delayed.
+
+    `ttl_max_ms`: what its queue allowed when the message was given to it (`default_ttl`).
+    """
     if ctx.version < FORMAT_TIMES:
         return False
     delay_ms, ttl_ms = times_of(message)
+    if ttl_max_ms:
+        ttl_ms = min(ttl_ms or ttl_max_ms, ttl_max_ms)
     due_ms = at_ms + delay_ms
     if ttl_ms:
         ctx.table("expiring").put((queue_id, seq), due_ms + ttl_ms)

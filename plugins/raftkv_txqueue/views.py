@@ -69,6 +69,7 @@ __all__ = [
     "span_over",
     "to_forget",
     "transaction_of",
+    "ttl_of",
     "txid_of",
     "where",
 ]
@@ -168,6 +169,12 @@ def ack_timeout_of(view: Tables, queue: Queue) -> int:
     """The queue's acknowledgement time-out in ms; 0: it has none."""
     timeout_ms: int = view.table("ack_timeouts").get(queue.id, 0)
     return timeout_ms
+
+
+def ttl_of(view: Tables, queue: Queue) -> int:
+    """The longest time to live of messages that enter the queue now, in ms; 0: it has none."""
+    ttl_ms: int = view.table("queue_ttls").get(queue.id, 0)
+    return ttl_ms
 
 
 def last_ending(view: Tables) -> int:

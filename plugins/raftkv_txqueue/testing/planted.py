@@ -32,6 +32,7 @@ from raftkv_txqueue import (
     queues,
     quota,
     settling,
+    staging,
     sweeping,
     timers,
     times,
@@ -224,7 +225,7 @@ def _deliveries_forgotten(give_back: Callable[..., Any]) -> Callable[..., Any]:
     "redeclare-resets",
     "a queue that is declared again gets the limits of a new one",
     queues,
-    "declare",
+    "_declared",
 )
 def _redeclare_resets(declare: Callable[..., Any]) -> Callable[..., Any]:
     def broken(command: Any, ctx: Any) -> Any:
@@ -361,9 +362,9 @@ patching(
     "delivered-before-due", "a delayed message is available from its publication on"
 )
 def _delivered_before_due(begin: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(ctx: Any, queue_id: int, seq: int, message: Any, at_ms: int) -> Any:
+    def broken(ctx: Any, queue_id: int, seq: int, message: Any, *given: int) -> Any:
         headers = tuple(pair for pair in message.headers if pair[0] != times.DELAY)
-        return begin(ctx, queue_id, seq, replace(message, headers=headers), at_ms)
+        return begin(ctx, queue_id, seq, replace(message, headers=headers), *given)
 
     return broken
 
@@ -377,6 +378,9 @@ wrapping(
 everywhere("has_expired", delivering, timers)(
     "returns-after-expiry", "a message that comes back after its time to live is available again"
 )(lambda has_expired: lambda ctx, queue_id, seq: False)
+everywhere("default_ttl", staging, times)(
+    "queue-ttl-forgotten", "the time to live of a queue bounds none of its messages"
+)(lambda default_ttl: lambda view, queue_id: 0)
 wrapping(
     "span-without-timers",
     "the times of messages of a large commit are forgotten",

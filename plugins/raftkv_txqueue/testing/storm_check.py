@@ -80,8 +80,9 @@ def check_step(step: Step, ledger: Ledger) -> list[tuple[str, str]]:
 
 
 ENDS = "sessions end when they must"
-#: What is declared of a queue, beside its acknowledgement time-out.
+#: What is declared of a queue, and what of it has tables of its own.
 LIMITS = ("depth_max", "bytes_max", "overflow", "deliveries_max", "dead_letter")
+TIMES = ("ack_timeout_ms", "ttl_ms")
 
 
 def _direct(step: Step, ledger: Ledger) -> Iterator[Found]:
@@ -143,8 +144,9 @@ def _declare(step: Step, ledger: Ledger) -> Iterator[Found]:
     for what in LIMITS:
         if getattr(command, what) is not None:
             setattr(book, what, getattr(command, what))
-    if isinstance(command, EnsureQueue) and command.ack_timeout_ms is not None:
-        book.ack_timeout_ms = command.ack_timeout_ms
+    for what in TIMES if isinstance(command, EnsureQueue) else ():
+        if getattr(command, what) is not None:
+            setattr(book, what, getattr(command, what))
     ledger.touched[book.id] = None
 
 
@@ -155,7 +157,7 @@ def _too_new(step: Step) -> list[str]:
 
 def _ensure_errors(command: EnsureQueue, ledger: Ledger, book: Book | None) -> Iterator[str]:
     if book is not None and not command.change:
-        asked = [(what, getattr(command, what)) for what in (*LIMITS, "ack_timeout_ms")]
+        asked = [(what, getattr(command, what)) for what in (*LIMITS, *TIMES)]
         if any(value not in (None, getattr(book, what)) for what, value in asked):
             yield "QueueDiffers"
     letters = command.dead_letter

@@ -68,10 +68,11 @@ class Item:
     expires_ms: int = 0
 
 
-def _timed_item(message: Message, now: int) -> Item:
-    """A message that becomes visible now."""
+def _timed_item(message: Message, now: int, ttl_max_ms: int) -> Item:
+    """A message that becomes visible now, in a queue that bounds times to live (0: or not)."""
     headers = dict(message.headers)
     delay_ms, ttl_ms = int(headers.get(DELAY, 0)), int(headers.get(TTL, 0))
+    ttl_ms = min((each for each in (ttl_ms, ttl_max_ms) if each), default=0)
     due_ms = now + delay_ms
     return Item(
         message,
@@ -93,6 +94,7 @@ class Book:
     deliveries_max: int = 0
     dead_letter: str = ""
     ack_timeout_ms: int = 0
+    ttl_ms: int = 0
     items: dict[int, Item] = field(default_factory=dict)
     next: int = 1
     dropped: int = 0
@@ -163,6 +165,8 @@ class Work:
     deadline_ms: int = 0
     then_commit: bool = False
     operations: list[tuple[str, int, Any]] = field(default_factory=list)
+    # What the queue of each of them had as its time to live when it was staged.
+    ttls: list[int] = field(default_factory=list)
     votes: dict[tuple[str, int], bool] = field(default_factory=dict)
     refused_by: str = ""
     # session -> suspended
@@ -269,8 +273,9 @@ class Ledger:
         self.returned = 0
         self.lost_sessions = 0
         self.timed_out = 0
-        # Messages whose delay was over, that had expired, and that were returned to the back.
-        self.came = self.expired = self.sent_back = 0
+        # Messages whose delay was over; that had expired, of these by their queue; that were sent
+        # to the back.
+        self.came = self.expired = self.aged = self.sent_back = 0
         self.now = 0
         # queue id -> the first seq that it gave.
         self.appended: dict[int, int] = {}
@@ -279,7 +284,7 @@ class Ledger:
 
     def begin_step(self, now: int) -> None:
         """Nothing was touched yet. `now`: the log's clock."""
-        self.now, self.came, self.expired, self.sent_back = now, 0, 0, 0
+        self.now, self.came, self.expired, self.aged, self.sent_back = now, 0, 0, 0, 0
         self.touched, self.letters, self.appended = {}, {}, {}
         self.moved, self.buried, self.returned, self.lost_sessions = [], 0, 0, 0
         self.timed_out = 0
@@ -334,10 +339,11 @@ class Ledger:
 
     # --- messages ---
 
-    def append(self, book: Book, message: Message, index: int) -> int:
-        """It becomes visible; its seq."""
+    def append(self, book: Book, message: Message, index: int, ttl_ms: int | None = None) -> int:
+        """It becomes visible; its seq. `ttl_ms`: what the queue had; None: what it has now."""
         seq, book.next = book.next, book.next + 1
-        book.items[seq] = _timed_item(message, self.now)
+        ttl_ms = book.ttl_ms if ttl_ms is None else ttl_ms
+        book.items[seq] = _timed_item(message, self.now, ttl_ms)
         self.appended.setdefault(book.id, seq)
         self.placed[(book.id, seq)] = tag_of(message)
         self.touched[book.id] = None
@@ -411,6 +417,7 @@ class Ledger:
     def expire(self, book: Book, seq: int) -> None:
         """Its time to live is over, and it is available."""
         self.expired += 1
+        self.aged += TTL not in dict(book.items[seq].message.headers)
         self.bury(book, seq)
 
     def fire(self) -> None:
@@ -456,23 +463,25 @@ class Ledger:
             book = self.queues[each.queue]
             if isinstance(each, PublishTo):
                 work.operations += [("publish", book.id, message) for message in each.messages]
+                work.ttls += [book.ttl_ms] * len(each.messages)
                 continue
             for seq in each.seqs:
                 item = book.items[seq]
                 item.state, item.work, item.loose = "accepted", work, False
                 work.operations.append(("accept", book.id, seq))
+                work.ttls.append(0)
                 self.touched[book.id] = None
 
     def commit(self, work: Work, step: Step, state: str = "committed") -> None:
         """Everything of it becomes visible, and what it accepted is gone."""
         ranges: dict[str, tuple[int, int]] = {}
-        for kind, id_, what in work.operations:
+        for (kind, id_, what), ttl_ms in zip(work.operations, work.ttls, strict=True):
             book = self.by_id[id_]
             if kind == "accept":
                 self.accepted[(id_, what)] = work.session
                 self.remove(book, what, "accepted")
                 continue
-            seq = self.append(book, what, step.index)
+            seq = self.append(book, what, step.index, ttl_ms)
             ranges[book.name] = (ranges.get(book.name, (seq, seq))[0], seq)
         # In the order in which the queues were first used, for whatever.
         used = dict.fromkeys(self.by_id[id_].name for _, id_, _ in work.operations)

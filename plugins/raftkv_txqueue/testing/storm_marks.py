@@ -68,6 +68,7 @@ def marks_of(step: Step, ledger: Ledger) -> list[str]:
     marks += ["dead letter"] * bool(ledger.buried)
     marks += ["came when its delay was over"] * bool(ledger.came)
     marks += ["expired"] * bool(ledger.expired)
+    marks += ["expired by its queue"] * bool(ledger.aged)
     for work in ledger.moved:
         marks += _of_work(work, step)
     return marks

@@ -37,7 +37,7 @@ from raftkv_txqueue.commands import (
 )
 from raftkv_txqueue.xa import Xid
 
-from .storm_plan import QUEUES, SIDE, TIMED
+from .storm_plan import QUEUES, SIDE
 from .storm_programs import CALL_S, Programs
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Operators(Programs):
             seat = self.storm.any_seat(rng)
             if missing and seat is not None:
                 limits = dict(QUEUES[missing[0]])
-                if missing[0] in TIMED and seat.host.view().version > 1:
-                    limits["ack_timeout_ms"] = self.plan.ack_timeout_ms
+                if seat.host.view().version > 1:
+                    limits |= self.plan.of_queue(missing[0])
                 await self.declare(seat, missing[0], limits, missing[0] in ledger.queues)
             elif not missing and not self.running:
                 return
@@ -81,8 +81,10 @@ class Operators(Programs):
     def _is_missing(self, name: str) -> bool:
         """It is to be declared: it does not exist, or was declared at format 1 of the plugin."""
         book = self.storm.log.ledger.queues.get(name)
-        if book is None or name not in TIMED or book.ack_timeout_ms == self.plan.ack_timeout_ms:
-            return book is None
+        if book is None:
+            return True
+        if all(getattr(book, what) == each for what, each in self.plan.of_queue(name).items()):
+            return False
         seats = self.storm.all_seats()
         return any(seat.host.view().version > 1 for seat in seats)
 

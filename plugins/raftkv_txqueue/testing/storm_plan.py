@@ -21,7 +21,7 @@ from raftkv.testing.scenario import Scenario
 from raftkv.testing.scenario import draw as draw_scenario
 from raftkv_txqueue.settings import SETTINGS
 
-__all__ = ["EXPECTED", "MAIN", "QUEUES", "SIDE", "TIMED", "Plan", "draw"]
+__all__ = ["AGING", "EXPECTED", "MAIN", "QUEUES", "SIDE", "TIMED", "Plan", "draw"]
 
 # Operations on keys per second, over all nodes: something for the log to do besides.
 LOAD_PER_S = 3.0
@@ -39,6 +39,8 @@ QUEUES: Mapping[str, Mapping[str, Any]] = {
 MAIN = ("q1", "q2", "retry", "full", "drop")
 SIDE = "side"
 TIMED = ("q2", "retry")
+# (Not "q2": that a waiting consumer gets what is published there is a check of its own.)
+AGING = ("full", "dead")
 
 # What some of many seeds must hit.
 EXPECTED = (
@@ -55,6 +57,7 @@ EXPECTED = (
     "returned to the back",
     "came when its delay was over",
     "expired",
+    "expired by its queue",
     "tx committed in one entry",
     "tx committed after staging",
     "tx committed by votes",
@@ -148,6 +151,15 @@ class Plan:
     gaps_max: int = 0
     # Of messages, so many have a time to live, and so many a delay.
     timed_share: float = 0.1
+    # How long messages of `AGING` live; 0: as their producers say.
+    ttl_ms: int = 0
+
+    def of_queue(self, name: str) -> dict[str, int]:
+        """What is declared of the queue at format 2 of the plugin alone."""
+        return {
+            "ack_timeout_ms": self.ack_timeout_ms if name in TIMED else 0,
+            "ttl_ms": self.ttl_ms if name in AGING else 0,
+        }
 
     def __str__(self) -> str:
         settings = " ".join(f"{key}={value}" for key, value in self.settings.items())
@@ -159,7 +171,8 @@ class Plan:
             f"{min(self.timeouts_s):g} to {max(self.timeouts_s):g} s, observed by "
             f"{self.observe_share:g}, operators: {' '.join(self.verbs) or 'none'}, "
             f"settings {settings or 'default'}, time-out of held ones {self.ack_timeout_ms} ms, "
-            f"past {self.gaps_max or 'all'} delayed ones at once, timed {self.timed_share:g}"
+            f"past {self.gaps_max or 'all'} delayed ones at once, timed {self.timed_share:g}, "
+            f"time to live {self.ttl_ms} ms"
         )
 
     def plugin_settings(self) -> tuple[Setting, ...]:
@@ -204,6 +217,7 @@ def draw(seed: int, seconds: float) -> Plan:
         ack_timeout_ms=rng.choice((0, 0, 300, 1_000)),
         gaps_max=gaps_max,
         timed_share=0.6 if gaps_max else 0.1,
+        ttl_ms=rng.choice((0, 0, 150, 800)),
     )
 
 

@@ -285,9 +285,11 @@ def _count(book: Book, row: Any, step: Step, ledger: Ledger) -> Iterator[Found]:
         for name, value in should.items()
         if getattr(row, name) != value
     }
-    ack_timeout_ms = views.ack_timeout_of(step.tables, row)
-    if ack_timeout_ms != book.ack_timeout_ms:
-        wrong["ack_timeout_ms"] = (ack_timeout_ms, book.ack_timeout_ms)
+    times = {
+        "ack_timeout_ms": (views.ack_timeout_of(step.tables, row), book.ack_timeout_ms),
+        "ttl_ms": (views.ttl_of(step.tables, row), book.ttl_ms),
+    }
+    wrong |= {name: both for name, both in times.items() if both[0] != both[1]}
     if wrong:
         yield COUNTERS, f"{book.name} (is, should be): {wrong}"
     ledger.depths[book.id] = len(book.items)

@@ -58,6 +58,7 @@ class Queue:
     deliveries_max: int = 0
     dead_letter: str = ""
     ack_timeout_ms: int = 0
+    ttl_ms: int = 0
     next: int = 1
     items: list[Item] = field(default_factory=list)
     dropped: int = 0
@@ -202,14 +203,33 @@ class Model:
         queue = self.queues.get(name)
         if limits.get("dead_letter") == name:
             raise No("bad_dead_letter")
+        ttl_ms = limits.get("ttl_ms", queue.ttl_ms if queue else 0)
+        letters = limits.get("dead_letter", queue.dead_letter if queue else "")
+        self._require_no_cycle(name, int(str(ttl_ms)), str(letters))
         if queue is None:
             self.queues_ever += 1
             queue = self.queues[name] = Queue(name, self.queues_ever)
         for what, value in limits.items():
             setattr(queue, what, value)
 
+    def _require_no_cycle(self, name: str, ttl_ms: int, dead_letter: str) -> None:
+        """What expires in a queue must not come back to it by queues with times to live alone."""
+        seen = []
+        while ttl_ms and dead_letter in self.queues and dead_letter not in seen:
+            if dead_letter == name:
+                raise No("dead_letter_cycle")
+            seen.append(dead_letter)
+            ttl_ms, dead_letter = self.queues[seen[-1]].ttl_ms, self.queues[seen[-1]].dead_letter
+            if ttl_ms and dead_letter == name:
+                raise No("dead_letter_cycle")
+
     def ensure(
-        self, name: str, change: bool, ack_timeout_ms: int | None = None, **limits: object
+        self,
+        name: str,
+        change: bool,
+        ack_timeout_ms: int | None = None,
+        ttl_ms: int | None = None,
+        **limits: object,
     ) -> None:
         queue = self.queues.get(name)
         named = {what: value for what, value in limits.items() if value is not None}
@@ -225,6 +245,10 @@ class Model:
             if queue is not None and queue.ack_timeout_ms != ack_timeout_ms and not change:
                 raise No("queue_differs")
             named["ack_timeout_ms"] = ack_timeout_ms
+        if ttl_ms is not None:
+            if queue is not None and queue.ttl_ms != ttl_ms and not change:
+                raise No("queue_differs")
+            named["ttl_ms"] = ttl_ms
         self.declare(name, **named)
 
     def uses(self, queue: Queue) -> int:

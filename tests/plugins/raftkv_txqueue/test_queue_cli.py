@@ -254,6 +254,17 @@ def test_a_session_that_hangs_is_seen_and_ended(shell: Typed, started: Nodes) ->
     shell("queue", "delete", "slow", "--yes")
 
 
+def test_b10_a_queue_bounds_the_time_to_live_of_its_messages(shell: Typed) -> None:
+    assert shell("queue", "declare", "quotes", "--ttl-ms", "60000") == "quotes: created\n"
+    shell("queue", "depth", "quotes")
+    assert "no limit; dead after 60000 ms" in shell.err
+    shell("queue", "declare", "quotes", "--ttl-ms", "1", code=1)
+    assert "'quotes' has ttl_ms '60000', not '1'" in shell.err
+    shell("queue", "declare", "quotes", "--ttl-ms", str(10**15), "--change", code=1)
+    assert "take 1 to 2592000000 ms" in shell.err
+    shell("queue", "delete", "quotes", "--yes")
+
+
 def test_settings_are_shown_and_changed(shell: Typed) -> None:
     assert rows(shell("queue", "setting"))["queues_max"] == ["queues_max", "1000"]
     assert rows(shell("queue", "setting", "queues_max", "20"))["queues_max"][1] == "20"
@@ -401,7 +412,7 @@ def test_tables_and_words() -> None:
     queue = {"depth": 2, "bytes": 9, "ready": 1, "acquired": 1, "next_seq": 8, "reserved": 3,
              "transactions": 1, "dropped": 4, "dead": 5, "depth_max": 7, "bytes_max": 80,
              "overflow": "drop_oldest", "deliveries_max": 0, "dead_letter": "",
-             "ack_timeout_ms": 0}  # fmt: skip
+             "ack_timeout_ms": 0, "ttl_ms": 0}  # fmt: skip
     assert queue_words(queue) == [
         "2 messages (9 bytes): 1 available, 1 acquired; the next is number 8",
         "room for 3 more is promised to prepared transactions",

@@ -60,6 +60,7 @@ QUICK = {
     "busy-is-prepared": "txqueue: the log decides rightly",
     "delivered-before-due": "txqueue: sessions own what they hold",
     "delivered-after-expiry": "txqueue: counters are right",
+    "queue-ttl-forgotten": "txqueue: all of a transaction or nothing",
     "lost-on-return": "txqueue: all of a transaction or nothing",
     "participant-may-go": "txqueue: transactions are decided by those who may",
 }

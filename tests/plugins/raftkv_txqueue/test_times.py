@@ -26,7 +26,15 @@ from raftkv_txqueue.commands import (
     Start,
 )
 from raftkv_txqueue.delivering import DELIVERIES, DIED_IN, DIED_OF
-from raftkv_txqueue.refusals import BadTime, QueueAcquired, TooManyTimed, TransactionTooLarge
+from raftkv_txqueue.refusals import (
+    BadQueueTtl,
+    BadTime,
+    DeadLetterCycle,
+    QueueAcquired,
+    QueueDiffers,
+    TooManyTimed,
+    TransactionTooLarge,
+)
 from raftkv_txqueue.times import DELAY, TTL, timed
 from raftkv_txqueue.views import browse
 from raftkv_txqueue.xa import Xid
@@ -330,6 +338,128 @@ def test_a_rolled_back_transaction_leaves_no_times() -> None:
     assert log.residue() == {}
 
 
+# --- the time to live of a queue ------------------------------------------------------------------
+
+
+def aging(ttl_ms: int, name: str = "q", **limits: Any) -> TxLog:
+    """A log whose queue `name` bounds the times to live of its messages."""
+    log = TxLog(queues=("q", "dead"))
+    log.anywhere(EnsureQueue(name, ttl_ms=ttl_ms, change=True, **limits))
+    return log
+
+
+def test_b10_the_shorter_of_the_queue_s_time_to_live_and_the_message_s_own_counts() -> None:
+    log = aging(500, dead_letter="dead")
+    log.publish("q", "a", timely("b", ttl_ms=200), timely("c", ttl_ms=900))
+    log.publish("q", timely("d", delay_ms=400))
+    assert {each.message.headers for each in log.browse("q", limit=1)} == {()}
+    for passed, left in ((199, "abc"), (1, "ac"), (299, "acd"), (1, "d"), (399, "d"), (1, "")):
+        log.now += passed
+        log.sweep_all()
+        assert log.bodies() == list(left)
+    for letter in log.browse("dead"):
+        assert dict(letter.message.headers)[DIED_OF] == "expired"
+    assert log.queue().dead == 4
+    assert log.residue("messages") == {}
+
+
+def test_b10_what_is_in_a_queue_is_not_touched_by_a_later_declaration() -> None:
+    log = TxLog()
+    log.publish("q", "before")
+    log.anywhere(EnsureQueue("q", ttl_ms=300, change=True))
+    log.publish("q", "during")
+    log.anywhere(EnsureQueue("q", ttl_ms=0, change=True))
+    assert log.table("queue_ttls") == {}
+    log.publish("q", "after")
+    log.now += 300
+    log.sweep_all()
+    assert log.bodies() == ["before", "after"]
+
+
+def test_b10_a_plain_redeclare_keeps_the_time_to_live_and_another_is_refused() -> None:
+    log = aging(500)
+    for same in (EnsureQueue("q"), EnsureQueue("q", ttl_ms=500)):
+        assert not log.anywhere(same).changed
+    log.declare("q")  # as a node of an old release would
+    assert log.table("queue_ttls") == {log.queue().id: 500}
+    for other in (0, 501):
+        with pytest.raises(QueueDiffers) as caught:
+            log.anywhere(EnsureQueue("q", ttl_ms=other))
+        assert caught.value.args == ("q", "ttl_ms", "500", str(other))
+    assert log.anywhere(EnsureQueue("q", ttl_ms=501, change=True)).changed
+    log.set("ttl_max_ms", 1_000)
+    with pytest.raises(BadQueueTtl, match="take 1 to 1000 ms"):
+        log.anywhere(EnsureQueue("q", ttl_ms=1_001, change=True))
+    log.delete("q")
+    assert log.table("queue_ttls") == {}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_b10_in_a_transaction_it_is_the_one_at_the_staging_and_begins_with_the_commit(
+    large: bool,
+) -> None:
+    log = TxLog(queues=("q", "p"))
+    more = [publish_to("p", *["more"] * 600)] * 2 if large else []
+    session = log.open(kind="tx")
+    log.stage(session, publish_to("q", "before"))
+    log.anywhere(EnsureQueue("q", ttl_ms=300, change=True))
+    log.stage(session, publish_to("q", "during"))
+    log.anywhere(EnsureQueue("q", ttl_ms=0, change=True))
+    for operation in more:
+        log.stage(session, operation)
+    log.now += 10_000
+    log.commit(session, publish_to("q", "after"))
+    log.now += 299
+    log.sweep_all()
+    assert log.bodies() == ["before", "during", "after"]
+    log.now += 1
+    log.sweep_all()
+    assert log.bodies() == ["before", "after"]
+    assert log.table("staged_times") == {}
+    assert log.replay().digest() == log.digest()
+
+
+def test_b10_a_dead_letter_lives_as_long_as_its_new_queue_says() -> None:
+    """A message that is rejected waits in another queue and comes back: a retry with a pause."""
+    log = TxLog(queues=("work", "dead"))
+    log.anywhere(EnsureQueue("wait", ttl_ms=1_000, dead_letter="work"))
+    log.anywhere(EnsureQueue("work", dead_letter="wait", change=True))
+    log.set("timed_max", 1)
+    log.publish("work", "a", "b")
+    session = log.open()
+    log.get(session, "work", 2)
+    log.reject(session, "work", 1, 2)  # beyond timed_max: a dead letter is taken anyway
+    assert (log.bodies("work"), log.bodies("wait")) == ([], ["a", "b"])
+    log.now += 1_000
+    log.sweep_all()
+    assert (log.bodies("work"), log.bodies("wait")) == (["a", "b"], [])
+
+
+def test_b10_expired_messages_do_not_go_round() -> None:
+    log = TxLog(queues=("c",))
+    log.anywhere(EnsureQueue("b", ttl_ms=10, dead_letter="c"))
+    log.anywhere(EnsureQueue("a", ttl_ms=10, dead_letter="b"))
+    log.anywhere(EnsureQueue("c", dead_letter="a", change=True))
+    with pytest.raises(DeadLetterCycle, match="'a', 'b', for each of these queues has a ttl_ms"):
+        log.anywhere(EnsureQueue("c", ttl_ms=10, change=True))
+    log.anywhere(EnsureQueue("c", dead_letter="", ttl_ms=10, change=True))
+    with pytest.raises(DeadLetterCycle):
+        log.declare("c", dead_letter="a")
+    log.anywhere(EnsureQueue("c", dead_letter="a", ttl_ms=0, change=True))
+
+
+def test_b10_each_message_of_an_aging_queue_counts_against_timed_max() -> None:
+    log = aging(500)
+    log.set("timed_max", 2)
+    log.publish("q", "a", "b")
+    with pytest.raises(TooManyTimed):
+        log.publish("q", "c")
+    session = log.open(kind="tx")
+    with pytest.raises(TooManyTimed):
+        log.stage(session, publish_to("q", "c"))
+    log.publish("dead", "c")
+
+
 # --- return to the back ---------------------------------------------------------------------------
 
 
@@ -462,6 +592,8 @@ def test_whatever_happens_no_message_is_lost_given_early_or_given_late(
     monkeypatch.setattr(views, "GAPS_MAX", (1, 3, 1_000)[seed % 3])
     log = TxLog(queues=("q", "dead"))
     log.declare("e", dead_letter="dead", depth_max=40)
+    most = rng.choice((0, 100))
+    log.anywhere(EnsureQueue("e", ttl_ms=most, change=True))
     sessions = [log.open(), log.open(kind="tx")]
     born: dict[str, tuple[int, int]] = {}
     held: dict[int, list[int]] = {each: [] for each in sessions}
@@ -475,7 +607,7 @@ def test_whatever_happens_no_message_is_lost_given_early_or_given_late(
                 delay, ttl = rng.choice((0, 0, 50, 200)), rng.choice((0, 0, 30, 150))
                 log.publish("e", timely(body, ttl_ms=ttl, delay_ms=delay))
                 due = log.now + delay
-                born[body] = (due, due + ttl if ttl else 10**9)
+                born[body] = (due, due + min(ttl or 10**9, most or 10**9))
             case "get":
                 wanted, bytes_max = rng.choice((1, 3)), rng.choice((0, 0, 70))
                 got = log.get(session, "e", wanted, bytes_max)
@@ -499,7 +631,7 @@ def test_whatever_happens_no_message_is_lost_given_early_or_given_late(
                 gone.add(one.message.body.decode())
                 late = PublishTo("e", (timely(body, delay_ms=40),))
                 log.commit(sessions[1], accept_of("e", taken), late)
-                born[body] = (log.now + 40, 10**9)
+                born[body] = (log.now + 40, log.now + 40 + (most or 10**9))
             case "purge":
                 upto = rng.randrange(1, log.queue("e").next + 1)
                 gone |= {each.message.body.decode() for each in log.browse("e") if each.seq <= upto}

@@ -180,6 +180,15 @@ async def test_queues_are_declared_changed_listed_and_deleted(stand: Stand) -> N
     assert (gone["deleted"], gone["messages"]) == (True, 1)
     for method, path in (("GET", "queues/new"), ("DELETE", "queues/new")):
         assert reason(await stand.ask(method, path)) == (404, "txqueue_unknown_queue")
+    await stand.good("PUT", "queues/new", {"ttl_ms": 60_000, "dead_letter": "b"})
+    assert (await stand.good("GET", "queues/new"))["ttl_ms"] == 60_000
+    long = await stand.ask("PUT", "queues/new", {"ttl_ms": 10**15, "change": True})
+    assert reason(long) == (400, "txqueue_bad_queue_ttl")
+    cycle = await stand.ask(
+        "PUT", "queues/b", {"ttl_ms": 1, "dead_letter": "new", "change": True}, at="core2"
+    )
+    assert reason(cycle) == (409, "txqueue_dead_letter_cycle")
+    assert (cycle[1]["queue"], cycle[1]["queues"]) == ("b", ["new"])
     own = await stand.ask("PUT", "queues/a", {"dead_letter": "a"})
     assert reason(own) == (400, "txqueue_bad_dead_letter")
     assert reason(await stand.ask("PUT", "queues/%20", {})) == (400, "txqueue_bad_queue_name")

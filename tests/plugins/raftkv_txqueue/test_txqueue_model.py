@@ -72,6 +72,8 @@ SETTINGS = {
     "outcome_retention_ms": 3_000,
     "transaction_rows_max": 9,
 }
+#: Longer than a history: what expires is compared elsewhere (`test_times.py`, storms).
+LONG_MS = 10_000_000
 STEPS = 200
 SEEDS = 48
 PARTS = 4
@@ -249,9 +251,11 @@ class Beside:
         some = {what: value for what, value in limits.items() if chance.random() < 0.5}
         change = chance.random() < 0.5
         ack = chance.choice((None, None, 0, 100, 300))
-        ensure = EnsureQueue(name, **some, change=change, ack_timeout_ms=ack)
+        ttl = chance.choice((None, None, 0, LONG_MS))
+        ensure = EnsureQueue(name, **some, change=change, ack_timeout_ms=ack, ttl_ms=ttl)
         self.both(
-            lambda: self.anywhere(ensure), lambda: self.model.ensure(name, change, ack, **some)
+            lambda: self.anywhere(ensure),
+            lambda: self.model.ensure(name, change, ack, ttl, **some),
         )
 
     def anywhere(self, command: Any) -> Any:
@@ -642,7 +646,8 @@ def test_the_histories_meet_everything() -> None:
     for seed in range(SEEDS, SEEDS + 36):
         met += _run(seed).met
     expected = (
-        "bad_dead_letter command_invalid dead_letter_in_use illegal_state invalid_argument "
+        "bad_dead_letter command_invalid dead_letter_in_use illegal_state "
+        "invalid_argument "
         "not_allowed not_held "
         "not_in_branch not_your_session queue_acquired queue_differs queue_full queue_in_use "
         "queue_not_empty unknown_dead_letter "
