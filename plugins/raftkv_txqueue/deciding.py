@@ -213,7 +213,7 @@ def _span(ctx: Context, number: int, name: str, queue: Queue, part: Part) -> Que
         bytes=queue.bytes + part.publish_bytes,
     )
     if delayed:
-        queue = skip_gaps(ctx, queue)
+        queue = skip_gaps(ctx, queue, delayed)
     if must_drop(queue):
         ctx.table("overfull").put(name, None)
     return queue

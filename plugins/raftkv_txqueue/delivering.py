@@ -156,7 +156,7 @@ def to_back(ctx: Context, name: str, queue: Queue, seq: int, deliveries: int) ->
     ctx.table("messages").put((id, last), stored)
     ctx.table("returned").put((id, last), deliveries)
     ctx.table("gaps").put((id, last), None)
-    return skip_gaps(ctx, replace(queue, next=last + 1, ready=queue.ready + 1))
+    return skip_gaps(ctx, replace(queue, next=last + 1, ready=queue.ready + 1), 1)
 
 
 def bury(

@@ -202,7 +202,7 @@ def append(
         bytes=queue.bytes + size,
     )
     if delayed:
-        queue = times.skip_gaps(ctx, queue)
+        queue = times.skip_gaps(ctx, queue, delayed)
     if not must_drop(queue):
         return queue, first, 0
     queue, dropped, more = make_room(ctx, name, queue, drop_max)

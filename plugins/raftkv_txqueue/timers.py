@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from . import delivering
+from . import delivering, views
 from .commands import ROWS_MAX, Acquire, Acquired, Queue, size_of
 from .delivering import bury
 from .locks import lock
@@ -39,23 +39,29 @@ def fire(ctx: Context, rows_max: int) -> tuple[int, bool]:
         return 0, False
     last = (ctx.now + 1, 0, 0)
     keys = [key for key, _ in timers.scan(None, last, limit=rows_max)]
+    # Each leaves a gap of its own; those of delayed messages between them may be a hundred times as
+    # many, and are left to the entries that come to them.
+    gaps = len(keys) + views.GAPS_MAX
     for key in keys:
         timers.delete(key)
-        _fire(ctx, key[1], key[2])
+        gaps -= _fire(ctx, key[1], key[2], gaps)
     return len(keys), timers.count(None, last) > 0
 
 
-def _fire(ctx: Context, queue_id: int, seq: int) -> None:
+def _fire(ctx: Context, queue_id: int, seq: int, gaps_max: int) -> int:
+    """Fire one timer; how many gaps the cursor has passed, `gaps_max` at most."""
     name = ctx.table("names").get(queue_id)
     if name is None:
-        return  # the queue was deleted; its rows are swept
-    queue: Queue = ctx.table("queues")[name]
+        return 0  # the queue was deleted; its rows are swept
+    old: Queue = ctx.table("queues")[name]
+    queue = old
     comes = ctx.table("delayed").delete((queue_id, seq))
     if comes:
         queue = _come(ctx, queue, seq)
     if not comes or has_expired(ctx, queue_id, seq):
-        queue = _expire(ctx, name, queue, seq)
+        queue = _expire(ctx, name, queue, seq, gaps_max)
     ctx.table("queues").put(name, queue)
+    return queue.cursor - old.cursor
 
 
 def _come(ctx: Context, queue: Queue, seq: int) -> Queue:
@@ -69,7 +75,7 @@ def _come(ctx: Context, queue: Queue, seq: int) -> Queue:
     return replace(queue, ready=queue.ready + 1)
 
 
-def _expire(ctx: Context, name: str, queue: Queue, seq: int) -> Queue:
+def _expire(ctx: Context, name: str, queue: Queue, seq: int, gaps_max: int) -> Queue:
     """A time to live is over: the message dies, unless a session has it."""
     key, gaps = (queue.id, seq), ctx.table("gaps")
     deliveries = ctx.table("returned").get(key)
@@ -79,7 +85,7 @@ def _expire(ctx: Context, name: str, queue: Queue, seq: int) -> Queue:
         return queue  # acquired or accepted: it is looked at when it comes back
     else:
         gaps.put(key, None)
-        queue = skip_gaps(ctx, queue)
+        queue = skip_gaps(ctx, queue, gaps_max)
     queue = replace(queue, ready=queue.ready - 1)
     return bury(ctx, name, queue, seq, deliveries or 0, expired=True)
 

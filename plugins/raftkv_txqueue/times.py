@@ -223,12 +223,13 @@ def move(ctx: Context, queue_id: int, seq: int, new: int) -> None:
 # --- the stretch with holes -----------------------------------------------------------------------
 
 
-def skip_gaps(ctx: Context, queue: Queue) -> Queue:
-    """Move the cursor past the gaps at it, `GAPS_MAX` at most; the queue, which must be written."""
+def skip_gaps(ctx: Context, queue: Queue, gaps_max: int | None = None) -> Queue:
+    """Move the cursor past the gaps at it, `gaps_max` at most (None: `GAPS_MAX`); the queue, which
+    must be written. An entry that calls this many times shares one bound among all of them."""
     gaps, cursor = ctx.table("gaps"), queue.cursor
     if not len(gaps):
         return queue
-    end = cursor + views.GAPS_MAX
+    end = cursor + (views.GAPS_MAX if gaps_max is None else gaps_max)
     while cursor < end and gaps.delete((queue.id, cursor)):
         cursor += 1
     return queue if cursor == queue.cursor else replace(queue, cursor=cursor)

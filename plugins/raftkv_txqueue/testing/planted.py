@@ -374,7 +374,7 @@ wrapping(
     "a message whose time to live is over is available like any other",
     timers,
     "_expire",
-)(lambda expire: lambda ctx, name, queue, seq: queue)
+)(lambda expire: lambda ctx, name, queue, seq, gaps_max: queue)
 everywhere("has_expired", delivering, timers)(
     "returns-after-expiry", "a message that comes back after its time to live is available again"
 )(lambda has_expired: lambda ctx, queue_id, seq: False)

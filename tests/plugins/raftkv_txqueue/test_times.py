@@ -24,6 +24,7 @@ from raftkv_txqueue.commands import (
     Purged,
     Settled,
     Start,
+    Swept,
 )
 from raftkv_txqueue.delivering import DELIVERIES, DIED_IN, DIED_OF
 from raftkv_txqueue.refusals import (
@@ -242,6 +243,38 @@ def test_purge_and_overflow_find_what_is_behind_delayed_messages(
     log.sweep_all()
     assert (log.bodies("d"), log.queue("d").dropped) == (["newest"], 5)
     log.check()
+
+
+def test_b10_firing_timers_passes_a_bounded_number_of_gaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(views, "GAPS_MAX", 5)
+    log = TxLog()
+    for _ in range(4):
+        log.publish("q", timely("t", ttl_ms=100), *(timely("d", delay_ms=60_000),) * 9)
+    log.publish("q", "last")
+    log.now += 100
+    assert log.sweep() == Swept(4, False)
+    # Four of their own, and five of delayed messages.
+    assert log.queue().cursor == 10
+    session = log.open()
+    answers = [log.get(session)]
+    while not answers[-1].seqs:
+        answers.append(log.get(session))
+    assert answers[-1].seqs == (41,)
+    assert log.replay().digest() == log.digest()
+
+
+def test_b10_what_returns_to_the_back_passes_no_gaps_but_its_own() -> None:
+    log = TxLog()
+    log.publish("q", "a", "b", *(timely("d", delay_ms=60_000),) * 9, "c")
+    session = log.open()
+    log.get(session, count=2)
+    before = log.queue().cursor
+    log.to_back(session, "q", 1, 2)
+    assert log.queue().cursor - before <= 2
+    assert log.bodies() == ["c", "a", "b"]
+    assert log.get(session, count=9).seqs == (12, 13, 14)
 
 
 def test_looking_past_many_delayed_messages_reads_few_rows(
