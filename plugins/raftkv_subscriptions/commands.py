@@ -60,6 +60,7 @@ __all__ = [
     "Published",
     "PutRegion",
     "Release",
+    "ReleaseDelivered",
     "Released",
     "RemoveRegion",
     "Report",
@@ -83,7 +84,7 @@ __all__ = [
     "Update",
 ]
 
-#: The format of the commands that has acknowledgements with an epoch.
+#: The format of the commands that has acknowledgements and releases with an epoch.
 FORMAT_EPOCHS: Final = 2
 #: The one that has `EnsureTopic`.
 FORMAT_ENSURE: Final = 2
@@ -463,6 +464,14 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
     Result: ClassVar[Any] = Released
     consumer: ConsumerId
     positions: Annotated[tuple[Position, ...], msgspec.Meta(max_length=ROWS_MAX)]
+
+
+class ReleaseDelivered(Release, frozen=True, array_like=True, tag="release_delivered"):
+    """`Release` of messages that were delivered in the subscription's `epoch`: passed over once it
+    has a newer one, since the consumer may hold these again, delivered after the seek. Format 2."""
+
+    Result: ClassVar[Any] = Released
+    epoch: Count = 0
 
 
 # --- commands: snapshots --------------------------------------------------------------------------

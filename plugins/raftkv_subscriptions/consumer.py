@@ -259,12 +259,13 @@ class Consumer:
         """Have these delivered again; how many will be because of this.
 
         Shared: they are given back, and go to whoever asks first. Else: to this consumer, after
-        what is there now. `epoch` as for `ack`. Raises `TooManyNacked`.
+        what is there now. What was handed out before the subscription was sought is passed over,
+        by the log as well; `epoch` as for `ack`. Raises `TooManyNacked`.
         """
-        _, positions = self._current(messages, epoch)
+        current, positions = self._current(messages, epoch)
         if self._local is not None:
             return self._local.nack(self._life.host.view(), positions)
-        return await self._settling.release(positions, timeout_s) if positions else 0
+        return await self._settling.release(positions, current, timeout_s) if positions else 0
 
     async def seek(
         self,
@@ -309,13 +310,13 @@ class Consumer:
         self._counters.add("stale_acks", stale)
         return sub.epoch, positions
 
-    def _let_go(self, positions: Sequence[int]) -> None:
-        """It holds these, and nobody wants them any more."""
-        self._life.host.spawn(self._released(positions), "let go of messages")
+    def _let_go(self, positions: Sequence[int], epoch: int) -> None:
+        """It holds these, delivered in that epoch, and nobody wants them any more."""
+        self._life.host.spawn(self._released(positions, epoch), "let go of messages")
 
-    async def _released(self, positions: Sequence[int]) -> None:
+    async def _released(self, positions: Sequence[int], epoch: int) -> None:
         with suppress(RaftkvError):  # they go with the consumer
-            await self._settling.release(positions, None)
+            await self._settling.release(positions, epoch, None)
 
     # --- the end ---
 

@@ -22,13 +22,21 @@ from .commands import (
     AckToDelivered,
     Release,
     Released,
+    ReleaseDelivered,
 )
 from .consumer_life import ConsumerLife
 from .counting import Counters
 from .line import Job, Line
 from .rows import ROWS_MAX
 
-__all__ = ["Settling"]
+__all__ = ["Settling", "release_of"]
+
+
+def release_of(life: ConsumerLife, positions: Sequence[int], epoch: int) -> Release:
+    """The command that gives back what was delivered in `epoch`; below format 2 without it."""
+    if life.host.view().version >= FORMAT_EPOCHS:
+        return ReleaseDelivered(life.id, tuple(positions), epoch)
+    return Release(life.id, tuple(positions))
 
 
 class _Said(NamedTuple):
@@ -61,9 +69,9 @@ class Settling:
         mark: int = await self._line.do("ack_to", _Said(epoch, (position,)), timeout_s)
         return mark
 
-    async def release(self, positions: Sequence[int], timeout_s: float | None) -> int:
-        """How many of these it held."""
-        return sum(await self._in_parts("release", positions, 0, timeout_s))
+    async def release(self, positions: Sequence[int], epoch: int, timeout_s: float | None) -> int:
+        """How many of these it held. `epoch`: in which they were delivered."""
+        return sum(await self._in_parts("release", positions, epoch, timeout_s))
 
     async def detach(self, timeout_s: float | None) -> None:
         """End it, after what was said before."""
@@ -140,20 +148,21 @@ class Settling:
         return acked
 
     async def _release(self, jobs: Sequence[Job]) -> None:
+        epoch, positions = self._current(jobs)
         locks = self._life.host.view().table("locks")
         held: set[int] = set()
         shares: list[int] = []
         for job in jobs:
             mine = {p for p in job.part.positions if (self._life.id, p) in locks} - held
+            mine = mine if job.part.epoch == epoch else set()
             held |= mine
             shares.append(len(mine))
-        positions = tuple(sorted({p for job in jobs for p in job.part.positions}))
         released: Released = await self._life.ask(
-            Release(self._life.id, positions), again=lambda: True
+            release_of(self._life, positions, epoch), again=lambda: True
         )
         self._counters.add("nacked", released.done)
         for job, share in zip(jobs, shares, strict=True):
-            job.succeed(released.done if len(jobs) == 1 else share)
+            job.succeed(released.done if len(jobs) == 1 else min(share, released.done))
 
     async def _detach(self, jobs: Sequence[Job]) -> None:
         await self._life.detach()

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from raftkv.errors import NotApplied, Stopped, TooLarge
 from raftkv.plugin import RETRY_FIRST_S, RETRY_MAX_S, View
 
-from .commands import Release, Take, Taken
+from .commands import Take, Taken
 from .consumer_life import ConsumerLife
+from .consumer_settling import release_of
 from .counting import Counters
 from .line import Job, Line
 from .reading import Received, Wanted, received_of
@@ -37,7 +38,7 @@ class SharedSource:
         life: ConsumerLife,
         waiting: Waiting,
         counters: Counters,
-        let_go: Callable[[Sequence[int]], None],
+        let_go: Callable[[Sequence[int], int], None],
     ) -> None:
         self._life = life
         self._let_go = let_go
@@ -83,7 +84,7 @@ class SharedSource:
             return False
         if Wanted(view, sub.id)(message.origin, message.seq):
             return True
-        self._let_go((message.position,))
+        self._let_go((message.position,), message.epoch)
         return False
 
     def end(self) -> None:
@@ -156,7 +157,7 @@ class SharedSource:
                 continue
             got.append(received_of(self._life.topic, position, stored, deliveries, taken.epoch))
         if unwanted:
-            self._let_go(unwanted)
+            self._let_go(unwanted, taken.epoch)
         return tuple(got)
 
     async def _give_back(self, took: _Taking) -> None:
@@ -165,5 +166,6 @@ class SharedSource:
         positions = tuple(one.position for one in got)
         self._counters.add("released_unheard", len(positions))
         for start in range(0, len(positions), ROWS_MAX):
-            command = Release(self._life.id, positions[start : start + ROWS_MAX])
+            part = positions[start : start + ROWS_MAX]
+            command = release_of(self._life, part, got[0].epoch)
             await self._life.ask(command, again=lambda: True)

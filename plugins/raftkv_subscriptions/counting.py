@@ -17,7 +17,7 @@ _DOC: Final = {
     "redelivered": "Those of them that had been handed out before, as far as is known.",
     "acked": "Messages that consumers of this node acknowledged, cumulative ones not counted.",
     "ack_commands": "Commands that it took to acknowledge, cumulative ones included.",
-    "stale_acks": "Acknowledgements dropped because the subscription was sought meanwhile.",
+    "stale_acks": "Acknowledgements and releases of before a seek, which were dropped.",
     "nacked": "Messages that consumers of this node gave back.",
     "takes": "Take commands of this node (shared subscriptions).",
     "empty_takes": "Those of them that found nothing.",

@@ -14,7 +14,9 @@ over what is not wanted any more. So a position is in exactly one of these state
 
 A seek changes all of this at once without touching a row: it moves the cursor, and the epoch. Locks
 of a consumer with an older epoch mean nothing; they are removed when it takes again, lets go of
-them, or ends. Rows in `returned` at or beyond the cursor mean nothing; the cursor removes them when
+them, or ends. What it had received before may be delivered to it again after the seek, under the
+same position: a release that comes late names the epoch of its delivery, and an older one is passed
+over. Rows in `returned` at or beyond the cursor mean nothing; the cursor removes them when
 it comes by.
 """
 
@@ -24,7 +26,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from .commands import Release, Released, Take, Taken
+from .commands import Release, Released, ReleaseDelivered, Take, Taken
 from .ranges import covers
 from .refusals import ConsumerGone, NotYourConsumer, WrongKind
 from .rows import ROWS_MAX, Consumer, Stored, Sub, Topic, size_of
@@ -184,6 +186,8 @@ def release(command: Release, ctx: Context) -> Released:
     id = command.consumer
     row = owned(ctx, id)
     topic_id, name, sub = _shared(ctx, row)
+    if _is_stale(command, sub):
+        return Released(0, len(command.positions))
     locks, done = ctx.table("locks"), 0
     topic: Topic = ctx.table("topics")[ctx.table("names")[topic_id]]
     for position in command.positions:
@@ -199,6 +203,11 @@ def release(command: Release, ctx: Context) -> Released:
         if row.epoch == sub.epoch:
             ctx.table("subs").put((topic_id, name), replace(sub, locked=sub.locked - done))
     return Released(done, len(command.positions) - done)
+
+
+def _is_stale(command: Release, sub: Sub) -> bool:
+    """Whether a seek came between the delivery of these messages and their release."""
+    return isinstance(command, ReleaseDelivered) and command.epoch != sub.epoch
 
 
 def _return(ctx: Context, topic: Topic, sub: Sub, position: int, deliveries: int) -> None:

@@ -52,6 +52,7 @@ from .commands import (
     Publish,
     PutRegion,
     Release,
+    ReleaseDelivered,
     RemoveRegion,
     Report,
     Seek,
@@ -106,6 +107,7 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
     Detach: consumers.detach,
     Take: handing.take,
     Release: handing.release,
+    ReleaseDelivered: handing.release,
     SnapshotStart: snapshots.start,
     SnapshotAnswer: snapshots.answer,
     SnapshotAnswered: snapshots.answered,
@@ -117,6 +119,7 @@ _APPLY: Final[dict[type, Callable[[Any, Context], Any]]] = {
 _SINCE: Final[dict[type[msgspec.Struct], int]] = {
     AckDelivered: FORMAT_EPOCHS,
     AckToDelivered: FORMAT_EPOCHS,
+    ReleaseDelivered: FORMAT_EPOCHS,
     EnsureTopic: FORMAT_ENSURE,
 }
 

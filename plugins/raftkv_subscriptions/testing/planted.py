@@ -190,6 +190,16 @@ def _seek_undone_by_old_acks(is_stale: Callable[..., Any]) -> Callable[..., Any]
 
 
 @wrapping(
+    "seek-undone-by-old-releases",
+    "a release of what was delivered before a seek counts after it",
+    handing,
+    "_is_stale",
+)
+def _seek_undone_by_old_releases(is_stale: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda command, sub: False
+
+
+@wrapping(
     "cache-only",
     "a mark that lags uses what the cache of snapshots happens to hold",
     snapshots,

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raftkv_subscriptions.commands import Ack, AckDelivered, Attach, Detach, Release, Take
+from raftkv_subscriptions.commands import (
+    Ack,
+    AckDelivered,
+    Attach,
+    Detach,
+    Release,
+    ReleaseDelivered,
+    Take,
+)
 
 from .storm_ledger import Ledger, Step, SubBook
 from .storm_rules import HANDS, Found
 
-__all__ = ["consumed", "is_live"]
+__all__ = ["consumed", "is_live", "late_release"]
 
 
 def consumed(step: Step, ledger: Ledger) -> Iterator[Found]:
@@ -23,6 +31,10 @@ def consumed(step: Step, ledger: Ledger) -> Iterator[Found]:
             yield from _taken(step, ledger)
         case Release():
             for sub in _sub_of(step, ledger, command.consumer):
+                if is_late(step, sub):
+                    if step.result.done:
+                        yield HANDS, f"{command} is of before a seek, and {step.result}"
+                    continue
                 for each in command.positions:
                     if sub.hands.get(each) == command.consumer:
                         del sub.hands[each]
@@ -39,6 +51,17 @@ def _sub_of(step: Step, ledger: Ledger, consumer: int) -> Iterator[SubBook]:
     known = ledger.consumers.get((step.region, consumer))
     if known is not None and (step.region, known[0]) in ledger.subs:
         yield ledger.subs[step.region, known[0]]
+
+
+def late_release(step: Step, ledger: Ledger) -> bool:
+    """Whether the step gives back what was delivered before a seek."""
+    return any(is_late(step, sub) for sub in _sub_of(step, ledger, step.command.consumer))
+
+
+def is_late(step: Step, sub: SubBook) -> bool:
+    """Whether the step is a release of what was delivered before the subscription was sought."""
+    command = step.command
+    return isinstance(command, ReleaseDelivered) and command.epoch != sub.row.epoch
 
 
 def _epoch_of(step: Step, ledger: Ledger) -> int | None:

@@ -9,6 +9,7 @@ from raftkv_subscriptions.commands import (
     AckToDelivered,
     Deliver,
     Merge,
+    ReleaseDelivered,
     Seek,
     SnapshotAbandon,
     SnapshotAnswered,
@@ -17,6 +18,7 @@ from raftkv_subscriptions.commands import (
     Update,
 )
 
+from .storm_hands import late_release
 from .storm_ledger import Ledger, Step
 
 __all__ = ["EXPECTED", "marks_of"]
@@ -39,7 +41,8 @@ EXPECTED = (
     "applied Attach",
     "applied Detach",
     "applied Take",
-    "applied Release",
+    "applied ReleaseDelivered",
+    "released before a seek",
     "applied Report",
     "applied PutRegion",
     "applied RemoveRegion",
@@ -112,6 +115,8 @@ def marks_of(step: Step, ledger: Ledger) -> Iterator[str]:
             sub = ledger.living.get((step.region, command.topic, command.sub))
             if sub is not None and command.epoch != sub.row.epoch:
                 yield "acknowledged before a seek"
+        case ReleaseDelivered() if late_release(step, ledger):
+            yield "released before a seek"
         case Take():
             if any(each > 1 for each in result.deliveries):
                 yield "handed out again"

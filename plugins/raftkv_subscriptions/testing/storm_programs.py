@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from raftkv.errors import Refused
 from raftkv.testing.host import HostCrashed
 from raftkv.testing.storm_worlds import EXCUSED
+from raftkv_subscriptions.commands import FORMAT_EPOCHS, ReleaseDelivered
 from raftkv_subscriptions.rows import Initial, Kind, Message
 
 from .storm_ledger import Number, SubBook
@@ -209,9 +210,21 @@ class Programs:
             last = rng.choice(chosen)
             ledger.ask_to(*key, last.position)
             await self.at(seat, "ack_to", partial(consumer.ack_to, last, timeout_s=CALL_S))
+        elif verb == "nack" and consumer.kind == "shared" and rng.random() < 0.5:
+            await self.released_late(seat, consumer, chosen)
         elif verb == "nack":
             await self.at(seat, "nack", partial(consumer.nack, *chosen, timeout_s=CALL_S))
         self.marks[f"settled: {verb}"] += 1
+
+    async def released_late(self, seat: Seat, consumer: Any, chosen: Iterable[Any]) -> None:
+        """A release of these, of before the last seek, that comes now: nothing may come of it."""
+        held = [each for each in chosen if each.epoch]
+        if not held or seat.host.view().version < FORMAT_EPOCHS:
+            return
+        positions = tuple(sorted(each.position for each in held))
+        command = ReleaseDelivered(consumer.id, positions, held[0].epoch - 1)
+        propose = partial(seat.host.propose, command, timeout_s=CALL_S)
+        await self.at(seat, "release late", propose)
 
     async def acknowledged(self, seat: Seat, consumer: Any, chosen: Iterable[Any]) -> None:
         """Acknowledge these; when that is answered they are in the set, unless it was sought."""

@@ -46,6 +46,7 @@ from raftkv_subscriptions.commands import (
     PutRegion,
     Release,
     Released,
+    ReleaseDelivered,
     RemoveRegion,
     Report,
     Reported,
@@ -320,9 +321,12 @@ class RegionLog:
         node = self.table("consumers")[consumer].node
         return must(Taken, self.send(node, Take(consumer, count, bytes_max)))
 
-    def release(self, consumer: int, *positions: int) -> Released:
+    def release(self, consumer: int, *positions: int, epoch: int | None = None) -> Released:
         node = self.table("consumers")[consumer].node
-        return must(Released, self.send(node, Release(consumer, positions)))
+        command = Release(consumer, positions)
+        if epoch is not None:
+            command = ReleaseDelivered(consumer, positions, epoch)
+        return must(Released, self.send(node, command))
 
     def complete_snapshot(self, *regions: str, position: int, topic: str = "t") -> None:
         """One round, or two: every region answers that it has got so far as `position`."""

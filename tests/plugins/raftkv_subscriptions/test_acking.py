@@ -11,6 +11,8 @@ from raftkv_subscriptions.commands import (
     Acked,
     AckTo,
     AckToDelivered,
+    Released,
+    ReleaseDelivered,
 )
 from raftkv_subscriptions.refusals import (
     ConsumerGone,
@@ -100,6 +102,29 @@ def test_an_old_acknowledgement_leaves_what_a_shared_consumer_has_taken_anew() -
     assert log.send("n1", AckDelivered("t", "s", (1, 2, 3), consumer, old)) == Acked(0, 0)
     assert (log.sub().locked, log.sub().mark) == (3, 0)
     assert log.send("n1", AckDelivered("t", "s", (1, 2, 3), consumer, new.epoch)) == Acked(3, 3)
+
+
+def test_b12_a_release_of_what_was_delivered_before_a_seek_is_passed_over() -> None:
+    """The consumer holds the same positions again: they stay in its hands."""
+    log = filled(3)
+    log.unsubscribe()
+    log.subscribe(kind="shared", initial="earliest")
+    consumer, other = log.attach().consumer, log.attach("n2").consumer
+    old = log.take(consumer, 3).epoch
+    log.seek(0)
+    late = ReleaseDelivered(consumer, (1, 2), old)
+    assert log.send("n1", late) == Released(0, 2)  # before it takes again, too
+    new = log.take(consumer, 3)
+    assert (new.positions, new.deliveries) == ((1, 2, 3), (1, 1, 1))
+    assert log.send("n1", late) == Released(0, 2)
+    assert log.take(other, 3).positions == ()
+    assert log.sub().locked == 3
+    # Of this delivery it counts; 1 was not asked for twice.
+    again = ReleaseDelivered(consumer, (2,), new.epoch)
+    assert (log.send("n1", again), log.send("n1", again)) == (Released(1, 0), Released(0, 1))
+    taken = log.take(other, 3)
+    assert (taken.positions, taken.deliveries) == ((2,), (2,))
+    assert log.replay().digest() == log.digest()
 
 
 def test_what_an_old_acknowledgement_says_is_judged_as_ever() -> None:

@@ -27,6 +27,8 @@ from raftkv_subscriptions.commands import (
     Merged,
     Publish,
     Published,
+    Released,
+    ReleaseDelivered,
     Seek,
     SnapshotAnswered,
     Sought,
@@ -543,6 +545,16 @@ def test_deliveries_that_are_not_counted_are_found() -> None:
     assert taken(a, 1, 1) == []
     assert a.did(Detach(1), None) == []
     assert taken(a, 2, 1, 1) == [HANDS]
+
+
+def test_b12_a_release_of_before_a_seek_that_counts_is_found() -> None:
+    a = shared()
+    assert taken(a, 1, 1) == []
+    a.sub(epoch=1)
+    assert a.did(Seek("t", "s", 0), Sought(0, 1)) == []
+    late = ReleaseDelivered(1, (1,), 0)
+    assert a.did(late, Released(0, 1)) == []
+    assert HANDS in a.did(late, Released(1, 0))
 
 
 def test_an_acknowledged_message_that_is_handed_out_is_found() -> None:

@@ -300,6 +300,24 @@ async def test_an_acknowledgement_carries_the_epoch_of_its_delivery(stand: Stand
 
 
 @doors()
+async def test_b12_a_release_carries_the_epoch_of_its_delivery(stand: Stand) -> None:
+    await stand.good("PUT", "topics/t/subs/s", {"kind": "shared", "initial": "earliest"})
+    consumer = await stand.open("s", kind="shared")
+    received = await stand.good("POST", f"{consumer}/receive", {"count": 3})
+    old = received["messages"][0]["epoch"]
+    await stand.good("POST", "topics/t/subs/s/seek", {"position": 0})
+    received = await stand.good("POST", f"{consumer}/receive", {"count": 3})
+    new = received["messages"][0]["epoch"]
+    body = {"positions": [1, 2], "epoch": old}
+    assert (await stand.good("POST", f"{consumer}/nack", body))["done"] == 0
+    assert (await stand.good("POST", f"{consumer}/receive", {"count": 3}))["messages"] == []
+    body = {"positions": [1, 2], "epoch": new}
+    assert (await stand.good("POST", f"{consumer}/nack", body))["done"] == 2
+    received = await stand.good("POST", f"{consumer}/receive", {"count": 3})
+    assert [each["deliveries"] for each in received["messages"]] == [2, 2]
+
+
+@doors()
 async def test_many_ranges_are_counted_and_the_first_ones_shown(stand: Stand) -> None:
     await stand.good("PUT", "topics/t/subs/s", {"initial": "earliest"})
     for _ in range(5):

@@ -301,8 +301,14 @@ class Run:
         if id:
             held = sorted(self.model.consumers[id].held)
             positions = (*self.random.sample(held, min(len(held), 2)), self.model.next)
-            released = self.log.release(id, *positions)
-            assert released.done == self.model.release(id, positions)
+            row = self.model.consumers[id]
+            if self.random.random() < 0.5:
+                epoch = max(0, row.epoch - self.random.choice((0, 0, 1)))
+                released = self.log.release(id, *positions, epoch=epoch)
+                stale = epoch != self.model.subs[row.sub].epoch
+            else:
+                released, stale = self.log.release(id, *positions), False
+            assert released.done == (0 if stale else self.model.release(id, positions))
             assert released.missing == len(positions) - released.done
 
     def node(self) -> None:
