@@ -268,6 +268,10 @@ async def test_at_format_1_acknowledgements_have_no_epoch(cluster: Cluster) -> N
         assert (cluster.proposals("ack"), cluster.proposals("ack_to")) == (1, 1)
         with pytest.raises(UnknownCommand):
             await cluster.subs("core1").ack("t", "s", [1], epoch=got[0].epoch)
+    more = {"kind": "shared", "initial": "earliest"}
+    async with cluster.subs("core2").consumer("t", "sh", **more) as consumer:
+        assert await consumer.nack(*await consumer.receive(1)) == 1
+        assert (cluster.proposals("release"), cluster.proposals("release_delivered")) == (1, 0)
 
 
 @story()

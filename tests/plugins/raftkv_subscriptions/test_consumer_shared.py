@@ -41,6 +41,25 @@ async def test_each_message_goes_to_one(cluster: Cluster) -> None:
 
 
 @story()
+async def test_b12_a_release_under_way_takes_nothing_of_a_seek_back(cluster: Cluster) -> None:
+    """Both are under way at once; whichever is first, each message is in one consumer's hands."""
+    await cluster.fill("t", *map(str, range(10)))
+    one = await cluster.subs("core1").consumer("t", "s", **SHARED)
+    for _ in range(3):
+        got = await one.receive(10)
+        await asyncio.gather(cluster.subs("core2").seek("t", "s", 0), one.nack(*got))
+        again = await one.receive(10)
+        assert [each.position for each in again] == list(range(1, 11))
+        assert {each.deliveries for each in again} == {1}
+        assert await one.nack(*got) == 0  # of before the seek
+        assert len(cluster.table("locks")) == 10
+        await cluster.subs("core2").seek("t", "s", 0)
+    assert cluster.proposals("release") == 0
+    assert cluster.proposals("release_delivered") > 0
+    await one.close()
+
+
+@story()
 async def test_what_a_closed_consumer_held_goes_to_others(cluster: Cluster) -> None:
     await cluster.fill("t", "1", "2", "3")
     one = await cluster.subs("core1").consumer("t", "s", **SHARED)
