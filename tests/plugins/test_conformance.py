@@ -40,7 +40,11 @@ from .raftkv_txqueue.pure import publish_to
 UNREACHED: Mapping[str, Sequence[type[msgspec.Struct]]] = {
     "calls": [calls.Advance, calls.Commit, calls.Failing, calls.Force, calls.Skip],
     "limbo": [limbo.RollBack, limbo.Veto],
-    "subscriptions": [subscriptions.Release, subscriptions.Take],
+    "subscriptions": [
+        subscriptions.Release,
+        subscriptions.ReleaseDelivered,
+        subscriptions.Take,
+    ],
     "txqueue": [
         txqueue.Commit,
         txqueue.CommitBranch,
