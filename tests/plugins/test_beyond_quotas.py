@@ -73,7 +73,8 @@ KINDS: dict[type[PurePlugin], dict[str, str]] = {
         "adds data": "Publish Deliver",
         DECLARES: "DeclareTopic EnsureTopic Subscribe",
         "deletion": "DeleteTopic Unsubscribe RemoveRegion",
-        "acknowledgement": "Ack AckDelivered AckTo AckToDelivered Merge Update Release Take Seek",
+        "acknowledgement": "Ack AckDelivered AckTo AckToDelivered Merge Update Release "
+        "ReleaseDelivered Take Seek",
         "settings": "SetRegion PutRegion SetReplicate",
         "housekeeping": "Report Attach Detach SnapshotStart SnapshotAnswer SnapshotAnswered "
         "SnapshotAbandon",
