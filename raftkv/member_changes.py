@@ -97,13 +97,28 @@ class MemberChange:
                     f"data directory"
                 )
             raft_id = await self._connected()
-            if raft_id is None or not await self._append(
-                lambda now: now if raft_id in now.members else add_learner(now, raft_id)
-            ):
+            if raft_id is None or not await self._append(lambda now: self._admit(now, raft_id)):
                 return False
         else:
             await self._check_identity(self._known)
         return await self._promote()
+
+    def _admit(self, now: Configuration, raft_id: str) -> Configuration:
+        """Add the new core as a learner, if it can apply what is in the log already.
+
+        Its handshake was judged by what was applied then. A raise of the core format may have
+        come into the log since; those who ask about the next raise find the new core as a member.
+        """
+        if raft_id in now.members:
+            return now
+        link, ahead = self._engine.links.get(raft_id), self._engine.core_format_ahead()
+        known = None if link is None or link.peer is None else link.peer.core_format
+        if known is not None and known < ahead:
+            raise MembershipRefused(
+                f"the cluster is being raised to core format {ahead}, and {self._name} knows "
+                f"{known} at most: upgrade raftkv there, then add it"
+            )
+        return add_learner(now, raft_id)
 
     async def _check_identity(self, known: str) -> None:
         """The name is a member's: refuse if the node that is to be added is not that member.

@@ -12,9 +12,13 @@ A deadline is never a decision: when it passes, the caller gets `Timeout` (unkno
 holds the floor for `ABANDONED_KEPT_S`, so that its outcome can still be asked for. The floor passes
 it only once it is decided: applied here, or settled through the log as never to be applied.
 
-A session judges numbers within a window above the floor. Once half of it is used, what is given up
-holds the floor only until it is decided, and the log is also asked about what later numbers have
-overtaken: if that was not applied it goes on under a new number (docs/internals/proposals.md).
+A session judges numbers within a window above the floor. Once half of it is used, or half of the
+commands that may wait, what is given up holds the floor only until it is decided, and the log is
+also asked about what later numbers have overtaken: if that was not applied it goes on under a new
+number (docs/internals/proposals.md). What is given up holds no bytes: it is never sent again.
+
+Commands of the core, such as the verdict that a node is dead, do not wait for room behind those of
+callers: `CORE_RESERVE` of them are taken beyond the limits.
 
 Sending is batched: what was submitted during one turn of the loop leaves as one message.
 
@@ -76,6 +80,10 @@ SETTLING_MAX = 256
 SETTLE_AGAIN_S = 1.0
 # How often unanswered commands are looked at, to send them again.
 SWEEP_S = 0.05
+# Commands of the core that are taken beyond the limits, and their bytes: a few for each node of a
+# cluster, of some hundred bytes.
+CORE_RESERVE = 256
+CORE_RESERVE_BYTES = 256 * 1024
 # Room for session, number, floor and plugin name around an encoded command.
 ENVELOPE_BYTES = 320
 
@@ -166,7 +174,7 @@ class Outbox:
         if (
             len(self._sent) + len(unsent) >= self._limits.outbox_commands_max
             or self._bytes > self._limits.outbox_bytes_max
-        ):
+        ) and not (plugin == CORE and self._is_reserved()):
             self._bytes -= len(body)
             if len(self) >= self._limits.outbox_commands_max:
                 self.fates.over_commands_max += 1
@@ -183,6 +191,14 @@ class Outbox:
         if not self._flushing or self._timer is None:
             self._schedule()
         return future
+
+    def _is_reserved(self) -> bool:
+        """Whether a command of the core may go beyond the limits; its bytes are counted already."""
+        limits = self._limits
+        return (
+            len(self) < limits.outbox_commands_max + CORE_RESERVE
+            and self._bytes <= limits.outbox_bytes_max + CORE_RESERVE_BYTES
+        )
 
     def _take(self, waiter: Waiter) -> None:
         """It leaves at the end of this turn."""
@@ -395,6 +411,7 @@ class Outbox:
         self._resending.retry_stalled()
         self._resending.transmit(self._resending.due())
         self._raise_floor()
+        self._relieve()
         self._kept.look(self._floor, waits=bool(self._sent))
         self._flush()
         if self._sent or self._unsent:
@@ -422,13 +439,21 @@ class Outbox:
             self._abandoned += 1
             self.fates.unknown += 1
             waiter.future.set_exception(late(self.session, waiter.seq))
+        self._bytes -= waiter.size
+        waiter.size = 0
+        waiter.command = waiter.encoded = b""
         # Behind the grain of the alarm, so that it is not taken for the first deadline.
         self._deadlines.add(waiter.deadline + ABANDONED_KEPT_S + ALARM_GRAIN_S, waiter)
 
     # -- numbers that are given up
 
+    def _relieve(self) -> None:
+        """What is given up must not fill the queue for as long as it may be asked for."""
+        if 2 * len(self) >= self._limits.outbox_commands_max:
+            self._make_room()
+
     def _make_room(self) -> None:
-        """Half of the window is used: what is given up holds the floor until it is decided.
+        """Half of what may wait is used: what is given up holds the floor until it is decided.
 
         So does what was overtaken, of which a copy may be on its way.
         """

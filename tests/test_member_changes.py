@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from raftkv.errors import MembershipRefused
 from raftkv.member_changes import MemberChange, Request
 from raftkv.raft.changing import add_learner
 from tests.test_voter_news import FakeNode, on_a_clock, rounds
@@ -50,3 +52,22 @@ def test_a_change_that_another_leader_cut_off_is_not_reported_as_done(back: bool
         assert not await done
 
     story()
+
+
+@pytest.mark.parametrize(("known", "ahead"), [(1, 1), (2, 2), (None, 2), (1, 2)])
+def test_a_core_that_cannot_apply_what_is_in_the_log_is_not_added(
+    known: int | None, ahead: int
+) -> None:
+    """Its handshake was judged before the raise of the core format came into the log."""
+    node = FakeNode("a-1", "b-1")
+    engine = node._part.engine
+    peer = None if known is None else SimpleNamespace(core_format=known)
+    engine.links = {"c-1": SimpleNamespace(peer=peer)}
+    engine.core_format_ahead = lambda: ahead
+    request = Request("add", "c", False, 60.0)
+    change = MemberChange(node, node._part, request, 60.0)  # type: ignore[arg-type]
+    if known == 1 and ahead == 2:
+        with pytest.raises(MembershipRefused, match="upgrade raftkv there, then add it"):
+            change._admit(engine.configuration, "c-1")
+    else:
+        assert change._admit(engine.configuration, "c-1").learners == ("c-1",)

@@ -26,7 +26,14 @@ from raftkv.errors import (
     Timeout,
     TooLarge,
 )
-from raftkv.outbox import ABANDONED_KEPT_S, ENVELOPE_BYTES, SWEEP_S, Outbox
+from raftkv.outbox import (
+    ABANDONED_KEPT_S,
+    CORE_RESERVE,
+    CORE_RESERVE_BYTES,
+    ENVELOPE_BYTES,
+    SWEEP_S,
+    Outbox,
+)
 from raftkv.state.core import OutcomeReport, SettleOutcome
 from raftkv.state.sessions import SESSION_WINDOW
 from tests.fakes import FakeRuntime
@@ -173,6 +180,61 @@ def test_the_outbox_is_bounded_in_number_and_bytes() -> None:
     with pytest.raises(Overloaded):
         bench.submit("x" * 60)
     assert bench.outbox.size_bytes == size
+
+
+def test_commands_of_the_core_find_room_behind_those_of_callers() -> None:
+    """The verdict that a node is dead must not wait until callers are answered."""
+    bench = Bench(outbox_commands_max=3)
+    for text in "abc":
+        bench.submit(text)
+    for seq in range(CORE_RESERVE):
+        bench.outbox.submit("core", SettleOutcome(1, seq), 5.0)
+    with pytest.raises(Overloaded):
+        bench.outbox.submit("core", SettleOutcome(1, 0), 5.0)
+    with pytest.raises(Overloaded):
+        bench.submit("d")
+    assert len(bench.take()) == 3 + CORE_RESERVE
+
+
+def test_a_command_of_the_core_is_bounded_in_bytes_too() -> None:
+    bench = Bench(outbox_bytes_max=100)
+    bench.submit("x" * 80)
+    bench.outbox.submit("core", Say("y" * 1_000), 5.0)
+    with pytest.raises(Overloaded):
+        bench.outbox.submit("core", Say("y" * CORE_RESERVE_BYTES), 5.0)
+    with pytest.raises(Overloaded):
+        bench.submit("d")
+
+
+def test_what_is_given_up_holds_no_bytes() -> None:
+    bench = Bench(outbox_bytes_max=100)
+    lost = bench.submit("x" * 80, timeout_s=1.0)
+    with pytest.raises(Overloaded):
+        bench.submit("y" * 80)
+    bench.take()
+    bench.runtime.advance(1.1)
+    assert isinstance(lost.exception(), Timeout)
+    assert (len(bench.outbox), bench.outbox.size_bytes) == (1, 0)
+    bench.submit("y" * 80)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_what_is_given_up_does_not_fill_the_queue(cancelled: bool) -> None:
+    """Their outcomes can be asked for, but not at the price of all further commands."""
+    bench = Bench(outbox_commands_max=8)
+    futures = [bench.submit(str(number), timeout_s=1.0) for number in range(8)]
+    bench.take()
+    if cancelled:
+        for future in futures:
+            future.cancel()
+    bench.runtime.advance(1.1)
+    for _ in range(3):
+        for number in bench.settling():
+            bench.outbox.settle(number, NOT_APPLIED)
+        bench.runtime.advance(2 * SWEEP_S)
+    assert len(bench.outbox) == 0
+    bench.submit("next")
+    assert bench.take()[-1].floor > 8
 
 
 def test_a_large_turn_leaves_in_pieces_that_fit() -> None:

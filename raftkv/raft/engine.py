@@ -776,6 +776,13 @@ class Engine(SyncObj):  # type: ignore[misc]  # PySyncObj has no type hints
         self.kick()
         return index
 
+    def core_format_ahead(self) -> int:
+        """The core format of the cluster once this log is applied, as far as it knows the raise."""
+        for entry in self.wal.newest_first(self.applied + 1):
+            if entry.payload[0] == FORMAT:
+                return int(msgspec.msgpack.decode(entry.payload[1:], type=int))
+        return self.application.core_format
+
     def _append_format(self, core_format: int) -> int:
         index = self.wal.last_index + 1
         payload = bytes([FORMAT]) + msgspec.msgpack.encode(core_format)

@@ -9,6 +9,9 @@ Messages are caught where they come out of a link, decoded. What feeds a replica
 in order: each feed continues exactly behind the one before, because the stream is TCP's, and a gap
 stops the replicant by design. All else on that stream - who leads, what was applied, the signs of
 life, proposals and reads - meets that fate as well, and so do the calls that carry leases of keys.
+
+A proposal is never doubled here: how many copies have left is what a node knows when one of them is
+rejected (rejecting.py), and the log sees enough of them twice, because nodes send again.
 """
 
 from __future__ import annotations
@@ -51,6 +54,9 @@ KINDS: Final = (
     wire.RpcRequest,
     wire.RpcReply,
 )
+
+# Copies of these are counted by who sends them.
+COUNTED: Final = (wire.Propose, wire.Relayed)
 
 #: The mark of each kind that is no message of consensus.
 _MARKS: Final[dict[type, str]] = {
@@ -110,6 +116,8 @@ class Harsh:
                 original(peering, link, message)
                 return
             draw = self._rng.random()
+            if isinstance(message, COUNTED) and draw >= LOST + HELD:
+                draw = 1.0
             if draw < LOST + HELD + DOUBLED:
                 self.met.update(_marks_of(link, message))
             if draw < LOST:

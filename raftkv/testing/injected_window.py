@@ -26,6 +26,17 @@ def _window_forgotten(init: Callable[..., None]) -> Callable[..., None]:
 
 
 @wrapping(
+    "given-up-fill-queue",
+    "commands that were given up take the place of others for as long as they may be asked for",
+    raftkv.outbox.Outbox,
+    "_relieve",
+    seeds_max=100,
+)
+def _given_up_fill_queue(relieve: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda queue: None
+
+
+@wrapping(
     "renumbered-unasked",
     "a node sends what later commands have overtaken under a new number, without asking the log",
     raftkv.outbox.Outbox,

@@ -619,6 +619,7 @@ class SimulatedCluster:
             if wrong := miscounted(name, self.nodes[name].machine):
                 self.violated("the quota holds", wrong)
             self._check_outcomes(name, self.nodes[name].machine)
+            self._check_queue(name)
         node = self.nodes[self.names[0]]
         rows = dict(node.machine.view("kv").table("keys").scan())
         load = self.load
@@ -646,6 +647,16 @@ class SimulatedCluster:
         found = node.machine.invariants()
         if found:
             self.violated("invariants", "; ".join(found))
+
+    def _check_queue(self, name: str) -> None:
+        """No client has called for a while: what fills the queue now was given up."""
+        node = self.nodes[name]
+        most, held = node.config.limits.outbox_commands_max, len(node.outbox)
+        if 2 * held > most:
+            self.violated(
+                "what is given up leaves its place",
+                f"{held} of the {most} commands that may wait in {name}",
+            )
 
     def fingerprint(self) -> str:
         """Equal for equal runs: what a replay can be compared by."""

@@ -63,7 +63,8 @@ def _answered(
                 f"{running_host()} gave out number {seq}, which its session cannot judge yet",
             )
         waiter = queue._sent.get(seq)
-        if waiter is not None and waiter.kind is SettleOutcome:
+        # The questions of the queue itself are not given up, so they are there to be read.
+        if waiter is not None and waiter.kind is SettleOutcome and waiter.command:
             asked = _decode_question(waiter.command)
             if type(outcome) is OutcomeReport and outcome.verdict == "not_applied":
                 known.setdefault(queue, set()).add((asked.session, asked.seq))
