@@ -156,8 +156,10 @@ def _corrupt(cluster: SimulatedCluster, rng: random.Random) -> None:
     else:
         _replace(cluster, name)
     cluster.settle_members()
+    # It lasts until a later comparison agrees.
+    bound_s = max(WAIT_S, *(_bound_s(node.machine) for node in cluster.nodes.values()))
     with _violation(cluster, "an alarm goes on although the corrupt core is gone"):
-        world.wait(lambda: not _alarms(cluster), WAIT_S, "the end of the alarms")
+        world.wait(lambda: not _alarms(cluster), bound_s, "the end of the alarms")
 
 
 def _slow_one(cluster: SimulatedCluster, voters: list[str], name: str, rng: random.Random) -> None:

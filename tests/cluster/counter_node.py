@@ -28,11 +28,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from raftkv.config import NodeConfig, load_config, parse_address
+from raftkv.config import NodeConfig, load_config
 from raftkv.errors import NotApplied, OutcomeUnknown, RaftkvError
 from raftkv.node import Node
 from raftkv.plugin import Context, Host, Plugin, Request, Response, Route, Service, TableSpec
-from raftkv.server import App, Door
 
 COUNTERS = 12
 # Shorter than an election, so that the death of a leader makes unknown outcomes.
@@ -143,13 +142,8 @@ class Counting(Service):
 async def serve(config: NodeConfig) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    assert config.http_address is not None
-    async with Node(config, plugins=[Counter]) as node:
-        routes = {name: service.routes() for name, service in node.hosting.services.items()}
-        door = Door(App(node, routes=routes), *parse_address(config.http_address))
-        await door.start()
+    async with Node(config, plugins=[Counter]):
         await stop.wait()
-        await door.stop()
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ _STRANGE: Final[tuple[Any, ...]] = (
 class _Deaf:
     """Keyspace, leases and watches: takes every word and has no leader."""
 
-    revision = 1
+    revision = lowest_revision = 1
 
     async def _nothing(self, *arguments: Any, **named: Any) -> Any:
         raise NoLeader("there is no cluster behind this door")

@@ -130,7 +130,7 @@ async def test_failing_is_retried_ever_more_rarely_and_told(cluster: Cluster) ->
     await until(lambda: cluster.row("core2").failing == 1)
     row = cluster.row("core2")
     assert row.attempts == 1
-    assert row.cause.startswith("Broken at raftkv_cluster_call/fakes.py:")
+    assert row.cause.startswith("Broken in ")
     assert "secret" not in row.cause
     for name in cluster.nodes:
         assert cluster.alarms(name) == {("call_failed", "core2", 1)}
@@ -379,7 +379,8 @@ async def test_stepping_over_runs_it_once_more_and_passes(cluster: Cluster) -> N
     attempt = await cluster.calls("core2").worker.step_over(0, 1)
     assert attempt is not None
     assert (attempt.id, attempt.ok, attempt.error) == (1, False, "Broken")
-    assert "fakes.py" in attempt.place
+    assert attempt.place
+    assert ".py" not in attempt.place
     assert len(cluster.tried("core2")) == tries + 1
     assert cluster.cursors() == {"core1": 1, "core2": 1, "core3": 0}
     assert cluster.row("core2").skipped == (1,)

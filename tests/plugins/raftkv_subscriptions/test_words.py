@@ -59,7 +59,7 @@ def test_all_refusals_are_declared_once() -> None:
 
 def test_the_machine_takes_the_declarations() -> None:
     StateMachine([Subscriptions()])
-    assert len(Subscriptions.commands) == 28
+    assert len(Subscriptions.commands) == 29
 
 
 @pytest.mark.parametrize("module", [commands, rows], ids=lambda module: module.__name__)
