@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 
@@ -163,6 +162,6 @@ def test_a_wrong_call_is_told_why(
 
 
 def test_the_time_limit_ends_an_open_range(capsys: pytest.CaptureFixture[str]) -> None:
-    first = random.Random(5).randrange(1000)
-    assert main(["--seeds", f"{first}:", "--minutes", "0.02", "--seconds", "1"]) == 0
+    # From a seed on behind which some are cheap: one that is begun is also ended.
+    assert main(["--seeds", "4:", "--minutes", "0.01", "--seconds", "1"]) == 0
     assert int(capsys.readouterr().out.splitlines()[-1].split()[0]) >= 1
