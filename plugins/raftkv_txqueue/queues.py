@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from raftkv.plugin import Context
 
-from . import times
+from . import times, views
 from .commands import (
     ACK_TIMEOUT_MS_MAX,
     ACK_TIMEOUT_MS_MIN,
@@ -220,7 +220,8 @@ def make_room(ctx: Context, name: str, queue: Queue, rows: int) -> tuple[Queue, 
     if not must_drop(queue):
         return queue, 0, False
     depth, size = queue.depth_max or queue.depth, queue.bytes_max or queue.bytes
-    queue, dropped = _discard(ctx, queue, queue.next - 2, rows, depth, size)
+    gaps_max = min(rows, views.GAPS_MAX)
+    queue, dropped = _discard(ctx, queue, queue.next - 2, rows, depth, size, gaps_max)
     queue = replace(queue, dropped=queue.dropped + dropped)
     more = must_drop(queue) and _has(ctx, queue, queue.next - 2)
     return queue, dropped, more
@@ -236,14 +237,21 @@ def must_drop(queue: Queue) -> bool:
 
 
 def _discard(
-    ctx: Context, queue: Queue, upto: int, rows: int, depth_goal: int = -1, bytes_goal: int = -1
+    ctx: Context,
+    queue: Queue,
+    upto: int,
+    rows: int,
+    depth_goal: int = -1,
+    bytes_goal: int = -1,
+    gaps_max: int | None = None,
 ) -> tuple[Queue, int]:
     """Delete available messages up to a seq, the oldest first, until both goals are reached.
 
-    `rows` at most. The queue, to be written, and how many.
+    `rows` at most, behind `gaps_max` gaps at most (None: `GAPS_MAX`) and as many between them. The
+    queue, to be written, and how many.
     """
     if len(ctx.table("gaps")):
-        return _discard_between(ctx, queue, upto, rows, depth_goal, bytes_goal)
+        return _discard_between(ctx, queue, upto, rows, depth_goal, bytes_goal, gaps_max)
     id, depth, size, cursor, gone = queue.id, queue.depth, queue.bytes, queue.cursor, 0
     returned = ctx.table("returned")
     if queue.ready > queue.next - cursor:
@@ -266,12 +274,18 @@ def _discard(
 
 
 def _discard_between(
-    ctx: Context, queue: Queue, upto: int, rows: int, depth_goal: int, bytes_goal: int
+    ctx: Context,
+    queue: Queue,
+    upto: int,
+    rows: int,
+    depth_goal: int,
+    bytes_goal: int,
+    gaps_max: int | None,
 ) -> tuple[Queue, int]:
     """`_discard`, where some seqs from the cursor on are not fresh."""
-    queue = times.skip_gaps(ctx, queue)
+    queue = times.skip_gaps(ctx, queue, gaps_max)
     id, depth, size, cursor, gone = queue.id, queue.depth, queue.bytes, queue.cursor, 0
-    for seq, _ in available(ctx, queue, upto=upto, limit=rows):
+    for seq, _ in available(ctx, queue, upto=upto, limit=rows, gaps_max=gaps_max):
         if depth <= depth_goal and size <= bytes_goal:
             break
         cursor = times.leave(ctx, id, cursor, seq)

@@ -23,7 +23,7 @@ from .places import take
 from .queues import named
 from .refusals import TooManyAcquired
 from .sessions import owned
-from .times import has_expired, leave, skip_gaps
+from .times import has_expired, leave, leave_gap, skip_gaps
 from .views import available
 
 __all__ = ["FIRED_MAX", "acquire", "fire"]
@@ -39,8 +39,8 @@ def fire(ctx: Context, rows_max: int) -> tuple[int, bool]:
         return 0, False
     last = (ctx.now + 1, 0, 0)
     keys = [key for key, _ in timers.scan(None, last, limit=rows_max)]
-    # Each leaves a gap of its own; those of delayed messages between them may be a hundred times as
-    # many, and are left to the entries that come to them.
+    # Each leaves a gap of its own, and may move one message to `returned`; the gaps of delayed ones
+    # between them may be a hundred times as many, and are left to the entries that come to them.
     gaps = len(keys) + views.GAPS_MAX
     for key in keys:
         timers.delete(key)
@@ -49,7 +49,7 @@ def fire(ctx: Context, rows_max: int) -> tuple[int, bool]:
 
 
 def _fire(ctx: Context, queue_id: int, seq: int, gaps_max: int) -> int:
-    """Fire one timer; how many gaps the cursor has passed, `gaps_max` at most."""
+    """Fire one timer; how many seqs the cursor has passed, `gaps_max` at most."""
     name = ctx.table("names").get(queue_id)
     if name is None:
         return 0  # the queue was deleted; its rows are swept
@@ -77,15 +77,14 @@ def _come(ctx: Context, queue: Queue, seq: int) -> Queue:
 
 def _expire(ctx: Context, name: str, queue: Queue, seq: int, gaps_max: int) -> Queue:
     """A time to live is over: the message dies, unless a session has it."""
-    key, gaps = (queue.id, seq), ctx.table("gaps")
+    key = (queue.id, seq)
     deliveries = ctx.table("returned").get(key)
     if deliveries is not None:
         ctx.table("returned").delete(key)
-    elif seq < queue.cursor or key in gaps:
+    elif seq < queue.cursor or key in ctx.table("gaps"):
         return queue  # acquired or accepted: it is looked at when it comes back
     else:
-        gaps.put(key, None)
-        queue = skip_gaps(ctx, queue, gaps_max)
+        queue = leave_gap(ctx, queue, seq, gaps_max)
     queue = replace(queue, ready=queue.ready - 1)
     return bury(ctx, name, queue, seq, deliveries or 0, expired=True)
 

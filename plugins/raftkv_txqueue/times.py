@@ -11,7 +11,8 @@ Rules of this file
 2. A message has a row in `delayed` or, with a time to live, in `expiring` as long as it exists; the
    timer of one that is held may be gone already: it is looked at when it comes back.
 3. The stretch from the cursor on may have holes: a seq in `gaps` is not fresh. What moves the
-   cursor past a gap deletes its row.
+   cursor past a gap deletes its row. Once most of the stretch is gaps, each further message that
+   expires moves the cursor past a fresh one (`leave_gap`), so they do not grow with the traffic.
 4. Below format 2 these headers are headers like any others.
 5. A queue's own time to live bounds that of each message that is given to it: published, staged, or
    sent there as a dead letter. A later change of it touches none of these, so a staged message has
@@ -43,6 +44,7 @@ __all__ = [
     "has_expired",
     "is_timed",
     "leave",
+    "leave_gap",
     "move",
     "require_format",
     "require_format_of",
@@ -233,6 +235,26 @@ def skip_gaps(ctx: Context, queue: Queue, gaps_max: int | None = None) -> Queue:
     while cursor < end and gaps.delete((queue.id, cursor)):
         cursor += 1
     return queue if cursor == queue.cursor else replace(queue, cursor=cursor)
+
+
+def leave_gap(ctx: Context, queue: Queue, seq: int, gaps_max: int) -> Queue:
+    """A fresh message is gone from its place; the queue, which must be written.
+
+    The cursor passes `gaps_max` seqs at most. If more than half of the rest is gaps, it passes the
+    fresh message at it as well, which is in `returned` from then on: one that no consumer takes
+    would keep the gaps of all that expire behind it, however few messages there are.
+    """
+    gaps, returned = ctx.table("gaps"), ctx.table("returned")
+    gaps.put((queue.id, seq), None)
+    end = queue.cursor + gaps_max
+    queue = skip_gaps(ctx, queue, gaps_max)
+    id, cursor = queue.id, queue.cursor
+    if cursor >= end or (id, cursor) in gaps:
+        return queue
+    if 2 * gaps.count((id, cursor), (id, queue.next)) <= queue.next - cursor:
+        return queue
+    returned.put((id, cursor), 0)
+    return skip_gaps(ctx, replace(queue, cursor=cursor + 1), end - cursor - 1)
 
 
 def leave(ctx: Context, queue_id: int, cursor: int, seq: int) -> int:

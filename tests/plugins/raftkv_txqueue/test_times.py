@@ -265,6 +265,45 @@ def test_b10_firing_timers_passes_a_bounded_number_of_gaps(
     assert log.replay().digest() == log.digest()
 
 
+@pytest.mark.parametrize("heads", [1, 6])
+def test_gaps_behind_messages_that_no_consumer_takes_do_not_grow_with_the_traffic(
+    heads: int,
+) -> None:
+    log = TxLog()
+    log.publish("q", *"abcdef"[:heads])
+    most = 0
+    for _ in range(20):
+        log.publish("q", *(timely("t", ttl_ms=100),) * 5)
+        log.now += 100
+        log.sweep_all()
+        log.check()
+        most = max(most, len(log.table("gaps")))
+    assert most <= 2 * heads
+    assert (log.queue().depth, log.queue().dead) == (heads, 100)
+    got = log.get(log.open(), count=9)
+    assert (got.seqs, got.deliveries) == (tuple(range(1, heads + 1)), (1,) * heads)
+    assert log.replay().digest() == log.digest()
+
+
+def test_dead_letters_of_one_entry_pass_a_bounded_number_of_gaps() -> None:
+    log = TxLog()
+    log.declare("dead")
+    log.publish("dead", "head", *(timely("d", delay_ms=60_000),) * 200)
+    log.declare("dead", depth_max=1, overflow="drop_oldest")
+    log.declare("q", dead_letter="dead")
+    log.publish("q", *(timely("t", ttl_ms=100),) * 10)
+    log.now += 100
+    # That of the dead letter, and nothing of the other steps.
+    assert log.sweep(10) == Swept(10, True)
+    # A letter drops two messages, and passes two gaps before them and two between them.
+    assert len(log.table("gaps")) >= 200 - 10 * 4
+    log.sweep_all()
+    # The others are dropped in time, but for the newest.
+    assert (log.queue("dead").ready, log.queue("dead").dropped) == (1, 10)
+    log.check()
+    assert log.replay().digest() == log.digest()
+
+
 def test_b10_what_returns_to_the_back_passes_no_gaps_but_its_own() -> None:
     log = TxLog()
     log.publish("q", "a", "b", *(timely("d", delay_ms=60_000),) * 9, "c")
