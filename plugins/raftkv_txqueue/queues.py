@@ -383,7 +383,7 @@ def ensure(command: EnsureQueue, ctx: Context) -> Declared:
     """Make a queue, or compare one with what is asked for, or change it."""
     whole, name = completed(ctx, command), command.queue
     old: Queue | None = ctx.table("queues").get(name)
-    _check_times(ctx, command)
+    _check_times(ctx, command, 0 if old is None else ttl_of(ctx, old))
     changes: dict[str, int] = {}
     ttl_ms = 0
     for what, (table, present_of) in _TIMES.items():
@@ -405,12 +405,13 @@ def ensure(command: EnsureQueue, ctx: Context) -> Declared:
     return done if done.created or not changes else Declared(done.id, False, True)
 
 
-def _check_times(ctx: Context, command: EnsureQueue) -> None:
-    """Raises BadAckTimeout, BadQueueTtl."""
+def _check_times(ctx: Context, command: EnsureQueue, present_ttl_ms: int) -> None:
+    """Raises BadAckTimeout; BadQueueTtl, unless the queue has that time to live already: programs
+    declare it again when they start, and the setting may have been lowered."""
     timeout_ms, ttl_ms = command.ack_timeout_ms, command.ttl_ms
     if timeout_ms and not ACK_TIMEOUT_MS_MIN <= timeout_ms <= ACK_TIMEOUT_MS_MAX:
         raise BadAckTimeout(command.queue, timeout_ms)
-    if ttl_ms and ttl_ms > ctx.settings["ttl_max_ms"]:
+    if ttl_ms and ttl_ms != present_ttl_ms and ttl_ms > ctx.settings["ttl_max_ms"]:
         raise BadQueueTtl(command.queue, ttl_ms, ctx.settings["ttl_max_ms"])
 
 

@@ -466,6 +466,17 @@ def test_b10_a_plain_redeclare_keeps_the_time_to_live_and_another_is_refused() -
     assert log.table("queue_ttls") == {}
 
 
+def test_a_declaration_that_changes_nothing_is_not_refused_for_a_lowered_limit() -> None:
+    log = TxLog(queues=())
+    command = EnsureQueue("q", ttl_ms=60_000)
+    assert log.anywhere(command).created
+    log.set("ttl_max_ms", 10_000)
+    assert not log.anywhere(command).changed
+    for refused in (EnsureQueue("other", ttl_ms=60_000), EnsureQueue("q", ttl_ms=59_999)):
+        with pytest.raises(BadQueueTtl):
+            log.anywhere(refused)
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_b10_in_a_transaction_it_is_the_one_at_the_staging_and_begins_with_the_commit(
     large: bool,
