@@ -18,7 +18,8 @@ also asked about what later numbers have overtaken: if that was not applied it g
 number (docs/internals/proposals.md). What is given up holds no bytes: it is never sent again.
 
 Commands of the core, such as the verdict that a node is dead, do not wait for room behind those of
-callers: `CORE_RESERVE` of them are taken beyond the limits.
+callers: `CORE_RESERVE` of them are taken beyond the limits. Questions about outcomes and settings
+are callers'.
 
 Sending is batched: what was submitted during one turn of the loop leaves as one message.
 
@@ -58,7 +59,7 @@ from .kept_outcomes import KeptOutcomes
 from .resending import NOT_SENT, Resending
 from .runtime import Runtime, Timer
 from .state import sessions
-from .state.core import CORE, SettleOutcome
+from .state.core import CORE, SetSetting, SettleOutcome
 from .waiter import (
     Waiter,
     is_over,
@@ -84,6 +85,8 @@ SWEEP_S = 0.05
 # cluster, of some hundred bytes.
 CORE_RESERVE = 256
 CORE_RESERVE_BYTES = 256 * 1024
+# What callers and plugins propose under the core's name, as many as they like: not of the reserve.
+OF_CALLERS = (SettleOutcome, SetSetting)
 # Room for session, number, floor and plugin name around an encoded command.
 ENVELOPE_BYTES = 320
 
@@ -127,6 +130,8 @@ class Outbox:
         self._submitted: list[Waiter] = []
         self._deadlines: Deadlines[Waiter] = Deadlines(runtime, is_over, self._expire_due)
         self._bytes = 0
+        # When it was last searched for cancelled calls.
+        self._looked_at = -math.inf
         self._flushing = False
         self._timer: Timer | None = None
         self._stopped = False
@@ -174,7 +179,7 @@ class Outbox:
         if (
             len(self._sent) + len(unsent) >= self._limits.outbox_commands_max
             or self._bytes > self._limits.outbox_bytes_max
-        ) and not (plugin == CORE and self._is_reserved()):
+        ) and not self._finds_room(plugin, type(command)):
             self._bytes -= len(body)
             if len(self) >= self._limits.outbox_commands_max:
                 self.fates.over_commands_max += 1
@@ -192,13 +197,43 @@ class Outbox:
             self._schedule()
         return future
 
-    def _is_reserved(self) -> bool:
-        """Whether a command of the core may go beyond the limits; its bytes are counted already."""
-        limits = self._limits
-        return (
-            len(self) < limits.outbox_commands_max + CORE_RESERVE
-            and self._bytes <= limits.outbox_bytes_max + CORE_RESERVE_BYTES
-        )
+    def _finds_room(self, plugin: str, kind: type[msgspec.Struct]) -> bool:
+        """The queue is full: whether one more may come all the same. Its bytes are counted already.
+
+        The questions of this queue are no callers', so they do not take the place of the core's.
+        """
+        self._drop_cancelled()
+        count, size = len(self), self._bytes
+        if plugin == CORE and kind not in OF_CALLERS:
+            count -= self._settling + CORE_RESERVE
+            size -= CORE_RESERVE_BYTES
+        return count < self._limits.outbox_commands_max and size <= self._limits.outbox_bytes_max
+
+    def _drop_cancelled(self) -> None:
+        """Forget those whose callers have left before the deadline; of what was sent, the bytes.
+
+        It looks at all that wait, so it does that once in a while.
+        """
+        now = self._runtime.monotonic()
+        if now < self._looked_at + SETTLE_AGAIN_S:
+            return
+        self._looked_at = now
+        for waiter in [*self._sent.values(), *self._unsent]:
+            if not waiter.future.done():
+                continue
+            if waiter.sends:
+                self._empty(waiter)
+                continue
+            # No copy of it has left.
+            self._unsent.pop(waiter, None)
+            self._sent.pop(waiter.seq, None)
+            self._gone(waiter)
+
+    def _empty(self, waiter: Waiter) -> None:
+        """It is never sent again; its number stays."""
+        self._bytes -= waiter.size
+        waiter.size = 0
+        waiter.command = waiter.encoded = b""
 
     def _take(self, waiter: Waiter) -> None:
         """It leaves at the end of this turn."""
@@ -210,7 +245,10 @@ class Outbox:
         if not self._flushing:
             self._flushing = True
             self._runtime.call_soon(self._flush)
-        if self._timer is None:
+        self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        if self._timer is None:  # a question that began in a sweep has set it
             self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
 
     def _window_is_full(self) -> bool:
@@ -415,7 +453,7 @@ class Outbox:
         self._kept.look(self._floor, waits=bool(self._sent))
         self._flush()
         if self._sent or self._unsent:
-            self._timer = self._runtime.call_later(SWEEP_S, self._sweep)
+            self._sweep_later()
 
     def _expire_due(self, due: list[Waiter], now: float) -> None:
         """Answer the callers whose deadline has passed."""
@@ -439,9 +477,7 @@ class Outbox:
             self._abandoned += 1
             self.fates.unknown += 1
             waiter.future.set_exception(late(self.session, waiter.seq))
-        self._bytes -= waiter.size
-        waiter.size = 0
-        waiter.command = waiter.encoded = b""
+        self._empty(waiter)
         # Behind the grain of the alarm, so that it is not taken for the first deadline.
         self._deadlines.add(waiter.deadline + ABANDONED_KEPT_S + ALARM_GRAIN_S, waiter)
 

@@ -31,10 +31,11 @@ from raftkv.outbox import (
     CORE_RESERVE,
     CORE_RESERVE_BYTES,
     ENVELOPE_BYTES,
+    SETTLING_MAX,
     SWEEP_S,
     Outbox,
 )
-from raftkv.state.core import OutcomeReport, SettleOutcome
+from raftkv.state.core import MemberRemoved, OutcomeReport, SetSetting, SettleOutcome
 from raftkv.state.sessions import SESSION_WINDOW
 from tests.fakes import FakeRuntime
 
@@ -187,13 +188,64 @@ def test_commands_of_the_core_find_room_behind_those_of_callers() -> None:
     bench = Bench(outbox_commands_max=3)
     for text in "abc":
         bench.submit(text)
-    for seq in range(CORE_RESERVE):
-        bench.outbox.submit("core", SettleOutcome(1, seq), 5.0)
+    # Those callers may propose as often as they like: it is the reserve of the core alone.
+    for command in (SettleOutcome(1, 1), SetSetting("talk", "key", None)):
+        with pytest.raises(Overloaded):
+            bench.outbox.submit("core", command, 5.0)
+    for number in range(CORE_RESERVE):
+        bench.outbox.submit("core", MemberRemoved(f"old-{number}"), 5.0)
     with pytest.raises(Overloaded):
-        bench.outbox.submit("core", SettleOutcome(1, 0), 5.0)
+        bench.outbox.submit("core", MemberRemoved("old"), 5.0)
     with pytest.raises(Overloaded):
         bench.submit("d")
     assert len(bench.take()) == 3 + CORE_RESERVE
+
+
+def given_up(count: int, **limits: int) -> Bench:
+    """As many commands have left, and their callers have received Timeout."""
+    bench = Bench(**limits)
+    for number in range(count):
+        bench.submit(str(number), timeout_s=1.0)
+    bench.take()
+    bench.runtime.advance(1.0 + 2 * SWEEP_S)
+    return bench
+
+
+def test_questions_about_what_was_given_up_leave_the_reserve_of_the_core() -> None:
+    bench = given_up(300, outbox_commands_max=300)
+    assert len(bench.settling()) == SETTLING_MAX
+    for number in range(CORE_RESERVE):
+        bench.outbox.submit("core", MemberRemoved(f"old-{number}"), 5.0)
+    with pytest.raises(Overloaded):
+        bench.outbox.submit("core", MemberRemoved("old"), 5.0)
+
+
+def test_a_question_that_begins_in_a_sweep_begins_no_second_row_of_sweeps() -> None:
+    bench = given_up(1_500, outbox_commands_max=2_000)
+    answered: set[int] = set()
+    for _ in range(4):
+        for number in bench.settling().keys() - answered:
+            answered.add(number)
+            bench.outbox.settle(number, NOT_APPLIED)
+        bench.runtime.advance(SWEEP_S)
+    assert len(bench.outbox) < 1_000
+    before = bench.runtime.timers_set
+    bench.runtime.advance(10 * SWEEP_S)
+    assert bench.runtime.timers_set - before <= 11
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("session", [7, 0])
+def test_what_was_cancelled_holds_no_bytes_until_its_deadline(left: bool, session: int) -> None:
+    """A call with a time-out of an hour may have been cancelled after a second."""
+    bench = Bench(session, outbox_bytes_max=100)
+    bench.way_open = left
+    lost = bench.submit("x" * 80, timeout_s=3_600.0)
+    bench.take()
+    lost.cancel()
+    bench.submit("y" * 80)
+    sent = int(left and session != 0)
+    assert (len(bench.outbox), bench.outbox.fates.cancelled) == (1 + sent, 1 - sent)
 
 
 def test_a_command_of_the_core_is_bounded_in_bytes_too() -> None:
