@@ -117,28 +117,36 @@ class Times:
     """
 
     def __init__(self) -> None:
-        self._times: dict[int, int] = {}
+        # (time, whether it is that of a connection).
+        self._times: dict[int, tuple[int, bool]] = {}
 
-    def note(self, ticket: int, at_ms: int | None) -> None:
-        """Remember the time of a ticket, if it has one, and forget the oldest beyond TIMES_MAX."""
+    def note(self, ticket: int, at_ms: int | None, connected: bool = False) -> None:
+        """Remember the time of a ticket, if it has one, and forget the oldest beyond TIMES_MAX.
+
+        `connected`: the log gave it to a connection, in an answer to its first attempt.
+        """
         if at_ms is not None:
-            self._times[ticket] = at_ms
+            self._times[ticket] = (at_ms, connected)
             if len(self._times) > TIMES_MAX:
                 del self._times[next(iter(self._times))]
 
     def note_answer(self, answer: object) -> None:
         """Remember what the next attempt is to give."""
         if isinstance(answer, AheadAt):
-            self.note(answer.ticket, answer.at_ms)
+            self.note(answer.ticket, answer.at_ms, connected=True)
         elif isinstance(answer, Restart) and answer.claim.supplied:
-            self.note(answer.claim.ticket, answer.claim.version)
+            self.note(answer.claim.ticket, answer.claim.version, connected=True)
 
     def of(self, version: int | None, ticket: int, age_max_ms: int) -> int | None:
         """The version to give: that of the caller, moved between the time of its ticket and
-        `age_max_ms` before that, if this is known; without one the time of its ticket."""
-        at_ms = self._times.get(ticket)
-        if at_ms is None or version is None:
-            return at_ms if version is None else version
+        `age_max_ms` before that, if this is known; without one the time of its ticket. After a
+        first attempt it is the time of the connection, whatever the caller gives: moved again it
+        would become older with each attempt."""
+        if ticket not in self._times:
+            return version
+        at_ms, connected = self._times[ticket]
+        if version is None or connected:
+            return at_ms
         return _between(version, at_ms, age_max_ms)
 
 

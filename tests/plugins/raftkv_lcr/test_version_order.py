@@ -170,6 +170,23 @@ def test_a_time_that_is_given_with_a_ticket_is_moved_between_its_bounds_at_the_n
     assert [times.of(each, 8, 1_000) for each in (None, 3)] == [None, 3]
 
 
+@pytest.mark.parametrize("answer", [AheadAt, Restart])
+def test_a_caller_that_gives_its_own_time_again_does_not_become_older_by_trying(
+    answer: type[AheadAt | Restart],
+) -> None:
+    times = Times()
+    times.note(7, NOW)
+    t = times.of(5, 7, 1_000)
+    assert t == NOW - 1_000
+    for _ in range(3):
+        claim = Channel("c", "ch", "n1", 1, version=t, ticket=7, supplied=True)
+        if answer is Restart:
+            times.note_answer(Restart(claim, claim, 9))
+        else:
+            times.note_answer(AheadAt(None, 7, 9, t))
+        assert [times.of(each, 7, 1_000) for each in (5, None, NOW)] == [t] * 3
+
+
 def test_ahead_gives_the_time_for_the_next_attempt() -> None:
     log = new_log()
     a = owner(log.register("n1", "a"))
