@@ -187,7 +187,7 @@ def _publish(
         for key, _ in rows:
             staged.delete(key)
         messages_in = tuple(one.message for _, one in rows)
-        ttls = [times.get(key, 0) for key, _ in rows]
+        ttls = [times.get(key) for key, _ in rows]
         size = part.publish_bytes
         queue, _, _ = append(ctx, name, queue, messages_in, ctx.now, size, drop_max, ttls)
     return queue

@@ -171,24 +171,24 @@ def append(
     at_ms: int,
     size: int | None = None,
     drop_max: int = ROWS_MAX,
-    ttls: Sequence[int] | None = None,
+    ttls: Sequence[int | None] | None = None,
 ) -> tuple[Queue, int, int]:
     """Add messages at the end: the queue, to be written, the first seq, and how many were dropped.
 
     No limit is checked here. `size`: of all of them, if it is known. `drop_max`: what may be
     dropped for them at once; `Sweep` drops the rest. Who appends several times in one entry gives
-    each time its part of it. `ttls`: what the queue allowed when each of them was staged; None:
-    what it allows now.
+    each time its part of it. `ttls`: what the queue allowed when each of them was staged, None
+    of one without times; None: what it allows now.
     """
     put = ctx.table("messages").put
     id, first = queue.id, queue.next
     seq, delayed = first, 0
-    ttl_ms = times.default_ttl(ctx, id)
+    ttl_ms: int | None = times.default_ttl(ctx, id)
     for message in messages:
         put((id, seq), Stored(message, at_ms))
         if ttls is not None:
             ttl_ms = ttls[seq - first]
-        if message.headers or ttl_ms:
+        if ttl_ms or (message.headers and ttl_ms is not None):
             delayed += times.begin(ctx, id, seq, message, at_ms, ttl_ms)
         seq += 1
     if size is None:

@@ -13,7 +13,8 @@ Rules of this file
 3. The stretch from the cursor on may have holes: a seq in `gaps` is not fresh. What moves the
    cursor past a gap deletes its row. Once most of the stretch is gaps, each further message that
    expires moves the cursor past a fresh one (`leave_gap`), so they do not grow with the traffic.
-4. Below format 2 these headers are headers like any others.
+4. Below format 2 these headers are headers like any others, and so they stay in what was staged
+   there: it has no row in `staged_times`.
 5. A queue's own time to live bounds that of each message that is given to it: published, staged, or
    sent there as a dead letter. A later change of it touches none of these, so a staged message has
    the bound in `staged_times`. The header states what the producer asked for, and stays as it is.

@@ -372,6 +372,23 @@ def test_times_in_a_local_transaction_begin_with_its_commit(rows: int) -> None:
     assert log.residue("messages") == {}
 
 
+@pytest.mark.parametrize("rows", [0, 1_200])
+def test_what_was_staged_below_format_2_has_no_times(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = TxLog()
+    monkeypatch.setattr(times, "FORMAT_TIMES", 3)
+    session = log.open(kind="tx")
+    unchecked = Message(b"e", ((TTL, "9" * 15), (DELAY, "9" * 15)))
+    log.stage(session, PublishTo("q", (unchecked,)))
+    for _ in range(rows // 400):
+        log.stage(session, publish_to("q", *["more"] * 400))
+    monkeypatch.setattr(times, "FORMAT_TIMES", 2)
+    log.commit(session)
+    assert log.bodies(limit=1) == ["e"]
+    assert log.table("timers") == {}
+
+
 def test_times_in_a_branch_begin_with_its_commit_and_hold_however_long_it_is_prepared() -> None:
     log = TxLog()
     session, xid = log.open(kind="dtx"), Xid(1, b"g", b"b")
