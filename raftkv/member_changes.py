@@ -112,11 +112,17 @@ class MemberChange:
         if raft_id in now.members:
             return now
         link, ahead = self._engine.links.get(raft_id), self._engine.core_format_ahead()
-        known = None if link is None or link.peer is None else link.peer.core_format
-        if known is not None and known < ahead:
+        peer = None if link is None else link.peer
+        # Without a link nothing more is known than that its handshake passed.
+        known = self._engine.application.core_format if peer is None else peer.core_format
+        if known < ahead:
+            lacks = (
+                "is not connected any more: wait until it is, then add it again"
+                if peer is None
+                else f"knows {known} at most: upgrade raftkv there, then add it"
+            )
             raise MembershipRefused(
-                f"the cluster is being raised to core format {ahead}, and {self._name} knows "
-                f"{known} at most: upgrade raftkv there, then add it"
+                f"the cluster is being raised to core format {ahead}, and {self._name} {lacks}"
             )
         return add_learner(now, raft_id)
 

@@ -54,20 +54,25 @@ def test_a_change_that_another_leader_cut_off_is_not_reported_as_done(back: bool
     story()
 
 
-@pytest.mark.parametrize(("known", "ahead"), [(1, 1), (2, 2), (None, 2), (1, 2)])
+@pytest.mark.parametrize(("known", "ahead"), [(1, 1), (2, 2), (None, 1), (1, 2), (None, 2)])
 def test_a_core_that_cannot_apply_what_is_in_the_log_is_not_added(
     known: int | None, ahead: int
 ) -> None:
-    """Its handshake was judged before the raise of the core format came into the log."""
+    """Its handshake was judged before the raise of the core format came into the log.
+
+    None: its connection was lost while another change was waited for.
+    """
     node = FakeNode("a-1", "b-1")
     engine = node._part.engine
-    peer = None if known is None else SimpleNamespace(core_format=known)
-    engine.links = {"c-1": SimpleNamespace(peer=peer)}
+    peer = SimpleNamespace(core_format=known)
+    engine.links = {} if known is None else {"c-1": SimpleNamespace(peer=peer)}
+    engine.application = SimpleNamespace(core_format=1)
     engine.core_format_ahead = lambda: ahead
     request = Request("add", "c", False, 60.0)
     change = MemberChange(node, node._part, request, 60.0)  # type: ignore[arg-type]
-    if known == 1 and ahead == 2:
-        with pytest.raises(MembershipRefused, match="upgrade raftkv there, then add it"):
+    if known != 2 and ahead == 2:
+        remedy = "then add it again" if known is None else "upgrade raftkv there, then add it"
+        with pytest.raises(MembershipRefused, match=remedy):
             change._admit(engine.configuration, "c-1")
     else:
         assert change._admit(engine.configuration, "c-1").learners == ("c-1",)

@@ -51,7 +51,9 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             probe = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 probe.bind((host, wanted))
-                ports.append(probe.getsockname()[1])
+                found = probe.getsockname()[1]
+                if found not in taken:  # held all the same, so that it does not come again
+                    ports.append(found)
     raise ConfigError(f"cannot find {count} free ports on {host}")
 
 
@@ -75,9 +77,9 @@ def _given_lately() -> Iterator[list[int]]:
         words = file.read(REMEMBERED * len("65535 ")).split()
         given = [int(word) for word in words if word.isdigit() and len(word) <= len("65535")]
         yield given
-        file.seek(0)
-        file.write(b"".join(b"%d " % port for port in given[-REMEMBERED:]))
-        file.truncate()
+        with contextlib.suppress(OSError):  # no space left, say
+            text = b"".join(b"%d " % port for port in given[-REMEMBERED:])
+            os.ftruncate(file.fileno(), os.pwrite(file.fileno(), text, 0))
 
 
 def _ephemeral_min() -> int:

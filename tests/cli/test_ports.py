@@ -54,6 +54,22 @@ def test_another_process_is_not_given_it_either(own_file: Path) -> None:
     assert given(own_file) == first + [int(word) for word in said.stdout.split()]
 
 
+def test_a_port_of_the_ephemeral_range_is_not_given_again_either(
+    own_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That range may begin at 1,024, and then there is nothing below it."""
+    monkeypatch.setattr(ports, "_ephemeral_min", lambda: 1_024)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        near = probe.getsockname()[1]
+    low = max(1_024, min(near - ports.REMEMBERED // 2, 65_535 - ports.REMEMBERED))
+    lately = range(low, low + ports.REMEMBERED)
+    file = own_file / f"raftkv-ports-{os.geteuid()}"
+    file.write_bytes(b" ".join(b"%d" % port for port in lately))
+    # One in seven of them would be among these.
+    assert not set(ports.free_ports(200)) & set(lately)
+
+
 def test_only_the_last_ones_are_remembered(own_file: Path) -> None:
     file = own_file / f"raftkv-ports-{os.geteuid()}"
     file.write_bytes(b" ".join(b"%d" % port for port in range(1, ports.REMEMBERED + 1)))
@@ -68,6 +84,19 @@ def test_only_the_last_ones_are_remembered(own_file: Path) -> None:
 def test_a_file_that_holds_something_else_does_no_harm(own_file: Path, content: bytes) -> None:
     (own_file / f"raftkv-ports-{os.geteuid()}").write_bytes(content)
     assert len(ports.free_ports(3)) == 3
+
+
+def test_a_file_that_cannot_be_written_does_no_harm(own_file: Path) -> None:
+    """As with no space left: the limit on the size of files is another error of that kind."""
+    program = (
+        "import resource, tempfile; from raftkv.cli.ports import free_ports; "
+        "tempfile.gettempdir(); "  # which tries to write, too
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+        "print(*free_ports(3), end='')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert len(done.stdout.split()) == 3
+    assert given(own_file) == []
 
 
 def test_a_link_in_its_place_is_not_followed(own_file: Path) -> None:
