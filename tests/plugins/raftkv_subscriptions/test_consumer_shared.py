@@ -184,6 +184,7 @@ async def test_what_was_taken_for_one_who_has_left_goes_back(cluster: Cluster) -
     await cluster.fill("t", "1", "2")
     one = await cluster.subs("core2").consumer("t", "s", **SHARED)
     two = await cluster.subs("core3").consumer("t", "s", **SHARED)
+    await cluster.subs("core1").seek("t", "s", "earliest")  # its epoch is not 0
     release = cluster.hold("core2", "take")
     left = asyncio.ensure_future(one.receive(10))
     await asyncio.sleep(NETWORK_S)
@@ -363,6 +364,7 @@ async def test_what_another_region_acknowledged_is_not_handed_out(cluster: Clust
     subs = cluster.subs("core1")
     await subs.add_region("b")
     await subs.subscribe("t", "s", kind="shared", initial="earliest", replicate=True)
+    await subs.seek("t", "s", "earliest")  # its epoch is not 0
     await cluster.fill("t", "1", "2", "3", "4", "5", "6", "7", "8")
     consumer = await cluster.subs("core2").consumer("t", "s", kind="shared", prefetch=4)
     assert await take(consumer, 1) == ["1"]  # 2 to 4 are ahead
