@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -122,8 +124,6 @@ class Ask:
 
         All are asked at the same time, and given in their order.
         """
-        from concurrent.futures import ThreadPoolExecutor
-
         from .door_client import request
 
         def one(endpoint: str) -> tuple[str, Any, RaftkvError | None]:
@@ -135,8 +135,35 @@ class Ask:
                 return endpoint, None, error
             return endpoint, answer, None
 
-        with ThreadPoolExecutor(min(len(self._endpoints), ENDPOINTS_AT_ONCE_MAX)) as pool:
-            yield from pool.map(one, self._endpoints)
+        yield from _at_once(one, self._endpoints)
+
+
+def _at_once(ask: Callable[[str], T], endpoints: Sequence[str]) -> Iterator[T]:
+    """What `ask` makes of each, in their order.
+
+    A caller that needs no more of them waits for none of the rest, nor does the exit of the
+    process: the threads of a pool would be joined.
+    """
+    from concurrent.futures import Future
+
+    answers: list[Future[T]] = [Future() for _ in endpoints]
+    todo = deque(zip(endpoints, answers, strict=True))
+
+    def work() -> None:
+        while todo:
+            try:
+                endpoint, answer = todo.popleft()
+            except IndexError:
+                return  # another thread has taken the last one
+            try:
+                answer.set_result(ask(endpoint))
+            except BaseException as error:
+                answer.set_exception(error)
+
+    for _ in endpoints[:ENDPOINTS_AT_ONCE_MAX]:
+        threading.Thread(target=work, daemon=True).start()
+    for answer in answers:
+        yield answer.result()
 
 
 def patient(at: At, more_s: float = 0.0) -> At:

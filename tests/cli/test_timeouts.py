@@ -125,3 +125,24 @@ def test_a12_all_endpoints_are_asked_at_the_same_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(door_client, "request", request)
     found = list(Ask(at(WORKS, MORE)).each("GET", "/v1/status"))
     assert found == [(WORKS, WORKS, None), (MORE, MORE, None)]
+
+
+def test_a12_the_search_for_one_node_waits_for_no_endpoint_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does the exit of the command."""
+    chosen_first = threading.Event()
+    waited: list[bool] = []
+
+    def request(endpoint: str, *_: object, **__: object) -> str:
+        if endpoint == HANGS:
+            assert threading.current_thread().daemon
+            waited.append(chosen_first.wait(20))
+        return endpoint
+
+    monkeypatch.setattr(door_client, "request", request)
+    chosen, _ = first_answering(at(WORKS, HANGS), "/v1/status")
+    assert waited == []
+    chosen_first.set()
+    assert chosen is not None
+    assert chosen.endpoints == (WORKS,)

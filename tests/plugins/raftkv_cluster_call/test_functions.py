@@ -148,6 +148,12 @@ def test_c9_a_cause_has_the_class_and_the_function_and_no_file() -> None:
         ("OSError at myapp/disk.py:62 in work", "OSError in work"),
         ("failed: KeyError at a.py:3 in <lambda>", "failed: KeyError in <lambda>"),
         ("NameError at <string>:1 in <module>", "NameError in <module>"),
+        ("OSError at my app/disk.py:62 in work", "OSError in work"),
+        ("OSError at lib/quick.pyx:7 in work", "OSError in work"),
+        (
+            "x: its handler failed: KeyError at a b/c.pyc:3 in f",
+            "x: its handler failed: KeyError in f",
+        ),
         ("withdrawn", "withdrawn"),
         ("PeerUnreachable: core2 at 127.0.0.1:7401 in vain", None),
     ],
