@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from raftkv.errors import UnknownCommand
 from raftkv.state.core import AnnounceFormats
 from raftkv_lcr.commands import (
+    VERSION_MAX,
     Ahead,
     AheadAt,
     Channel,
@@ -23,7 +24,7 @@ from raftkv_lcr.commands import (
     Restart,
     TakeTicket,
 )
-from raftkv_lcr.order import Times, carried, first_ticket, is_newer
+from raftkv_lcr.order import Times, carried, first_ticket, guess, is_newer
 from tests.plugins.raftkv_lcr.one_log import Log
 
 NOW = 10_000_000
@@ -185,6 +186,15 @@ def test_a_caller_that_gives_its_own_time_again_does_not_become_older_by_trying(
         else:
             times.note_answer(AheadAt(None, 7, 9, t))
         assert [times.of(each, 7, 1_000) for each in (5, None, NOW)] == [t] * 3
+
+
+def test_a_guess_moves_no_time_that_comes_with_a_ticket() -> None:
+    log = new_log()
+    a = owner(log.register("n1", "a"))
+    me = Channel("c", "b", "n2", 1, version=NOW - 2 * AGE_MS, ticket=a.ticket + 1, supplied=True)
+    assert guess(me, log.view(), NOW) == me
+    new = msgspec.structs.replace(me, ticket=VERSION_MAX)
+    assert guess(new, log.view(), NOW).version == NOW - AGE_MS
 
 
 def test_ahead_gives_the_time_for_the_next_attempt() -> None:
