@@ -24,6 +24,10 @@ _REMEDIES: Final = {
     errno.EDQUOT: f"Free space within the quota, or raise the quota, {_AGAIN}",
     errno.EFBIG: f"Raise the limit on the size of files (ulimit -f, or LimitFSIZE= in a unit of "
     f"systemd), {_AGAIN}",
+    errno.EMFILE: f"Raise the limit on file descriptors (ulimit -n, or LimitNOFILE= in a unit of "
+    f"systemd), {_AGAIN}",
+    errno.ENFILE: f"Raise the limit on the system's open files (sysctl fs.file-max), {_AGAIN}",
+    errno.ENOMEM: f"Free memory, or raise the limit on it, {_AGAIN}",
     errno.EROFS: f"Its file system is mounted read-only, which often follows an error of the disk: "
     f"check the disk, mount it for writing, {_AGAIN}",
     errno.EACCES: f"Give it to the user that runs the node, {_AGAIN}",

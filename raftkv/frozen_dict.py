@@ -30,9 +30,11 @@ class FrozenDict(dict[K, V]):
 
 
 def frozen(value: Any) -> Any:
-    """A copy of `value` with FrozenDict for each dict in it. A list stays one, of its own."""
+    """A copy of `value` with FrozenDict for each dict in it. Lists and tuples are copied, too."""
     if isinstance(value, dict):
         return FrozenDict({key: frozen(each) for key, each in value.items()})
     if isinstance(value, list):
         return [frozen(each) for each in value]
+    if isinstance(value, tuple):
+        return tuple(map(frozen, value))
     return value

@@ -112,10 +112,13 @@ def test_d1_a_node_takes_a_configuration_and_nothing_else() -> None:
 
 def test_d1_the_mappings_of_a_configuration_are_copies_and_read_only() -> None:
     """What the constructor has checked is what the node uses."""
-    cores, options = {"a": HERE}, {"lcr": {"names": ["x"], "deep": {"k": 1}}}
+    inner = {"k": 1}
+    cores, options = {"a": HERE}, {"lcr": {"names": ["x"], "deep": {"k": 1}, "some": (inner,)}}
     config = NodeConfig(**{**BASE, "cores": cores}, options=options)
+    inner["k"] = 2
+    assert config.options["lcr"]["some"] == ({"k": 1},)
     cores["b"] = "nowhere"
-    options["lcr"]["deep"]["k"] = 2  # type: ignore[index, call-overload]
+    options["lcr"]["deep"]["k"] = 2  # type: ignore[index]
     assert config.cores == {"a": HERE}
     assert config.options["lcr"]["deep"] == {"k": 1}
     mappings: tuple[Any, ...] = (config.cores, config.options, config.options["lcr"]["deep"])
