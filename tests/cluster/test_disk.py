@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from raftkv.cli.devcluster import DevCluster
-from raftkv.cli.door_client import DoorClient
-from raftkv.errors import NotApplied, OutcomeUnknown
+from raftkv.cli.door_client import DoorClient, request
+from raftkv.errors import NotApplied, OutcomeUnknown, Overloaded
+from raftkv.raft.free_space import DISK, RESERVE_PART
 from tests.cluster.clients import DEADLINE_S
 
 pytestmark = pytest.mark.cluster
@@ -105,10 +106,16 @@ def test_a_full_disk_stops_the_node_and_loses_nothing(solo: DevCluster, small_di
     process = serve(solo.config_path("core1"))
     try:
         solo.wait_writable(["core1"], timeout_s=DEADLINE_S)
-        written = put_until_refused(DoorClient([solo.endpoint("core1")], timeout_s=5.0), b"x" * 900)
+        client = DoorClient([solo.endpoint("core1")], timeout_s=5.0)
+        written = {b"key/%04d" % number: b"x" * 900 for number in range(51)}
+        for key, value in written.items():
+            client.put(key, value)
+        # More than there is room for, in one entry: many small ones would raise the alarm DISK if
+        # the node looked at the free space between two of them, and be refused.
+        with pytest.raises(OutcomeUnknown):
+            client.put(b"large", b"x" * DISK_KIB * 1024)
     finally:
         said = last_words(process)
-    assert len(written) > 50
     assert "No space left on device" in said
     assert "Free space on its volume" in said
     # While the disk is full the node does not start either, and says the same.
@@ -120,6 +127,35 @@ def test_a_full_disk_stops_the_node_and_loses_nothing(solo: DevCluster, small_di
     )
     solo.up(timeout_s=DEADLINE_S)
     check(solo, {b"first": b"value", **written})
+
+
+def wait_alarms(solo: DevCluster, alarms: list[str]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := request(solo.endpoint("core1"), "GET", "/v1/status")["alarms"]) != alarms:
+        assert time.monotonic() < deadline, f"the alarms are {found}"
+        time.sleep(0.1)
+
+
+def test_a_disk_that_fills_stops_no_node_and_takes_what_frees_room(
+    solo: DevCluster, small_disk: Path
+) -> None:
+    solo.up(timeout_s=DEADLINE_S)
+    client = solo.client(timeout_s=15.0)  # its node refuses after 5 s, see `timeout_s`
+    # Another program takes all but what lies between a quarter and a half of the reserve.
+    volume = os.statvfs(small_disk)
+    left = volume.f_blocks * volume.f_frsize // RESERVE_PART * 2 // 5
+    other = small_disk / "other"
+    other.write_bytes(bytes(volume.f_bavail * volume.f_frsize - left))
+    wait_alarms(solo, [DISK])
+    with pytest.raises(Overloaded, match="alarm DISK"):
+        client.put(b"second", b"value")
+    check(solo, {b"first": b"value"})
+    client.delete(b"first")
+    assert client.get(b"first") is None
+    other.unlink()
+    wait_alarms(solo, [])
+    client.put(b"second", b"value")
+    check(solo, {b"second": b"value"})
 
 
 def can_trace() -> bool:
