@@ -193,6 +193,12 @@ def test_a_package_that_imports_late_gives_what_a_type_checker_sees(package: str
         _ = found.colour
 
 
+@pytest.mark.parametrize("package", ["raftkv_conf", "raftkv_lcr"])
+def test_a_name_that_a_plugins_package_lacks_is_named_with_the_package(package: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Nothing'"):
+        importlib.import_module(package).Nothing  # noqa: B018
+
+
 # In a process for each: whichever module is the first, as another process loads a plugin's class.
 FIRST = """
 import importlib, sys
@@ -232,7 +238,7 @@ def test_the_package_alone_imports_no_engine() -> None:
 
 # Plugins see public names only -------------------------------------------------------------------
 
-PUBLIC = {"raftkv", "raftkv.errors", "raftkv.plugin", "raftkv.validation"}
+PUBLIC = {"raftkv", "raftkv.errors", "raftkv.late_names", "raftkv.plugin", "raftkv.validation"}
 # The keyspace's commands, which a plugin that `uses` it proposes and calls; nothing below it.
 KEYSPACE = "raftkv.kv"
 # What a plugin's commands are made of; a node does not import them.

@@ -22,16 +22,11 @@ docs/internals/limbo.md for whoever changes it.
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raftkv.late_names import late_names
 
 if TYPE_CHECKING:
     from .public import *  # noqa: F403  # all of its names, and no others
 else:
-
-    def __getattr__(name: str) -> Any:
-        """A public name. A command of the command line uses none, and imports no plugin."""
-        if find_spec(f"{__name__}.{name}") is not None:
-            raise AttributeError(name)  # a module of the package, which Python imports then
-        return getattr(import_module(f"{__name__}.public"), name)
+    __getattr__ = late_names(__name__)

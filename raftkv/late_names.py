@@ -1,0 +1,30 @@
+"""The public names of a package, imported when the first of them is used.
+
+A command of the command line is a module of a plugin's package and uses none of its public names:
+importing the package must not import the plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = ["late_names"]
+
+
+def late_names(package: str) -> Callable[[str], Any]:
+    """A `__getattr__` for the package (PEP 562); its public names are those of `public.py`."""
+
+    def look_up(name: str) -> Any:
+        missing = AttributeError(f"module {package!r} has no attribute {name!r}")
+        if find_spec(f"{package}.{name}") is not None:
+            raise missing  # a module of the package, which Python imports then
+        public = import_module(f"{package}.public")
+        try:
+            return getattr(public, name)
+        except AttributeError:
+            raise missing from None
+
+    return look_up
