@@ -389,6 +389,39 @@ wrapping(
 )(lambda begin_timers: lambda ctx, number, queue: 0)
 
 
+@wrapping(
+    "expires-without-a-gap",
+    "the cursor takes the place of a message that has expired for a message",
+    timers,
+    "leave_gap",
+)
+def _expires_without_a_gap(leave_gap: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(ctx: Any, queue: Any, seq: int, gaps_max: int) -> Any:
+        queue = leave_gap(ctx, queue, seq, gaps_max)
+        ctx.table("gaps").delete((queue.id, seq))
+        return queue
+
+    return broken
+
+
+@wrapping(
+    "lost-beside-gaps",
+    "a message that the cursor passes for the sake of gaps behind it is in no place",
+    timers,
+    "leave_gap",
+)
+def _lost_beside_gaps(leave_gap: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(ctx: Any, queue: Any, seq: int, gaps_max: int) -> Any:
+        returned = ctx.table("returned")
+        before = {key for key, _ in returned.scan()}
+        queue = leave_gap(ctx, queue, seq, gaps_max)
+        for key in [key for key, _ in returned.scan() if key not in before]:
+            returned.delete(key)
+        return queue
+
+    return broken
+
+
 @everywhere("to_back", settling)(
     "lost-on-return", "a message that is returned to the back is taken away and not put there"
 )
