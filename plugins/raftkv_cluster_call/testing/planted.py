@@ -20,7 +20,17 @@ from msgspec.structs import replace
 from raftkv.kv import KV, Put
 from raftkv.testing.patching import around
 from raftkv.testing.planting import Bug, Bugs, Wrap
-from raftkv_cluster_call import cursors, log, plugin, states, trimming, views, waiting, worker
+from raftkv_cluster_call import (
+    cursors,
+    fixing,
+    log,
+    plugin,
+    states,
+    trimming,
+    views,
+    waiting,
+    worker,
+)
 from raftkv_cluster_call.commands import Advance, Commit, Committed, Cursor, Skip, Sync
 from raftkv_cluster_call.proposing import NotWanted, Proposer
 from raftkv_cluster_call.views import decided_id, last_id, participants, record_of
@@ -351,3 +361,20 @@ def _lost_states_unnoticed(covers: Callable[..., bool]) -> Callable[..., bool]:
 )
 def _failed_calls_wipe_history(before: Callable[..., Any]) -> Callable[..., Any]:
     return lambda view, floor, count: floor - count
+
+
+# What nodes are taken past ------------------------------------------------------------------------
+
+
+_wrapping(
+    "force-notes-nothing",
+    "a node is taken past calls by force, and the log notes none of them as skipped",
+    trimming,
+    "_skipping",
+)(lambda skipping: lambda cursor, last, ctx: cursor)
+_wrapping(
+    "fix-names-nothing",
+    "a fix takes a node past calls that it never executed, and names none of them",
+    fixing,
+    "_skipped",
+)(lambda skipped: lambda view, nodes, at: ())

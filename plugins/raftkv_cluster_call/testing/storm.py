@@ -213,6 +213,10 @@ class Storm:
         settling = self.world.spawn(self.operators.settle(), "operators")
         self._wait(settling.done, AGREE_S, "an end of what operators mend")
         self._wait(self._agreed, AGREE_S, "every node at the last id, and nothing left")
+        if self.plan.verbs:
+            failing = self.world.spawn(self.operators.fix_failing(), "fix beside a failing node")
+            self._wait(failing.done, AGREE_S, "a fix beside a node that fails")
+            self._wait(self._agreed, AGREE_S, "every node at the last id, and nothing left")
         calm = self.world.spawn(self.callers.call_everywhere_once_more(), "calm")
         self._wait(calm.done, CALM_S, "the last calls")
         self._wait(self._agreed, AGREE_S, "every node at the last id, and nothing left")

@@ -64,6 +64,8 @@ __all__ = ["STUCK", "State", "Step", "check_step", "follows"]
 
 # Failed tries after which a node counts as stuck; the seed's successors give up after ten.
 STUCK = 10
+# Skipped ids that a cursor keeps.
+SKIPPED_KEPT = 10
 # Causes of an abort after which the function may have run, and nobody says so.
 SILENT = ("expired", "initiator_ended")
 
@@ -387,7 +389,11 @@ def _moved(step: Step, node: str, old: Cursor, new: Cursor) -> Iterable[str]:
             yield "a force moved a cursor that it does not name"
         if new.id not in (old.id, step.after.last):
             yield "a force or reset moved a cursor to another place than the last id"
+        if isinstance(command, Force) and not _notes(new, _missed(step, old)):
+            yield f"a force went past {_missed(step, old)}, and noted {new.skipped} as skipped"
         return
+    if isinstance(command, Skip) and not _notes(new, [command.id]):
+        yield f"a skip of {command.id} noted {new.skipped} as skipped"
     over = [
         id_
         for id_ in range(old.id + 1, new.id + 1)
@@ -396,6 +402,21 @@ def _moved(step: Step, node: str, old: Cursor, new: Cursor) -> Iterable[str]:
     mine = isinstance(command, Commit | Advance | Skip) and step.by(node)
     if over and (not mine or over != [command.id]):
         yield f"a cursor moved over {over}"
+
+
+def _missed(step: Step, old: Cursor) -> list[int]:
+    """What was committed for this node to execute, and lies behind its cursor before the step."""
+    return [
+        id_
+        for id_, record in step.before.records.items()
+        if id_ > old.id and record.state == "committed" and record.kind == "call"
+    ]
+
+
+def _notes(cursor: Cursor, missed: list[int]) -> bool:
+    """Whether the newest of them are noted, as many as a cursor keeps."""
+    newest = sorted(missed)[-SKIPPED_KEPT:]
+    return not newest or list(cursor.skipped[-len(newest) :]) == newest
 
 
 def _caught_up(step: Step, node: str, old: Cursor, new: Cursor) -> Iterable[str]:
@@ -459,7 +480,8 @@ def _lost(step: Step) -> Iterable[str]:
         cursor = before.cursors.get(record.initiator)
         # A worker that stands elsewhere has not begun with it.
         begun = cursor is not None and follows(cursor) and cursor.id == id_ - 1
-        if silent and begun and not noted and record.initiator in step.roles:
+        stays = record.initiator in step.roles and not _removes(command, record.initiator)
+        if silent and begun and not noted and stays:
             yield f"id {id_} was aborted as {record.cause}, and no lost effect of it is kept"
     for node, id_ in before.lost.keys() - after.lost.keys():
         acknowledged = isinstance(command, Acknowledge) and command.id == id_

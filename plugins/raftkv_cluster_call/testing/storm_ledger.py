@@ -94,6 +94,12 @@ class Ledger:
         self.parted |= before.cursors.keys() - after.cursors.keys()
         if isinstance(command, MemberChange) and command.new is None and command.old is not None:
             self.replaced.add(command.old.name)
+            # What it may have run ends with it: the log keeps no lost effect of a removed member.
+            self.lost |= {
+                (record.initiator, id_)
+                for id_, record in after.records.items()
+                if before.records.get(id_) != record and record.initiator == command.old.name
+            }
         if isinstance(command, Sync) and step.origin is not None:
             self._note_sync(step, command.as_of, step.origin[0])
         if isinstance(command, Force):

@@ -15,7 +15,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .storm_callers import EXCUSED
+from raftkv_cluster_call.reports import FixReport
+
+from .storm_callers import CALM_S, EXCUSED
 from .storm_check import follows
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ __all__ = ["Operators"]
 VERB_S = 5.0
 # Between two looks at what is to be settled.
 LOOK_S = 0.5
+# How often a fix is tried in peace: a node that executes a call meanwhile moves its cursor.
+FIXES_MAX = 5
 # A node that only copies from others, and has found nobody for so long, is let go on.
 STRANDED_S = 8.0
 
@@ -200,6 +204,45 @@ class Operators:
                 seat, "let it go on", lambda: seat.api.fast_forward(name, max(last, cursor.as_of))
             )
         return True
+
+    # --- a fix beside a node that fails ---
+
+    async def fix_failing(self) -> None:
+        """One node fails at all calls; a fix takes it past them, and names each of them."""
+        rng = random.Random(f"{self._plan.seed}/failing")
+        seats = [seat for seat in self._storm.all_seats() if _takes_part(seat)]
+        if len(seats) < 2:
+            return
+        failing, other = rng.sample(seats, 2)
+        name, works = failing.host.name, self._storm.works
+        at = failing.host.view().table("cursors")[name].id
+        works.fail_on(name)
+        await self._storm.callers.call_in_peace(other, 1)
+        called = tuple(
+            id_
+            for id_, entry in self._storm.log.ledger.entries.items()
+            if id_ > at and entry.kind == "call" and entry.state == "committed"
+        )
+        report = await self._fix(other)
+        works.end_troubles()
+        named = {each.node: each.ids for each in (*report.skipped, *report.copied)}
+        if report.verdict in ("fixed", "differs") and named != {name: called}:
+            text = f"{report}; {name} has executed none of {called}"
+            self._storm.violated("fix tells the truth", [text])
+
+    async def _fix(self, seat: Seat) -> FixReport:
+        """Through this node, again while cursors move."""
+        attempts = 0
+        while True:
+            attempts += 1
+            report = await self._world.call(seat.host.name, seat.api.fix(timeout_s=CALM_S))
+            self._marks[f"fix {report.verdict}"] += 1
+            if report.verdict != "moved" or attempts == FIXES_MAX:
+                return report
+
+
+def _takes_part(seat: Seat) -> bool:
+    return follows(seat.host.view().table("cursors").get(seat.host.name))
 
 
 async def _look(api: Any, rng: random.Random) -> None:

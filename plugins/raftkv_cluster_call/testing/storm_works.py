@@ -23,7 +23,7 @@ from raftkv.plugin import Host
 from raftkv_cluster_call import Call
 from raftkv_cluster_call.kept import KeptFile
 
-from .storm_plan import Memory
+from .storm_plan import FUNCTIONS, Memory
 from .storm_runs import Run
 
 if TYPE_CHECKING:
@@ -267,6 +267,10 @@ class Works:
     def of_process(self, name: str, boots: int) -> list[Run]:
         """The newest runs of one life of a node."""
         return self._by_process.get((name, boots), [])[-RECENT:]
+
+    def fail_on(self, name: str) -> None:
+        """All functions raise on this node, until `end_troubles`."""
+        self.troubles.update({(name, function): "raise" for function in FUNCTIONS})
 
     def end_troubles(self) -> None:
         """All functions do what they should."""

@@ -153,6 +153,7 @@ RUNNING = state({1: RESERVED})
 BOTH_1, N1_AHEAD = {"n1": at(1), "n2": at(1)}, {"n1": at(1), "n2": at(0)}
 BUSY = state({1: RESERVED}, queue={31: waiting("n2"), 32: waiting("n1")})
 GAP = at(1, "gap", as_of=1)
+N1_AND_N2 = {"n1": at(0), "n2": at(0)}
 LOST = {("n1", 1): LostEffect("note", 1, "expired", 0)}
 ABORTED = record("aborted", "failed: Error at f.py:1 in f")
 DEAD = {"n2": 1, "r1": 1}
@@ -215,6 +216,13 @@ RIGHT = {
         origin=None,
         lives={"n1": 1},
         roles={"n1": "core"},
+    ),
+    "removed while it ran": step(
+        members("n1", removed=True),
+        state({1: RESERVED}, N1_AND_N2),
+        state({1: record("aborted", "initiator_ended")}, {"n2": at(1)}),
+        origin=None,
+        lives={"n2": 1},
     ),
     "advanced": step(
         Advance(1),
@@ -279,6 +287,11 @@ RIGHT = {
             {1: DONE, 2: record(kind="force")},
             {"n1": at(2), "n2": at(0, "gap", as_of=2)},
         ),
+    ),
+    "forced forward": step(
+        Force(1, (("n2", 0),), ()),
+        state({1: DONE}, N1_AHEAD),
+        state({1: DONE, 2: record(kind="force")}, {"n1": at(2), "n2": at(2, skipped=(1,))}),
     ),
     "reset": step(
         Reset(2),
@@ -453,6 +466,14 @@ WRONG = {
     "a cursor moved over [1] (n2": step(
         Advance(1), state({1: DONE}, N1_AHEAD), state({1: DONE}, BOTH_1)
     ),
+    "a force went past [1], and noted () as": step(
+        Force(1, (("n2", 0),), ()),
+        state({1: DONE}, N1_AHEAD),
+        state({1: DONE, 2: record(kind="force")}, {"n1": at(2), "n2": at(2)}),
+    ),
+    "a skip of 1 noted () as": step(
+        Skip(1), state({1: DONE}, N1_AHEAD), state({1: DONE}, BOTH_1), origin=("n2", 1)
+    ),
     "a force moved a cursor that": step(
         Force(1, (), ()),
         state({1: DONE}, N1_AHEAD),
@@ -561,6 +582,7 @@ def test_what_an_operator_passes_over_is_excused() -> None:
     assert ledger_of(RIGHT["left"]).parted == {"n1"}
     removed = ledger_of(RIGHT["removed"])
     assert (removed.parted, removed.replaced) == ({"n2"}, {"n2"})
+    assert ledger_of(RIGHT["removed while it ran"]).lost == {("n1", 1)}
 
 
 def test_a_sync_without_a_copy_is_an_operators_word() -> None:
