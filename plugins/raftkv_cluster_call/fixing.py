@@ -97,6 +97,7 @@ async def fix(host: Host, copies: Copies, timeout_s: float) -> FixReport:
         last, rows = last_id(view), _compared(view)
         _lead_answers(view, lead)
         plan = await _compare(host, copies, rows, lead, until)
+        _source_is_left(view, rows, plan)
     except _Stopped as stopped:
         return replace(report, verdict=stopped.verdict, reason=stopped.reason)
     report = replace(
@@ -183,6 +184,19 @@ def _lead_answers(view: View, lead: str) -> None:
             "unreachable",
             f"{lead} is the most advanced and is down: start it, or, if it is lost, force it to "
             f"leave the calls, and fix again",
+        )
+
+
+def _source_is_left(view: View, rows: Mapping[str, Cursor], plan: _Plan) -> None:
+    """Copies come from cores only (joining.py): one of them must not need a copy itself."""
+    copying = [name for name, _ in plan.sync]
+    cores = [name for name in rows if view.members[name].role == "core"]
+    if copying and all(name in copying for name in cores):
+        raise _Stopped(
+            "unreachable",
+            f"{', '.join(copying)} would need a copy, copies come from cores only, and no core has "
+            f"executed as much as the most advanced node: remove the cause and wait, or skip what "
+            f"fails there",
         )
 
 

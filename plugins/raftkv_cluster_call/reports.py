@@ -237,7 +237,8 @@ class FixReport(msgspec.Struct, frozen=True):
       not changed: what differs under one cursor comes from outside the calls. What could be fixed
       beside them was, as above;
     - "moved": a call was made or executed meanwhile. Nothing was changed: fix again;
-    - "unreachable": a node that must be asked did not answer. Nothing was changed.
+    - "unreachable": a node that must be asked did not answer, or no core has what would have to be
+      copied. Nothing was changed.
 
     `lead` is the most advanced node. `absent` were not compared (down, or still copying, and why).
     `passed_over` are ids that were committed and that not even the lead had executed: a fix that

@@ -45,6 +45,10 @@ planted = BUGS.planted
 _wrapping = BUGS.wrapping
 
 
+def nothing(*given: Any) -> None:
+    """What a check does that is not made."""
+
+
 @contextlib.contextmanager
 def _applied(command: type, wrap: Wrap) -> Iterator[None]:
     """What applies a command is `wrap` of what it was."""
@@ -378,3 +382,9 @@ _wrapping(
     fixing,
     "_skipped",
 )(lambda skipped: lambda view, nodes, at: ())
+_wrapping(
+    "fix-leaves-no-source",
+    "a fix lets all cores copy from a replicant, which none of them does",
+    fixing,
+    "_source_is_left",
+)(lambda source_is_left: nothing)

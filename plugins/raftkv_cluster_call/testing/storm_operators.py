@@ -208,26 +208,33 @@ class Operators:
     # --- a fix beside a node that fails ---
 
     async def fix_failing(self) -> None:
-        """One node fails at all calls; a fix takes it past them, and names each of them."""
-        rng = random.Random(f"{self._plan.seed}/failing")
+        """One node fails at all calls, or all cores beside a replicant; a fix names what they miss.
+
+        It takes them past these calls, but for all cores: then nobody is left to copy from.
+        """
+        rng, works = random.Random(f"{self._plan.seed}/failing"), self._storm.works
         seats = [seat for seat in self._storm.all_seats() if _takes_part(seat)]
         if len(seats) < 2:
             return
-        failing, other = rng.sample(seats, 2)
-        name, works = failing.host.name, self._storm.works
-        at = failing.host.view().table("cursors")[name].id
-        works.fail_on(name)
+        other, *others = rng.sample(seats, len(seats))
+        failing = others[:1]
+        if other.host.role == "replicant":
+            failing = [seat for seat in others if seat.host.role == "core"] or failing
+        last = self._storm.log.ledger.last
+        for seat in failing:
+            works.fail_on(seat.host.name)
         await self._storm.callers.call_in_peace(other, 1)
         called = tuple(
             id_
             for id_, entry in self._storm.log.ledger.entries.items()
-            if id_ > at and entry.kind == "call" and entry.state == "committed"
+            if id_ > last and entry.kind == "call" and entry.state == "committed"
         )
         report = await self._fix(other)
         works.end_troubles()
         named = {each.node: each.ids for each in (*report.skipped, *report.copied)}
-        if report.verdict in ("fixed", "differs") and named != {name: called}:
-            text = f"{report}; {name} has executed none of {called}"
+        missed = {seat.host.name: called for seat in failing}
+        if report.verdict in ("fixed", "differs") and named != missed:
+            text = f"{report}; what was not executed is {missed}"
             self._storm.violated("fix tells the truth", [text])
 
     async def _fix(self, seat: Seat) -> FixReport:

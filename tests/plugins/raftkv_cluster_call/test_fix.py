@@ -90,7 +90,9 @@ class Shop:
         return {name: shelf.items for name, shelf in self.shelves.items()}
 
 
-def shop(cores: int = 3) -> Callable[[Callable[[Shop], Awaitable[None]]], Callable[[], None]]:
+def shop(
+    cores: int = 3, replicants: int = 0
+) -> Callable[[Callable[[Shop], Awaitable[None]]], Callable[[], None]]:
     def wrap(body: Callable[[Shop], Awaitable[None]]) -> Callable[[], None]:
         def test() -> None:
             made = Shop()
@@ -99,7 +101,7 @@ def shop(cores: int = 3) -> Callable[[Callable[[Shop], Awaitable[None]]], Callab
                 made.cluster = cluster
                 await body(made)
 
-            tell(whole, cores=cores, register=made.register)
+            tell(whole, cores=cores, replicants=replicants, register=made.register)
 
         test.__name__ = body.__name__
         test.__doc__ = body.__doc__
@@ -420,3 +422,21 @@ async def test_nobody_who_takes_part_is_a_verdict_too(shop: Shop) -> None:
         await shop.cluster.calls(name).leave()
     report = await shop.fix()
     assert (report.verdict, report.lead) == ("unreachable", "")
+
+
+@shop(cores=1, replicants=1)
+async def test_the_last_core_that_could_be_copied_is_not_made_to_copy(shop: Shop) -> None:
+    """Copies come from cores only, so it would wait for one for ever."""
+    shop.cluster.set(replicants_take_part=True)
+    await until(lambda: shop.cluster.state("rep1") == "following")
+    await shop.store("a")
+    shop.shelves["core1"].broken = True
+    id = await shop.store("b", by="rep1")
+    await until(lambda: shop.cluster.row("core1").failing == id)
+    report = await shop.fix()
+    assert (report.verdict, report.lead) == ("unreachable", "rep1")
+    assert "core1 would need a copy" in report.reason
+    assert shop.cluster.state("core1") == "following"
+    shop.shelves["core1"].broken = False
+    await shop.cluster.at(id)
+    assert shop.shelves["core1"].items == shop.shelves["rep1"].items
