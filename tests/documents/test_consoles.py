@@ -215,6 +215,7 @@ def test_the_commands_without_an_answer_succeed(shell: Shell, page: str) -> None
     todo = [each for each in plain(page) if is_to_run(each.command)]
     if not any("certs init --dir certs" in each.command for each in todo):
         shell("raftkv certs init --dir certs --cluster orders")
+    revision = 0
     if any("--dir demo" in each.command for each in todo):
         start(shell)
         for lease in ("694d8a1b", "694d8a1c"):
@@ -223,10 +224,11 @@ def test_the_commands_without_an_answer_succeed(shell: Shell, page: str) -> None
         shell("raftkv put picture PNG --dir demo")
         client = DoorClient([endpoint_of(shell, "demo")])
         for number in range(10):
-            client.put(f"jobs/{number}".encode(), b"x")
+            revision = client.put(f"jobs/{number}".encode(), b"x")
     for each in todo:
-        # So many revisions there are not.
-        shell(each.command.replace("compact 1000", "compact 5"))
+        # The revisions of the page are not those of a cluster that has just begun.
+        command = each.command.replace("compact 1000", "compact 5")
+        shell(command.replace("--rev 7", f"--rev {revision}"))
     assert len(todo) >= 2
 
 

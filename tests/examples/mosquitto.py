@@ -20,6 +20,8 @@ from bench.peers.debian import Missing, Package, Program
 __all__ = ["Missing", "Subscriber", "mosquitto", "publish"]
 
 TIMEOUT_S = 30.0
+# For a client that has got SIGTERM.
+ENDING_S = 10.0
 
 # The option ends with 1 although it was understood.
 CLIENTS = Package(
@@ -111,7 +113,13 @@ class Subscriber:
         """End it: with DISCONNECT, or without a word."""
         if self._process.poll() is None:
             self._process.kill() if kill else self._process.terminate()
-        self._process.wait(TIMEOUT_S)
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            # It sends DISCONNECT from its signal handler, and waits for its own lock for ever where
+            # the signal came while it held that.
+            self._process.kill()
+            self._process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
         if self._process.stdout is not None:
             self._process.stdout.close()

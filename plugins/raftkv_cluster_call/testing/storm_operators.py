@@ -210,7 +210,7 @@ class Operators:
     async def fix_failing(self) -> None:
         """One node fails at all calls, or all cores beside a replicant; a fix names what they miss.
 
-        It takes them past these calls, but for all cores: then nobody is left to copy from.
+        It takes them past these calls, but for all cores: then no node is left to copy from.
         """
         rng, works = random.Random(f"{self._plan.seed}/failing"), self._storm.works
         seats = [seat for seat in self._storm.all_seats() if _takes_part(seat)]
