@@ -65,6 +65,7 @@ class Disagreement:
         self._rng = rng
         # The one that is then the first by its own file.
         self._name = cluster.cores[1]
+        self._is_there = True
         self._give(cluster.cores[1:])
 
     def _give(self, cores: list[str]) -> None:
@@ -72,16 +73,18 @@ class Disagreement:
         configs[self._name] = with_cores(configs[self._name], cores, PORT)
 
     async def storm(self) -> None:
-        cluster, name = self._cluster, self._name
         await asyncio.sleep(self._rng.uniform(*WRONG_S))
         self.finish()
-        if cluster.world.host(name).is_up:
-            cluster.world.crash(name, power_cut=False)
-            cluster.start(name)
 
     def finish(self) -> None:
-        """From the next start on the file is right."""
+        """Correct the file, unless that is done, and start the core with it."""
+        if not self._is_there:
+            return
+        self._is_there = False
         self._give(self._cluster.cores)
+        if self._cluster.world.host(self._name).is_up:
+            self._cluster.world.crash(self._name, power_cut=False)
+            self._cluster.start(self._name)
 
 
 @contextlib.contextmanager

@@ -69,6 +69,12 @@ def test_a_second_node_that_is_not_refused_is_seen() -> None:
         cluster.storm(10.0, {"reset": 1.0})
 
 
+def test_files_that_disagree_are_corrected_after_a_short_storm() -> None:
+    """The storm of a seed may end before the file would have been corrected in it."""
+    seed = next(seed for seed in range(200) if draw(seed).more.disagreeing)
+    assert run_seed(seed, seconds=0.2).check == ""
+
+
 def test_files_that_disagree_and_are_not_compared_are_seen() -> None:
     seeds = [seed for seed in range(200) if draw(seed).more.disagreeing]
     assert len(seeds) > 4
