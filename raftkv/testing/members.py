@@ -81,7 +81,9 @@ FOREVER_S = float("inf")
 # how much later the second operator asks.
 STALL_S = (0.5, 4.0)
 BETWEEN_S = (0.0, 1.5)
-# Operators at once: how often several ask for the same removal, how many more, and how far apart.
+# Operators at once: how often they add two cores while nothing is committed; how often several ask
+# for the same removal, how many more, and how far apart.
+TWO_ADDED_SHARE = 0.5
 SAME_SHARE = 0.5
 SAME_ASKED = 6
 APART_S = (0.0, 0.01)
@@ -372,7 +374,13 @@ class Operator:
         named = self._named()
         free = [name for name in self._cluster.core_names if name not in named]
         asked: list[tuple[str, str]] = []
-        if free and len(named) < CORES_MAX:
+        if len(free) > 1 and len(named) + 2 <= CORES_MAX and self._rng.random() < TWO_ADDED_SHARE:
+            for name in free[:2]:
+                self._start_empty(name)
+                asked.append(("add", name))
+            await asyncio.sleep(self._rng.uniform(0.5, 2))
+            self._stall_disks_of_followers()
+        elif free and len(named) < CORES_MAX:
             self._start_empty(free[0])
             await asyncio.sleep(self._rng.uniform(0.5, 2))
             asked.append(("add", free[0]))
@@ -390,6 +398,13 @@ class Operator:
         finally:
             for task in tasks:
                 task.cancel()
+
+    def _stall_disks_of_followers(self) -> None:
+        """What the leader appends next is not committed before the next one comes."""
+        for voter in self._newest.voters:
+            name = name_of(voter)
+            if not self._leads(name) and self._world.host(name).is_up:
+                self._world.stall_disk(name, self._rng.uniform(*STALL_S))
 
     async def _promote_replicant(self) -> None:
         """A replicant becomes a core, in the same process."""
