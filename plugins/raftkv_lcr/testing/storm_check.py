@@ -281,6 +281,8 @@ class Story:
     clean: bool = False
     # The mode in which it began and was answered; "" where that was not one.
     mode: str = "enabled"
+    # The log had ended the incarnation of its node when it began.
+    outdated: bool = False
     # Under way, "ok", another outcome of a connect, or what was raised or done instead.
     outcome: str = ""
     present: bool = False

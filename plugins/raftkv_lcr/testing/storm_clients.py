@@ -145,6 +145,7 @@ class Clients:
         story = Story(client, f"{client}.{self.connects}", seat.host.name, clean)
         if seat.host.incarnation:  # else its copy says nothing yet, and the session waits
             story.mode = effective_mode(seat.host.view()).mode
+            story.outdated = self._has_ended(seat)
         self._storm.stories[story.channel] = story
         return story
 
@@ -181,7 +182,8 @@ class Clients:
         if story.mode == "disabled":
             # Of the old registry nothing is promised: what is wrong there is counted in the end.
             # But these connections began when it was another mode for all nodes.
-            if self._plan.never_disabled and opened.outcome == "ok":
+            outdated = story.outdated or self._has_ended(seat)
+            if self._plan.never_disabled and not outdated and opened.outcome == "ok":
                 text = f"{story} was opened as if the mode were disabled"
                 self._storm.violated("the mode is kept to", [text])
             return
@@ -190,6 +192,12 @@ class Clients:
         if self._plan.keeps_older:
             found = check_older(story, self._storm.stories)
             self._storm.violated("older connections are kept", found)
+
+    def _has_ended(self, seat: Seat) -> bool:
+        """Whether the log has ended this incarnation: then no change of the mode waits for it."""
+        newest = max((each.host.view() for each in self._storm.all_seats()), key=lambda v: v.index)
+        member = newest.members.get(seat.host.name)
+        return member is None or not member.up or member.incarnation != seat.host.incarnation
 
     def _mark(self, story: Story, opened: OpenedSession) -> None:
         marks = self._marks

@@ -117,7 +117,8 @@ class Plan:
         """Whether nobody can act as under "disabled", from the first connect to the end.
 
         "migration" is one step, and the first connect may meet a node that has yet to hear of it.
-        The others are two, and the second waits until all nodes have adopted the first.
+        The others are two, and the second waits until all nodes have adopted the first that are
+        not declared dead.
         """
         standing = bool(self.modes) and self.modes[0][0] == 0.0
         return standing and not {mode for _, mode in self.modes} & {"disabled", "migration"}
