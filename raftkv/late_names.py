@@ -18,13 +18,11 @@ def late_names(package: str) -> Callable[[str], Any]:
     """A `__getattr__` for the package (PEP 562); its public names are those of `public.py`."""
 
     def look_up(name: str) -> Any:
-        missing = AttributeError(f"module {package!r} has no attribute {name!r}")
-        if find_spec(f"{package}.{name}") is not None:
-            raise missing  # a module of the package, which Python imports then
-        public = import_module(f"{package}.public")
-        try:
-            return getattr(public, name)
-        except AttributeError:
-            raise missing from None
+        # The import system asks for a module of the package first, and imports it then.
+        if find_spec(f"{package}.{name}") is None:
+            public = import_module(f"{package}.public")
+            if hasattr(public, name):
+                return getattr(public, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return look_up
