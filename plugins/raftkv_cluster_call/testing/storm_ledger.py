@@ -98,7 +98,9 @@ class Ledger:
             self.lost |= {
                 (record.initiator, id_)
                 for id_, record in after.records.items()
-                if before.records.get(id_) != record and record.initiator == command.old.name
+                if record.initiator == command.old.name
+                and record.state == "aborted"
+                and before.records.get(id_) != record
             }
         if isinstance(command, Sync) and step.origin is not None:
             self._note_sync(step, command.as_of, step.origin[0])
