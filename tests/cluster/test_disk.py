@@ -21,7 +21,7 @@ from raftkv.cli.devcluster import DevCluster
 from raftkv.cli.door_client import DoorClient, request
 from raftkv.errors import NotApplied, OutcomeUnknown, Overloaded
 from raftkv.raft.free_space import DISK, RESERVE_PART
-from tests.cluster.clients import DEADLINE_S
+from tests.cluster.clients import DEADLINE_S, b64
 
 pytestmark = pytest.mark.cluster
 
@@ -148,7 +148,7 @@ def test_a_disk_that_fills_stops_no_node_and_takes_what_frees_room(
     other.write_bytes(bytes(volume.f_bavail * volume.f_frsize - left))
     wait_alarms(solo, [DISK])
     # One request, which the node refuses after its own `timeout_s`: a client would repeat it.
-    second = {"key": "c2Vjb25k", "value": "dmFsdWU="}
+    second = {"key": b64(b"second"), "value": b64(b"value")}
     with pytest.raises(Overloaded, match="alarm DISK"):
         request(solo.endpoint("core1"), "POST", "/v3/kv/put", second, timeout_s=DEADLINE_S)
     check(solo, {b"first": b"value"})

@@ -116,8 +116,8 @@ class Subscriber:
         try:
             self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
-            # It sends DISCONNECT from its signal handler, and waits for its own lock for ever where
-            # the signal came while it held that.
+            # Its signal handler calls its library, which takes locks that it may hold already:
+            # probably why it sometimes never ends.
             self._process.kill()
             self._process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
