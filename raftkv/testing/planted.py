@@ -222,7 +222,7 @@ wrapping(
 )(_judging(vote=None))
 wrapping(
     "vote-for-shorter-log",
-    "a vote is given to whoever asks first",
+    "a vote is given to the first node that asks",
     campaigning,
     "judge_vote",
     seeds_max=100,

@@ -148,7 +148,7 @@ def _count_copies(advance: Callable[..., None]) -> Callable[..., None]:
 
 @wrapping(
     "count-strangers-votes",
-    "whoever can be reached is asked for a vote, and every vote counts",
+    "each node that can be reached is asked for a vote, and every vote counts",
     Campaigning,
     "_campaign",
     seeds_max=100,
@@ -205,7 +205,7 @@ class _NoConfigurations(ConfigurationLog):
 
 @wrapping(
     "configuration-forgotten",
-    "a restarted core takes the members from its snapshot, or from the founding",
+    "a restarted core takes the members from its snapshot, or from the bootstrap",
     node_module,
     "recover",
     seeds_max=50,
