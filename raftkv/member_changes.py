@@ -234,11 +234,9 @@ class MemberChange:
     async def _force_out(self, known: str) -> bool:
         """What is forced may be what lets anything be committed again: it waits for nobody."""
         voters, term = self._node.voters, self._engine.term
-        try:
+        with voters.suspended():
             await voters.try_strike_off(known, FORCED_WAIT_S)
             return await self._append(lambda now: _without(now, known), force=True, term=term)
-        finally:
-            voters.look()
 
     async def _heard(self, check: Callable[[], None]) -> bool:
         """Wait until `check` has nothing against it; what it says after HEARD_WAIT_S stands."""

@@ -15,10 +15,11 @@ Why a version. A command may be late: one that enters a core again, proposed by 
 must not arrive behind the one that has struck it off. Each says which version it has seen, and is
 not taken when that is no longer the last one; whoever strikes a core off does so with a command of
 its own that was taken, so everything that was on its way before is void. On one node, a lock keeps
-the leader's correcting (`look`) apart from a removal between its two steps. A leader that
-loses its office in between appends nothing more, and what it had appended is either in the log of
-the next one, who then corrects nothing, or nowhere: a node leads here once an entry of its own term
-is committed, and with it everything before, so no older log can win again.
+the leader's correcting (`look`) apart from a removal between its two steps; a forced removal, which
+waits for no lock, suspends it. A leader that loses its office in between appends nothing more, and
+what it had appended is either in the log of the next one, who then corrects nothing, or nowhere: a
+node leads here once an entry of its own term is committed, and with it everything before, so no
+older log can win again.
 
 A removal may be given up when what strikes the core off is on its way already. It takes effect
 later, or never; so the leader compares again whenever the row has another version.
@@ -32,7 +33,9 @@ configuration by decree, and the state learns of it from the first leader after 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .errors import RaftkvError, Refused
@@ -60,6 +63,8 @@ class VoterNews:
         self._node = node
         #: Held from striking a core off until the configuration without it is appended.
         self.lock = asyncio.Lock()
+        #: Forced removals under way: nothing is corrected between their two steps.
+        self._forced = 0
         #: The configuration and the version of the row that were found to agree.
         self._seen: tuple[Configuration, int] | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -69,6 +74,8 @@ class VoterNews:
         part = self._node._part
         if not isinstance(part, CorePart) or not part.leads:
             self._seen = None
+            return
+        if self._forced:
             return
         configurations, seen = part.engine.configurations, self._seen
         latest, version = configurations.latest, self._node.machine.voters[0]
@@ -91,7 +98,7 @@ class VoterNews:
 
     async def _agree(self, part: CorePart) -> None:
         node, engine = self._node, part.engine
-        while part is node._part and part.leads:
+        while part is node._part and part.leads and not self._forced:
             configurations = engine.configurations
             if engine.commit < configurations.latest_index:
                 return  # its commit is looked at
@@ -127,6 +134,16 @@ class VoterNews:
             )
             if result.accepted:
                 return
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Correct nothing meanwhile: for a forced removal, which does not wait for `lock`."""
+        self._forced += 1
+        try:
+            yield
+        finally:
+            self._forced -= 1
+            self.look()
 
     async def try_strike_off(self, raft_id: str, timeout_s: float) -> None:
         """`strike_off` for a removal that may not wait. What is on its way goes on."""

@@ -319,3 +319,45 @@ async def test_a_removal_that_would_leave_too_few_strikes_nobody_off() -> None:
     with pytest.raises(MembershipRefused, match="too few"):
         await node.remove("c")
     assert not node.under_way
+
+
+@on_a_clock
+async def test_nothing_is_corrected_between_the_two_steps_of_a_forced_removal() -> None:
+    """The state knows that the core is gone, the configuration is not appended yet."""
+    node = FakeNode("a-1", "b-1", "c-1")
+    engine = node._part.engine
+    node.voters.look()
+    await node.settle()
+    engine.commit = 0  # the entry of another change: the removal waits for it
+    removal = node.remove("c", force=True)
+    await node.settle()
+    assert node.announced == ("a-1", "b-1")
+    assert not engine.changed
+    engine.commit = 10
+    node.voters.look()
+    await rounds()
+    assert not node.under_way
+    await asyncio.sleep(1.0)
+    assert engine.configuration.voters == ("a-1", "b-1")
+    engine.commit = 11
+    assert await removal
+    node.voters.look()
+    await node.settle()
+    assert node.announced == ("a-1", "b-1")
+
+
+@on_a_clock
+async def test_a_forced_removal_that_ends_without_a_change_is_corrected() -> None:
+    node = FakeNode("a-1", "b-1", "c-1")
+    node.voters.look()
+    await node.settle()
+    node._part.engine.commit = 0
+    removal = node.remove("c", force=True)
+    await node.settle()
+    assert node.announced == ("a-1", "b-1")
+    removal.cancel()
+    await asyncio.gather(removal, return_exceptions=True)
+    node._part.engine.commit = 10
+    node.voters.look()
+    await node.settle()
+    assert node.announced == ("a-1", "b-1", "c-1")

@@ -296,7 +296,6 @@ class Operator:
         possible = self._cluster.observer.possible_configurations()
         if name is None or not all(self._goes_on_without(name, each) for each in possible):
             return
-        self._cluster.observer.forced()
         if await self._ask("remove by force", name):
             self._count("removed by force")
             await asyncio.sleep(self._rng.uniform(*LINGER_S))

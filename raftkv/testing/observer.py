@@ -18,9 +18,9 @@ What is checked, and when (Raft paper, figure 3):
 
 And beside them: a leader commits by counting only entries of its own term; what it commits is on
 the platters of a majority (promises.py); whom the state takes for voters, at an entry, are among
-those by whom it was committed (raftkv/voters.py), as long as nobody forces anything; term, commit
-and applied index of a running node never go back; nobody is elected while another node holds a
-lease by its own clock.
+those by whom it was committed (raftkv/voters.py), until somebody forces a removal that the state
+does not know of yet; term, commit and applied index of a running node never go back; nobody is
+elected while another node holds a lease by its own clock.
 
 Who votes is asked of the log, not of its owner: of everything that was ever appended, the last
 configuration that stands in this log. At elections and commits the engine must count by the same
@@ -98,6 +98,8 @@ class Observer:
         self._committed_in: dict[int, int] = {}
         # index -> voters of the configuration by which a leader committed it; None: not followed.
         self._committed_by: dict[int, frozenset[str]] | None = {}
+        # Host -> whom its state takes for voters.
+        self._announced: dict[str, tuple[str, ...]] = {}
         # Whether a change of the members that is being appended is forced.
         self._forced = False
         # Hosts whose data belong to a history that was given up (disaster.py).
@@ -191,9 +193,10 @@ class Observer:
                 break
         return found
 
-    def forced(self) -> None:
-        """A change of the members is forced: the state need not know of it before it is made."""
-        self._committed_by = None
+    @property
+    def voters_known(self) -> bool:
+        """Whether whom the state takes for voters are, at every entry, among those that voted."""
+        return self._committed_by is not None
 
     def begin_anew(self, wal: Wal) -> int:
         """The cluster goes on from this log alone (disaster.py): forget what it does not hold.
@@ -246,6 +249,10 @@ class Observer:
                 )
         if new.voters != old.voters and not self._forced:
             self._check_holders(name, engine, new)
+        removed = frozenset(old.voters) - frozenset(new.voters)
+        if self._forced and not removed.isdisjoint(self._announced.get(name, old.voters)):
+            # It could not wait for the state.
+            self._committed_by = None
         self._marks.hit("members changed")
         if frozenset(new.distrusted) - frozenset(old.distrusted):
             self._marks.hit("voter distrusted")
@@ -440,6 +447,10 @@ class Observer:
                 f"{name} applies entry {index}, which {sorted(voted)} voted on, and takes "
                 f"{sorted(announced)} for its voters",
             )
+
+    def applied(self, name: str, announced: tuple[str, ...]) -> None:
+        """Whom the state takes for voters after an entry."""
+        self._announced[name] = announced
 
     def _check_committed(self, name: str, engine: Engine, index: int) -> None:
         term = engine.wal.term_at(index)

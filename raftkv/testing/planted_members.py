@@ -63,6 +63,18 @@ def _removed_unannounced(strike_off: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @wrapping(
+    "forced-removal-corrected",
+    "the leader corrects the voters that the state knows between the two steps of a forced removal",
+    voters.VoterNews,
+    "suspended",
+    seeds_max=50,
+    members=True,
+)
+def _corrected_meanwhile(suspended: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda news: contextlib.nullcontext()
+
+
+@wrapping(
     "removal-untold",
     "no leader proposes to the state that a core was removed",
     removed_members.RemovedMembers,

@@ -357,7 +357,9 @@ class SimulatedCluster:
             name = current.running_host()
             self._facts.applied(name, self._epoch_of(name), index, zlib.crc32(body, term))
             self.observer.applying(name, index, replica.machine.voters[1])
-            return original(replica, index, body, term)
+            rest = original(replica, index, body, term)
+            self.observer.applied(name, replica.machine.voters[1])
+            return rest
 
         return apply
 

@@ -150,6 +150,8 @@ class Storm(StormWorld[Seat]):
         """
         if not effect.confirmed or not is_fast(_basis(step)):
             return []
+        if not self.cluster.observer.voters_known:
+            return []  # a core was removed by force while the state could not be told
         if not any(self.log.ledger.positions[number].sync for number in effect.confirmed):
             return []
         possible = self.cluster.observer.possible_configurations()
