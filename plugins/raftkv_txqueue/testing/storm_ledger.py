@@ -54,6 +54,8 @@ class Item:
     clock, and must have settled it at `due_ms` (0: whenever); `work`: who accepted it.
 
     `comes_ms`: when its delay is over; `expires_ms`: when its time to live is, 0: never.
+    `returned_version`: the plugin's format when a rolled back transaction had given it back; 0: it
+    has not yet.
     """
 
     message: Message
@@ -66,6 +68,7 @@ class Item:
     due_ms: int = 0
     comes_ms: int = 0
     expires_ms: int = 0
+    returned_version: int = 0
 
 
 def _timed_item(message: Message, now: int, ttl_max_ms: int) -> Item:
@@ -494,7 +497,7 @@ class Ledger:
         keeps = work.xid is None and life is not None and step.live(life)
         for seq, book in self.accepts(work):
             item = book.items[seq]
-            item.loose, item.work = True, work
+            item.loose, item.work, item.returned_version = True, work, 0
             if keeps:
                 item.holder = work.session
             else:

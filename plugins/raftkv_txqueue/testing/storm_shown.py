@@ -90,11 +90,13 @@ def _settle_loose(book: Book, shown: dict[int, Any], step: Step, ledger: Ledger)
         work, holder = item.work, ledger.sessions.get(item.holder)
         keeps = holder is not None and step.live(holder)
         waits = _waits(item, step)
+        if now is not None and now.state == "acquired" and keeps and not item.returned_version:
+            # In this entry: what is loose is looked at in every one.
+            item.returned_version = step.version
         if now is not None and now.state == "acquired" and keeps and not waits:
             item.work, item.loose = None, False
-            # Since the entry that moved it, which may be an earlier one.
             since_ms = 0 if now.holder is None else now.holder.since_ms
-            if since_ms > step.now or (since_ms == 0 and step.version > 1):
+            if since_ms > step.now or (since_ms == 0 and item.returned_version > 1):
                 yield HOLDERS, f"{book.name} {seq}: {now.holder} has it, and it is {step.now}"
             book.hold(seq, item.holder, since_ms)
         elif now is None or now.state == "available":
