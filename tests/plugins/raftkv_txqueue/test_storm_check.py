@@ -46,6 +46,7 @@ from raftkv_txqueue.commands import (
 )
 from raftkv_txqueue.plugin import TxQueue
 from raftkv_txqueue.refusals import IllegalState, QueueFull, SessionEnded, UnknownXid
+from raftkv_txqueue.rows import Lock
 from raftkv_txqueue.testing.planted import planted
 from raftkv_txqueue.testing.storm_answers import (
     Story,
@@ -345,6 +346,26 @@ def test_a_message_that_leaves_its_holder_is_found() -> None:
     with bench.spoiling(give_away):
         bench.txs.get(session)
     assert HOLDERS in bench.checks()
+
+
+def test_a_message_that_comes_back_without_its_time_is_found() -> None:
+    bench = Bench()
+    bench.publish(count=2)
+    session = bench.txs.open(kind="tx")
+    bench.txs.get(session, count=2)
+    bench.txs.stage(session, accept_of("q", 1, 2))
+
+    def forget_the_time(ctx: Context, result: Any) -> Any:
+        locks = ctx.table("locks")
+        for seq in (1, 2):
+            lock = locks.get((session, 1, seq))
+            if isinstance(lock, Lock):
+                locks.put((session, 1, seq), lock.deliveries)
+        return result
+
+    with bench.spoiling(forget_the_time):
+        bench.txs.of(session, Rollback(session, 1))
+    assert bench.checks() == [HOLDERS]
 
 
 def test_what_is_not_settled_as_it_is_told_is_found() -> None:
