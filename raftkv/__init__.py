@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import blocking, recipes
+    from .allocator import tune_malloc
     from .client import Client, ClientStream, ClientTls, DoorAnswer
     from .collector import tune_gc
     from .config import Limits, NodeConfig, RaftTimes, TlsFiles, load_config
@@ -53,12 +54,14 @@ __all__ = [
     "load_config",
     "recipes",
     "tune_gc",
+    "tune_malloc",
     "use_huge_pages",
 ]
 
 # Which module has the name; the modules themselves are attributes, too. tests/test_imports.py holds
 # this against the imports above.
 _HOMES: dict[str, tuple[str, ...]] = {
+    "allocator": ("tune_malloc",),
     "blocking": (),
     "client": ("Client", "ClientStream", "ClientTls", "DoorAnswer"),
     "collector": ("tune_gc",),

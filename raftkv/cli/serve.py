@@ -18,6 +18,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from raftkv.allocator import tune_malloc
 from raftkv.collector import tune_gc
 from raftkv.config import NodeConfig
 from raftkv.descriptors import raise_limit
@@ -39,12 +40,13 @@ _reloads: set[asyncio.Task[None]] = set()
 def run(config: NodeConfig, place: Logging | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end.
 
-    The process is the node's alone, so its garbage collector and its pages of memory are arranged
-    for a large state, and its limit of open files is raised. `place` gets the node, for the log.
-    A data directory that other users may change is refused.
+    The process is the node's alone, so its allocator, its garbage collector and its pages of memory
+    are arranged for a large state and large requests, and its limit of open files is raised.
+    `place` gets the node, for the log. A data directory that other users may change is refused.
     """
     require_own(config.dir)
     raise_limit()
+    tune_malloc()
     tune_gc()
     use_huge_pages()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
