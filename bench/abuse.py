@@ -3,8 +3,9 @@
 A cluster of real processes is under load: callers that put 100 keys in each transaction, and a
 bystander that puts one key every 10 ms. Beside them each kind of bench/abuse_traffic.py runs
 against the leader's HTTP API for some seconds. What counts is that the leader stays the leader, how
-long the bystander's puts took, and how much memory the leader held at most: `request_bytes_max` and
-`answer_bytes_max` (768 MiB together), and 256 MiB for the node itself.
+long the bystander's puts took, and how much memory the leader held at most: `request_bytes_max`,
+`answer_bytes_max` and `watch_bytes_max` (832 MiB together), 64 KiB for each connection, and 256 MiB
+for the node itself (docs/door.md, "Memory"): 1,120 MiB.
 
 Run it on a quiet machine: the traffic's own processes need their share of it.
 
@@ -35,12 +36,26 @@ from bench.worst import BYSTANDER_P99_MS, Nodes, WorstError, in_process, words_o
 from bench.worst_callers import Figures, Load, Role, fill
 from raftkv import Client
 from raftkv.cli.devcluster import DevCluster
+from raftkv.config import HttpLimits
 from raftkv.errors import RaftkvError
+from raftkv.server.incoming import SMALL_BYTES
 
-__all__ = ["MEMORY_MIB", "Kind", "Report", "main"]
+__all__ = ["MEMORY_MIB", "Kind", "Report", "clients_bytes_max", "main"]
 
+#: The node itself: the program (80 MiB), a small state with its history, the log in memory.
+NODE_MIB: Final = 256
+
+
+def clients_bytes_max(limits: HttpLimits, connections: int) -> int:
+    """What a node may hold at most for its clients (docs/door.md, "Memory")."""
+    each = max(limits.head_bytes_max, SMALL_BYTES)
+    whole = limits.request_bytes_max + limits.answer_bytes_max + limits.watch_bytes_max
+    return whole + min(connections, limits.connections_max) * each
+
+
+CONNECTIONS: Final = max(connections for _, connections in KINDS.values())
 #: The default of --memory: what the leader may hold at most.
-MEMORY_MIB: Final = 1024
+MEMORY_MIB: Final = NODE_MIB + -(-clients_bytes_max(HttpLimits(), CONNECTIONS) // (1 << 20))
 #: Keys of which the kind `ranges` reads all.
 KEYS: Final = 20_000
 TRANSACTION_CALLERS: Final = 2

@@ -226,8 +226,11 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # New client sessions (POST /v1/sessions) a second from one address, and ten seconds' worth at
     # once. The cluster has 10,000, and one address must not use them up.
     sessions_per_s_max: int = 50
-    # Watches on one stream, about a kilobyte each, without what waits in their buffers.
+    # Watches on one stream.
     stream_watches_max: int = 1000
+    # Bytes of the watches of all streams, with their keys: a kilobyte each and the key and the end
+    # of its range, without what waits in their buffers. 30 watches for each of the streams.
+    watch_bytes_max: int = 64 * MIB
     # Request line and headers of one request. Apache and nginx allow 8 KiB a line, Node.js 16 KiB
     # in all; this leaves room for a proxy's additions. One read of the loop may exceed it once.
     head_bytes_max: int = 64 * KIB

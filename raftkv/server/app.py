@@ -54,7 +54,7 @@ from .ports import DoorNode, SessionBinder, Writer
 from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, stream_out
 from .status_pages import PAGES, PROBES, StatusPages
 from .streams import STREAM, Stream, serve_stream
-from .watch_words import WatchStream
+from .watch_words import WatchBytes, WatchStream
 from .work_budget import WorkBudget, units_of
 
 __all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App", "Word"]
@@ -117,12 +117,11 @@ class App:
         self._headers = Headers(node)
         self._pages = StatusPages(node, version, clock)
         # Under way at this moment, the hot ones included; and how often a limit was met.
-        self.requests = 0
-        self.streams = 0
-        self.requests_total = 0
+        self.requests = self.streams = self.requests_total = 0
         self.refused = {"requests_max": 0, "streams_max": 0, "body_bytes_max": 0}
         self.outgoing = Outgoing(self.limits.answer_bytes_max)
         self.incoming = Incoming(self.limits.request_bytes_max)
+        self.watch_bytes = WatchBytes(self.limits.watch_bytes_max)
         self.budget = WorkBudget()
         gateway = Gateway(node, self._headers, self.outgoing, self.budget)
         leases = LeaseWords(node, self._headers)
@@ -204,7 +203,9 @@ class App:
                 body = await self._body(scope, self.body_bytes_max, receive, send, received)
                 if body is None:
                     return
-                answer = await self.started(self._bound(path, scope), body)
+                running = self.started(self._bound(path, scope), body)
+                del body  # the word lets go of it, too
+                answer = await running
                 if path in self._reading and (refusal := self.refusal_of(answer)) is not None:
                     raise refusal
         except Exception as error:
@@ -220,7 +221,9 @@ class App:
 
     async def _in_turn(self, word: Word, body: bytes) -> bytes:
         await self.budget.turn()
-        return await word(body)
+        running = word(body)
+        del body  # the word lets go of it, too
+        return await running
 
     def begin(self, *, always: bool = False) -> None:
         """Count a request in; who calls it counts it out again. Raises Busy, but not `always`."""
@@ -293,13 +296,18 @@ class App:
         try:
             if path == "/v3/watch":
                 watches = self.limits.stream_watches_max
-                watching = WatchStream(self._node, self._headers, watches)
+                watching = WatchStream(
+                    self._node,
+                    self._headers,
+                    watches,
+                    room=self.outgoing.room,
+                    watch_bytes=self.watch_bytes,
+                )
                 answers: Stream = watching.answers
                 on_stop: Callable[[], None] | None = watching.stop
-                room: Callable[[], Awaitable[None]] | None = self.outgoing.room
             else:
                 # Its answers are small, and one that waited would let the client's leases expire.
-                answers, on_stop, room = self._keep_alive, None, None
+                answers, on_stop = self._keep_alive, None
             with Received(self.incoming) as received:
                 await serve_stream(
                     answers,
@@ -308,7 +316,7 @@ class App:
                     send,
                     stopping=self._stopping,
                     on_stop=on_stop,
-                    room=room,
+                    outgoing=self.outgoing,
                     received=received,
                     budget=self.budget,
                 )
@@ -453,7 +461,7 @@ class App:
                         receive,
                         send,
                         self._stopping,
-                        self.outgoing.room,
+                        self.outgoing,
                     )
                 finally:
                     self.streams -= 1

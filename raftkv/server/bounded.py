@@ -50,7 +50,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from .admission import TARGET
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
 from .app import App, Word
-from .hot import Heads, Run, response
+from .hot import Heads, Run, head_of, response
 from .incoming import SMALL_BYTES
 from .streams import SEND_TIMEOUT_S, STREAM
 
@@ -69,9 +69,10 @@ LARGE_BYTES: Final = 1024 * 1024
 BROUGHT_BYTES_PER_S_MIN: Final = 64 * 1024
 BROUGHT_S: Final = 1.0
 
-# Over TLS answers are written in such pieces. Whatever is written at once goes to the connection
-# below, which does not tell what it holds; behind 64 KiB there, pieces wait where they are counted.
-TLS_PIECE_BYTES: Final = 64 * 1024
+# A larger answer is not copied behind its head. Over TLS it is written in such pieces. Whatever is
+# written at once goes to the connection below, which does not tell what it holds; behind 64 KiB
+# there, pieces wait where they are counted.
+PIECE_BYTES: Final = 64 * 1024
 
 _log = logging.getLogger("raftkv.server")
 
@@ -239,8 +240,16 @@ class BoundedHttp(HttpToolsProtocol):
             self._unsent = unsent
 
     def _count_held(self) -> None:
-        """What waits behind a request counts for the limit of all connections (incoming.py)."""
-        if (held := len(self._held)) != self._held_counted:
+        """What waits to be read counts for the limit of all connections (incoming.py).
+
+        That is what came behind a request, and what of bodies was not read yet.
+        """
+        held = 0
+        if not self._gone:
+            cycles = {cycle for cycle, _ in self.pipeline}
+            cycles.update(each for each in (self.cycle, self._answered_cycle) if each is not None)
+            held = len(self._held) + sum([len(each.body) for each in cycles])
+        if held != self._held_counted:
             self._state.app.incoming.moved(held - self._held_counted)
             self._held_counted = held
 
@@ -499,6 +508,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
+        answered = self._answered_cycle
+        if answered is not None:
+            # A body that was not read: of a request to a path that does not exist, for example.
+            answered.body = type(answered.body)()
         super().on_response_complete()
         if self._receiving_since is not None:
             self._receiving_since = self._idle_since
@@ -517,7 +530,7 @@ class BoundedHttp(HttpToolsProtocol):
             async def sent(message: Any) -> None:
                 size = len(message.get("body", b""))
                 self._answered_bytes += size
-                if self._tls and size > TLS_PIECE_BYTES:
+                if self._tls and size > PIECE_BYTES:
                     self._owed_bytes = size
                     for piece in _in_pieces(message):
                         await send(piece)
@@ -527,7 +540,12 @@ class BoundedHttp(HttpToolsProtocol):
                 await send(message)
                 self._count_unsent()
 
-            await app(scope, receive, sent)
+            async def received() -> Any:
+                message = await receive()
+                self._count_held()
+                return message
+
+            await app(scope, received, sent)
 
         return run
 
@@ -582,11 +600,15 @@ class BoundedHttp(HttpToolsProtocol):
         failure = None
         if error is not None:
             failure = state.app.failure(self._path.decode("ascii"), error)
-        whole = response(answer, failure)
+        if failure is None and len(answer) > PIECE_BYTES:
+            transport.write(head_of(answer))
+            whole = answer
+        else:
+            whole = response(answer, failure)
         self._answered_bytes += len(whole)
-        if self._tls and len(whole) > TLS_PIECE_BYTES:
-            for begin in range(0, len(whole), TLS_PIECE_BYTES):
-                transport.write(whole[begin : begin + TLS_PIECE_BYTES])
+        if self._tls and len(whole) > PIECE_BYTES:
+            for begin in range(0, len(whole), PIECE_BYTES):
+                transport.write(whole[begin : begin + PIECE_BYTES])
         else:
             transport.write(whole)
         self._count_unsent()
@@ -600,7 +622,7 @@ class BoundedHttp(HttpToolsProtocol):
 def _in_pieces(message: Any) -> Iterator[dict[str, Any]]:
     """A part of a body as several."""
     body, more = message["body"], message.get("more_body", False)
-    for begin in range(0, len(body), TLS_PIECE_BYTES):
-        end = begin + TLS_PIECE_BYTES
+    for begin in range(0, len(body), PIECE_BYTES):
+        end = begin + PIECE_BYTES
         rest = more or end < len(body)
         yield {"type": message["type"], "body": body[begin:end], "more_body": rest}

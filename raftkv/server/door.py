@@ -129,6 +129,7 @@ class Door:
         refused = {**state.refused, **app.refused, **app.admission.refused}
         refused["answer_bytes_max"] = app.outgoing.refused
         refused["request_bytes_max"] += app.incoming.refused
+        refused["watch_bytes_max"] = app.watch_bytes.refused
         return [
             Metric("connections", "gauge", len(state.connections), "Open connections."),
             Metric("connections_max", "gauge", app.limits.connections_max, "The limit."),
@@ -138,6 +139,7 @@ class Door:
             Metric("streams", "gauge", app.streams, "Open streams: watches and keep-alives."),
             Metric("request_bytes", "gauge", app.incoming.bytes, "Requests not answered yet."),
             Metric("answer_bytes", "gauge", app.outgoing.bytes, "Answers not taken by clients."),
+            Metric("watch_bytes", "gauge", app.watch_bytes.bytes, "Watches of all streams."),
             Metric("requests", "counter", app.requests_total, "Requests taken."),
             Metric("requests_hot", "counter", state.hot_total, "Those that took the short way."),
             *(

@@ -10,6 +10,7 @@ loop is as long as the answer. However many are under way, one page is read or w
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -63,7 +64,8 @@ class Gateway:
     """Each method takes a request's JSON body and returns the JSON of the answer.
 
     The writing words also take what to write to. All raise `BadRequest`, and whatever the node
-    raises.
+    raises. They let go of the body once it is decoded: it counts until the answer (incoming.py),
+    for what was made of it, which is smaller.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Gateway:
     async def range(self, body: bytes) -> bytes:
         """`POST /v3/kv/range`."""
         request = messages.decode(self._range_requests, body)
+        del body
         operation = _range_op(request)
         consistency: Literal["local", "linearizable"] = (
             "local" if request.serializable else "linearizable"
@@ -105,6 +108,7 @@ class Gateway:
     async def put(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/put`."""
         request = messages.decode(self._put_requests, body)
+        del body
         kv = (writer or self._node).kv
         if request.lease or request.ignore_value or request.ignore_lease:
             done = await kv.put(
@@ -122,6 +126,7 @@ class Gateway:
     async def delete_range(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/deleterange`."""
         request = messages.decode(self._delete_requests, body)
+        del body
         operation = DeleteRangeOp(request.key, request.range_end, request.prev_kv)
         done = await (writer or self._node).kv.delete_range(operation)
         return deleted_answer(self._header(done.revision), done.deleted, done.prev)
@@ -129,6 +134,7 @@ class Gateway:
     async def txn(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/txn`."""
         request = messages.decode(self._txn_requests, body)
+        del body
         done = await (writer or self._node).kv.txn(
             compare=[_compare(condition) for condition in request.compare],
             success=_operations(request.success),
@@ -141,6 +147,7 @@ class Gateway:
     async def compaction(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/compaction`. `physical` is accepted: nothing is left to be done later."""
         request = messages.decode(self._compactions, body)
+        del body
         kv = (writer or self._node).kv
         if request.revision < 0:  # before any that may be compacted: always refused by etcd, too
             lowest = self._node.kv.lowest_revision
@@ -165,20 +172,20 @@ class Gateway:
         count = page.count
         if walk.done() and not _is_large(page.kvs):
             return range_answer(self._header(revision), page.kvs, page.more, count)
-        with _Parts(self._outgoing, self._budget) as parts:
+        with _Parts(self._outgoing, self._budget, self._header(revision)) as parts:
             await parts.add(page.kvs)
             while not walk.done():
                 await self._budget.room()
                 page = await walk.page(PAGE_KEYS)
                 self._budget.spend(len(page.kvs))
                 await parts.add(page.kvs)
-            return parts.answer(self._header(revision), page.more, count)
+            return parts.answer(page.more, count)
 
     async def _in_parts(self, found: RangeResult) -> bytes:
         """What was read at once, because of its order or its filters, is written in parts."""
-        with _Parts(self._outgoing, self._budget) as parts:
+        with _Parts(self._outgoing, self._budget, self._header(found.revision)) as parts:
             await parts.add(found.kvs)
-            return parts.answer(self._header(found.revision), found.more, found.count)
+            return parts.answer(found.more, found.count)
 
 
 class _Given:
@@ -202,12 +209,16 @@ class _Given:
 
 
 class _Parts:
-    """The rows of a large answer, which count as under way while it is written."""
+    """A large answer, which counts as under way while it is written.
 
-    def __init__(self, outgoing: Outgoing, budget: WorkBudget) -> None:
+    It is held once: it is written into one buffer, which becomes the answer without a copy.
+    """
+
+    def __init__(self, outgoing: Outgoing, budget: WorkBudget, head: bytes) -> None:
         self._outgoing = outgoing
         self._budget = budget
-        self._written: list[bytes] = []
+        self._written = io.BytesIO()
+        self._written.write(b'{"header":%b,"kvs":[' % head)
         self._bytes = 0
 
     def __enter__(self) -> _Parts:
@@ -231,11 +242,13 @@ class _Parts:
             if self._bytes + size > ANSWER_BYTES_MAX:
                 raise _too_large()
             self._require_room(size)
-            self._written.append(b",".join([kv_json(each) for each in kvs[begin:end]]))
-            self._bytes += len(self._written[-1])
-            self._outgoing.moved(len(self._written[-1]))
+            if self._bytes:
+                self._written.write(b",")
+            written = self._written.write(b",".join([kv_json(each) for each in kvs[begin:end]]))
+            self._bytes += written
+            self._outgoing.moved(written)
             if given is not None:
-                given.count(len(self._written[-1]))
+                given.count(written)
             if self._bytes > ANSWER_BYTES_MAX:
                 raise _too_large()
             begin, size = end, 0
@@ -245,10 +258,10 @@ class _Parts:
         if self._outgoing.bytes > self._bytes:
             self._outgoing.require_room(size)
 
-    def answer(self, head: bytes, more: bool, count: int) -> bytes:
+    def answer(self, more: bool, count: int) -> bytes:
         more_field = b',"more":true' if more else b""
-        form = b'{"header":%b,"kvs":[%b]%b,"count":"%d"}'
-        return form % (head, b",".join(self._written), more_field, count)
+        self._written.write(b']%b,"count":"%d"}' % (more_field, count))
+        return self._written.getvalue()
 
 
 def _too_large() -> TooLarge:
@@ -359,11 +372,10 @@ async def _operation_answer(result: OperationResult, given: _Given) -> bytes:
     if isinstance(result, RangeResult):
         head = _inner_head(result.revision)
         if _is_large(result.kvs):
-            written = _Parts(
-                Outgoing(2 * ANSWER_BYTES_MAX), given.budget
-            )  # result_bytes_max bounds it
+            # `result_bytes_max` bounds it.
+            written = _Parts(Outgoing(2 * ANSWER_BYTES_MAX), given.budget, head)
             await written.add(result.kvs, given)
-            answer = written.answer(head, result.more, result.count)
+            answer = written.answer(result.more, result.count)
         else:
             answer = range_answer(head, result.kvs, result.more, result.count)
         return b'{"response_range":%b}' % answer

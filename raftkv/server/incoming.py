@@ -4,8 +4,9 @@ The limit is one for all connections, `http.request_bytes_max`: each of thousand
 a large body and leave it there.
 
 Rules of this file
-1. A body counts from its first byte until its request is answered; so do the requests of a stream
-   that wait to be read, and what a connection has received behind a request under way.
+1. A body counts from its first byte until its request is answered, for what is made of it too, also
+   while it lies unread in its connection; so do the requests of a stream until they are carried
+   out, and what a connection has received behind a request under way.
 2. The first SMALL_BYTES of a body need no room: small requests are taken however many large ones
    are under way. `requests_max` bounds how many.
 3. What does not fit is refused (429) and changes nothing. A client that sends more of a large body

@@ -56,6 +56,7 @@ class JsonStream:
         They are cut one by one, for there may be a hundred thousand in one piece of data.
         """
         self._held += data
+        del data  # it may be large, and is not needed while its objects are used up
         while (end := self._next()) > 0:
             yield bytes(self._held[self._begin : end])
         # All that was looked at is objects and blanks, but for one object that has begun.

@@ -72,6 +72,7 @@ class LeaseWords:
         """`POST /v3/lease/keepalive`: an answer to each request, without a TTL if it is gone."""
         async for body in requests:
             lease = messages.decode(self._keep_alives, body).ID
+            del body  # it counts no more when the next one is waited for
             try:
                 ttl_s = await self._node.leases.keep_alive(lease)
             except LeaseNotFound:

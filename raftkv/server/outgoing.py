@@ -11,6 +11,7 @@ Rules of this file
    them: at their bound, 170 small ones at once would use up the limit.
 2. A stream waits until there is room before it takes its next line from its watch. What waits there
    is bounded by the watch; one that is too late ends as slow, with the revision to go on from.
+   A line that was taken counts while it waits for its connection.
    Keep-alives do not wait: their answers are small, and the client's leases would expire.
 3. One answer alone is never too large for it: `gateway.ANSWER_BYTES_MAX` bounds that.
 

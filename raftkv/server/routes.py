@@ -20,6 +20,7 @@ from raftkv.errors import ConfigError, NotApplied, OutcomeUnknown, Refused, TooL
 from raftkv.plugin import Request, Response, Route, Under
 
 from .answers import INTERNAL, JSON_TYPE, failure_body, failure_of
+from .outgoing import Outgoing
 from .streams import STOP_TIMEOUT_S
 
 __all__ = [
@@ -181,15 +182,15 @@ async def stream_out(
     receive: Callable[[], Awaitable[Message]],
     send: Callable[[Message], Awaitable[None]],
     stopping: asyncio.Event,
-    room: Callable[[], Awaitable[None]],
+    outgoing: Outgoing,
 ) -> None:
     """Send a stream until it ends, the client goes, or the door is `stopping`.
 
-    The stream is closed in either case. `room` is awaited before each part but the first
-    (outgoing.py).
+    The stream is closed in either case. A part that waits for its connection counts in `outgoing`,
+    whose room is awaited before each part but the first.
     """
     loop = asyncio.get_running_loop()
-    pump = loop.create_task(_pump(response.status, stream, send, room))
+    pump = loop.create_task(_pump(response.status, stream, send, outgoing))
     # The body has been read, so the next message says that the client has gone.
     gone = loop.create_task(_receive(receive))
     stopped = loop.create_task(_wait(stopping))
@@ -228,9 +229,15 @@ async def _pump(
     status: int,
     stream: AsyncIterator[bytes],
     send: Callable[[Message], Awaitable[None]],
-    room: Callable[[], Awaitable[None]],
+    outgoing: Outgoing,
 ) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [JSON_TYPE]})
     async for part in stream:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-        await room()
+        size = len(part)
+        outgoing.moved(size)
+        try:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        finally:
+            outgoing.moved(-size)
+        del part  # an idle stream must not keep its last one
+        await outgoing.room()

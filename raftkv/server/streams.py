@@ -24,6 +24,7 @@ import msgspec
 from .answers import JSON_TYPE, RETRY_AFTER, BadRequest, Failure, failure_of, internal_failure
 from .incoming import Received
 from .json_stream import JsonStream
+from .outgoing import Outgoing
 from .work_budget import REQUEST_UNITS, WorkBudget, units_of
 
 __all__ = ["SEND_TIMEOUT_S", "STREAM", "STREAM_REQUEST_BYTES_MAX", "serve_stream"]
@@ -73,16 +74,17 @@ class _Requests:
                 return
             if ended:
                 continue
+            more_body = message["more_body"]
             try:
                 self._received.add(len(message["body"]))
-                for found in self._objects.feed(message["body"]):
+                for found in self._objects.feed(message.pop("body")):
                     await self._put(found)
                 self._count()
             except Exception as error:
                 ended = True
                 await self._queue.put(error)
                 continue
-            if not message["more_body"]:
+            if not more_body:
                 ended = True
                 if self._objects.pending:
                     await self._queue.put(BadRequest("the stream of requests ended inside one"))
@@ -103,16 +105,22 @@ class _Requests:
         self._received.set(self._objects.held_bytes + self._queued_bytes)
 
     async def all(self) -> AsyncGenerator[bytes]:
-        """Each request; ends with the body. Raises BadRequest for what is none."""
+        """Each request; ends with the body. Raises BadRequest for what is none.
+
+        A request counts until the next one is asked for: who takes it must let go of it by then.
+        """
         while True:
             found = await self._queue.get()
             if isinstance(found, Exception):
                 raise found
             if found is None:
                 return
-            self._queued_bytes -= len(found)
-            self._taken.set()
             yield found
+            # It was held until now, and an idle stream must not keep its last one.
+            self._queued_bytes -= len(found)
+            del found
+            self._taken.set()
+            self._count()
 
 
 async def serve_stream(
@@ -123,30 +131,30 @@ async def serve_stream(
     *,
     stopping: asyncio.Event,
     on_stop: Callable[[], None] | None = None,
-    room: Callable[[], Awaitable[None]] | None = None,
+    outgoing: Outgoing,
     received: Received,
     budget: WorkBudget,
 ) -> None:
     """Serve one streaming word until it ends, its client has gone, or the door is `stopping`.
 
     With `on_stop` the answers are told of that and end by themselves, within `STOP_TIMEOUT_S`.
-    `room` is awaited before each answer but the first (outgoing.py). Requests that are not read yet
-    are counted in `received`, and their number in each turn of the loop is bounded by `budget`.
+    An answer that waits for its connection counts in `outgoing`. Requests that are not read yet are
+    counted in `received`, and their number in each turn of the loop is bounded by `budget`.
     """
     loop = asyncio.get_running_loop()
     requests = _Requests(receive, received, budget)
     incoming = loop.create_task(requests.run(), name="stream requests")
-    outgoing = loop.create_task(
-        _answer(stream(requests.all()), scope, send, room), name="stream answers"
+    answering = loop.create_task(
+        _answer(stream(requests.all()), scope, send, outgoing), name="stream answers"
     )
     stopped = loop.create_task(_wait(stopping), name="stream end")
-    tasks = (incoming, outgoing, stopped)
+    tasks = (incoming, answering, stopped)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if stopped.done() and on_stop is not None:
             on_stop()
             await asyncio.wait(
-                (incoming, outgoing),
+                (incoming, answering),
                 timeout=STOP_TIMEOUT_S,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -154,7 +162,7 @@ async def serve_stream(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if not outgoing.cancelled() and (error := outgoing.exception()) is not None:
+    if not answering.cancelled() and (error := answering.exception()) is not None:
         raise error
 
 
@@ -166,14 +174,19 @@ async def _answer(
     answers: AsyncIterator[bytes],
     scope: Message,
     send: Send,
-    room: Callable[[], Awaitable[None]] | None,
+    outgoing: Outgoing,
 ) -> None:
     outlet = _Outlet(scope, send)
     try:
         async for answer in answers:
-            await outlet.line(b'{"result":%b}\n' % answer)
-            if room is not None:
-                await room()
+            # While it waits until the client has taken the one before it, it is held twice here.
+            held = 2 * len(answer)
+            outgoing.moved(held)
+            try:
+                await outlet.line(b'{"result":%b}\n' % answer)
+            finally:
+                outgoing.moved(-held)
+            del answer  # an idle stream must not keep its last one
     except Exception as error:
         if isinstance(error, TimeoutError) and outlet.cut:
             return

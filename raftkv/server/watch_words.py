@@ -15,6 +15,10 @@ Rules of this file
    it is: in the watch's buffer, which is bounded, and whose overrun ends the watch ("slow") with
    the revision to go on from in `cancel_reason`.
 5. A client that sends requests and reads no answers is not read any further.
+6. A line with events is taken only when there is room for it beside the answers of all connections
+   (outgoing.py). One with the beginning or end of a watch is small, and does not wait.
+7. Watches live as long as their streams, and their keys with them: all of them together are bounded
+   by `http.watch_bytes_max`. A watch that does not fit is refused as one too many on a stream is.
 
 A progress request is answered with `watch_id` -1 once every watch of the stream was given what this
 node had applied when it was asked. (etcd 3.4 answers at once, and may say so too early.)
@@ -25,10 +29,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from raftkv.config import HttpLimits
 from raftkv.errors import Stopped, WatchCancelled
 from raftkv.kv import FROM_KEY, Watch, WatchBatch
 
@@ -37,25 +42,74 @@ from .answers import BadRequest
 from .encoding import Headers, events_json
 from .ports import DoorNode
 
-__all__ = ["PROGRESS_S", "WATCHES_MAX", "WatchStream"]
+__all__ = ["PROGRESS_S", "WATCHES_MAX", "WATCH_BYTES", "WatchBytes", "WatchStream"]
 
 # Marks for watches that asked for progress: often enough to tell an idle stream from a dead one.
 PROGRESS_S: Final = 10.0
-# Watches on one stream. Each is about a kilobyte, and a buffer once it is slow.
+# Watches on one stream.
 WATCHES_MAX: Final = 1000
+#: What a watch takes beside its keys: 820 bytes in the hub with a range of its own, and its place
+#: in the stream. What waits in its buffer is bounded there.
+WATCH_BYTES: Final = 1024
 # Finished lines that wait for the connection before requests are read no further.
 LINES_MAX: Final = 100
 
 _NO_ID: Final = -1
 
 
-class WatchStream:
-    """One stream; `answers` gives its lines, and closes the watches when it is closed."""
+class WatchBytes:
+    """What the watches of all streams of one HTTP API hold."""
 
-    def __init__(self, node: DoorNode, headers: Headers, watches_max: int = WATCHES_MAX) -> None:
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        #: Bytes that are held now.
+        self.bytes = 0
+        #: Watches that were refused.
+        self.refused = 0
+
+    def add(self, size: int) -> bool:
+        """Count a watch; False if it does not fit, and nothing is counted."""
+        if self.bytes + size > self.bytes_max:
+            self.refused += 1
+            return False
+        self.bytes += size
+        return True
+
+    def remove(self, size: int) -> None:
+        """A watch has ended."""
+        self.bytes -= size
+
+
+def _size(key: bytes, end: bytes) -> int:
+    return WATCH_BYTES + len(key) + len(end)
+
+
+async def _always() -> None:
+    """There is room for any line."""
+
+
+class WatchStream:
+    """One stream; `answers` gives its lines, and closes the watches when it is closed.
+
+    `room` is awaited before a line with events is taken. `watch_bytes` counts the watches.
+    """
+
+    def __init__(
+        self,
+        node: DoorNode,
+        headers: Headers,
+        watches_max: int = WATCHES_MAX,
+        *,
+        room: Callable[[], Awaitable[None]] = _always,
+        watch_bytes: WatchBytes | None = None,
+    ) -> None:
         self._node = node
         self._header = headers.json
         self._watches_max = watches_max
+        self._room_for_events = room
+        self._held = (
+            WatchBytes(HttpLimits().watch_bytes_max) if watch_bytes is None else watch_bytes
+        )
         self._requests = messages.decoder_of(messages.WatchRequest)
         self._watches: dict[int, Watch] = {}
         self._next_id = 0
@@ -86,8 +140,12 @@ class WatchStream:
         try:
             while True:
                 self._wake.clear()
-                while (line := self._take()) is not None:
-                    yield line
+                while self._lines or self._ready:
+                    if not self._lines:
+                        await self._room_for_events()
+                    if (line := self._take()) is not None:
+                        yield line
+                    del line  # an idle stream must not keep its last one
                 if self._failure is not None:
                     raise self._failure
                 if self._stopping:
@@ -98,6 +156,7 @@ class WatchStream:
             for watch in self._watches.values():
                 watch.on_ready = None
                 watch.close()
+                self._held.remove(_size(watch.key, watch.range_end))
             self._watches.clear()
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
@@ -117,6 +176,7 @@ class WatchStream:
         try:
             async for body in requests:
                 await self.obey(body)
+                del body  # it counts no more when the next one is waited for
                 while len(self._lines) > LINES_MAX:
                     self._room.clear()
                     await self._room.wait()
@@ -155,6 +215,13 @@ class WatchStream:
         if len(self._watches) >= self._watches_max:
             self._refuse(f"raftkv: a stream has at most {self._watches_max} watches: open another")
             return
+        if not self._held.add(_size(key, end)):
+            held = self._held
+            self._refuse(
+                f"raftkv: the watches of all streams hold {held.bytes} bytes (http.watch_bytes_max "
+                f"= {held.bytes_max}): try another node"
+            )
+            return
         watch = hub.open(
             key,
             end,
@@ -167,9 +234,11 @@ class WatchStream:
         try:
             revision = await watch.created()
         except WatchCancelled as end_of_it:
+            self._held.remove(_size(key, end))
             self._refuse(_reason(end_of_it))
             return
         except BaseException:
+            self._held.remove(_size(key, end))
             watch.close()
             raise
         number = request.watch_id or self._number()
@@ -268,7 +337,9 @@ class WatchStream:
         return self._line(max(0, end.resume_revision - 1), number, fields)
 
     def _let_go(self, number: int) -> None:
-        self._watches.pop(number).on_ready = None
+        watch = self._watches.pop(number)
+        watch.on_ready = None
+        self._held.remove(_size(watch.key, watch.range_end))
         self._ready.pop(number, None)
         if number in self._unmarked:
             self._unmarked.discard(number)

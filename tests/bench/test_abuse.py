@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.abuse import Kind, Report
+from bench.abuse import MEMORY_MIB, Kind, Report, clients_bytes_max
 from bench.abuse_traffic import KINDS, Made, Traffic, run
 from bench.worst_callers import Figures
 from raftkv import Client
+from raftkv.config import HttpLimits
 from tests.client.doors import served
 
 
@@ -28,6 +29,17 @@ def test_every_kind_is_sent_and_the_node_goes_on(kind: str) -> None:
     assert made.kind == kind
     assert made.requests > 0
     assert "500" not in made.statuses, made.statuses
+
+
+def test_the_bound_of_memory_is_the_sum_of_its_limits() -> None:
+    kib = 1024
+    limits = HttpLimits(
+        request_bytes_max=kib, answer_bytes_max=2 * kib, watch_bytes_max=4 * kib,
+        head_bytes_max=kib, connections_max=3,
+    )  # fmt: skip
+    assert clients_bytes_max(limits, 2) == 7 * kib + 2 * 64 * kib
+    assert clients_bytes_max(limits, 500) == 7 * kib + 3 * 64 * kib
+    assert MEMORY_MIB == 1_120, "the figure in docs/door.md"
 
 
 def kind(**changes: Any) -> Kind:

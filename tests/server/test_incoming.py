@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from raftkv.config import HttpLimits
+from raftkv.errors import Overloaded
 from raftkv.plugin import Request, Response, Route
 from raftkv.server import app as app_module
 from raftkv.server.answers import Busy
-from raftkv.server.bounded import BROUGHT_S
+from raftkv.server.bounded import BROUGHT_S, BoundedHttp
 from raftkv.server.incoming import SMALL_BYTES, Incoming
+from raftkv.server.work_budget import WorkBudget
 from tests.server.conftest import Served
 from tests.server.wire import Wire, post
 
@@ -163,6 +167,138 @@ def test_what_waits_behind_a_request_counts(server: Served) -> None:
         server.run(open_gate(gate))
         assert [wire.response()[0] for _ in range(600)] == [200] * 600
     until(server, lambda: server.app.incoming.bytes == 0)
+
+
+@pytest.mark.parametrize("extra", [b"", b"accept-charset: x\r\n"], ids=["short way", "long way"])
+def test_a_request_that_waits_is_held_once(extra: bytes) -> None:
+    """Not as the body and as what was decoded of it."""
+    server = Served()
+    server.start()
+    gate = asyncio.Event()
+
+    async def propose(*_: object, **__: object) -> None:
+        await gate.wait()
+        raise Overloaded("enough")
+
+    size = 200_000
+    request = post("/v3/kv/put", b'{"key":"YQ==","value":"%b"}' % (b"A" * size)).replace(
+        b"\r\n\r\n", b"\r\n" + extra + b"\r\n", 1
+    )
+    server.node.host.propose = propose  # type: ignore[method-assign, assignment]
+    try:
+        with Wire(server.door.port) as wire:
+            server.run(open_gate(gate))
+            wire.send(request)
+            assert wire.response()[0] == 429
+            gate.clear()
+            tracemalloc.start()
+            wire.send(request)
+            until(server, lambda: server.app.incoming.bytes > size and server.app.requests == 1)
+            server.run(some_turns())
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < server.app.incoming.bytes + 50_000
+            server.run(open_gate(gate))
+            assert wire.response()[0] == 429
+    finally:
+        tracemalloc.stop()
+        server.stop()
+
+
+class Blocked(WorkBudget):
+    """No turn has room until the gate is open."""
+
+    def __init__(self, gate: asyncio.Event) -> None:
+        super().__init__()
+        self._gate = gate
+
+    async def room(self) -> None:
+        await self._gate.wait()
+
+
+def the_connection(server: Served) -> BoundedHttp:
+    (found,) = server.door._state.connections
+    return found
+
+
+def test_what_of_a_body_waits_for_its_turn_counts(server: Served) -> None:
+    """It lies in the connection, unread, until the loop has room for more large bodies."""
+    gate = asyncio.Event()
+    server.app.budget = Blocked(gate)
+    with unfinished(server):
+        until(server, lambda: server.app.requests == 1)
+        connection = the_connection(server)
+        until(server, lambda: bool(connection.cycle and len(connection.cycle.body) > SMALL_BYTES))
+        brought = connection._brought_bytes
+        assert brought > 2 * SMALL_BYTES
+        assert server.app.incoming.bytes == brought
+        server.run(open_gate(gate))
+    until(server, lambda: server.app.incoming.bytes == 0)
+
+
+def test_a_body_that_nobody_asked_for_is_not_kept(server: Served) -> None:
+    """The answer to a path that does not exist is given without reading the body."""
+    with Wire(server.door.port) as wire:
+        wire.send(post("/v1/nothing", b"x" * 50_000))
+        assert wire.response()[0] == 404
+        cycle = the_connection(server).cycle
+        assert cycle is not None
+        until(server, lambda: not cycle.body and server.app.incoming.bytes == 0)
+
+
+def test_a_stream_that_is_idle_holds_no_request(server: Served) -> None:
+    with Wire(server.door.port) as wire:
+        wire.open_stream("/v3/watch", {"create_request": {"key": "A" * 160_000}})
+        assert wire.head()[0] == 200
+        assert wire.result()["created"]
+        until(server, lambda: server.app.incoming.bytes == 0)
+
+
+def test_what_idle_streams_hold_is_what_counts(server: Served) -> None:
+    """Neither the last request nor the last line of a stream is kept beside what counts."""
+    count, key, value = 8, 160_000, 300_000
+    wires = []
+
+    def held() -> int:
+        server.run(some_turns())
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    with Wire(server.door.port) as wire:  # what is made once
+        wire.open_stream("/v3/watch", {"create_request": {"key": "YQ=="}})
+        wire.head(), wire.result()
+    until(server, lambda: not server.app.streams)
+    tracemalloc.start()
+    try:
+        before = held()
+        for number in range(count):
+            wire = Wire(server.door.port)
+            wires.append(wire)
+            wire.open_stream("/v3/watch", {"create_request": {"key": f"{number:04}" + "A" * key}})
+            assert (wire.head()[0], wire.result()["created"]) == (200, True)
+            wire.say({"create_request": {"key": "YQ=="}})
+            assert wire.result()["created"]
+        server.run(put(server, b"a", b"v" * value))
+        for wire in wires:
+            assert wire.result()["events"]
+        counted = server.app.watch_bytes.bytes + server.app.outgoing.bytes
+        counted += server.app.incoming.bytes
+        # A connection and a stream have some ten kilobytes beside it.
+        assert held() - before < counted + 2 * value + count * 50_000
+        assert counted < count * (key + 10_000)
+    finally:
+        tracemalloc.stop()
+        for wire in wires:
+            wire.close()
+    until(server, lambda: server.app.watch_bytes.bytes == 0)
+
+
+async def put(server: Served, key: bytes, value: bytes) -> None:
+    await server.node.kv.put(key, value)
+
+
+async def some_turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def open_gate(gate: asyncio.Event) -> None:

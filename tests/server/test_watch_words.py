@@ -338,6 +338,41 @@ def test_streams_and_their_watches_are_bounded(narrow: Served) -> None:
     assert narrow.app.refused["streams_max"] == 1
 
 
+def test_the_keys_of_all_watches_are_bounded() -> None:
+    long = b64(b"x" * 10_000)
+    server = Served(limits=HttpLimits(watch_bytes_max=25_000))
+    server.start()
+    held = server.app.watch_bytes
+    try:
+        with Wire(server.door.port) as first, Wire(server.door.port) as second:
+            begun(first, create(long, watch_id="7"))
+            assert first.result()["created"]
+            assert held.bytes == 10_000 + watch_words.WATCH_BYTES
+            begun(second, create(long), create(K, range_end=long))
+            assert second.result()["created"]
+            refused = second.result()
+            assert refused["canceled"]
+            assert "http.watch_bytes_max = 25000" in refused["cancel_reason"]
+            counts = {m.labels["limit"]: m.value for m in server.door.metrics() if m.labels}
+            assert counts["watch_bytes_max"] == 1
+            first.say({"cancel_request": {"watch_id": "7"}})
+            assert first.result()["canceled"]
+            second.say(create(K, range_end=long))
+            assert "canceled" not in second.result()
+            # One whose start was compacted has ended and counts no more.
+            before = held.bytes
+            for number in range(5):
+                server.put(b"k", b"%d" % number)
+            server.run(server.node.kv.compact(5))
+            first.say(create(L, start_revision="2"))
+            assert first.result()["created"]
+            assert first.result()["canceled"]
+            eventually(server, lambda: held.bytes == before)
+        eventually(server, lambda: held.bytes == 0)
+    finally:
+        server.stop()
+
+
 def test_a_mark_does_not_speak_for_a_watch_that_came_after_it_was_asked_for(
     served: Served, wire: Wire
 ) -> None:
