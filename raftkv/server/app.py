@@ -55,7 +55,7 @@ from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, st
 from .status_pages import PAGES, PROBES, StatusPages
 from .streams import STREAM, Stream, serve_stream
 from .watch_words import WatchBytes, WatchStream
-from .work_budget import WorkBudget, units_of
+from .work_budget import PAGE_UNITS, WorkBudget, units_of
 
 __all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App", "Word"]
 
@@ -414,6 +414,9 @@ class App:
             await self._fail(send, self.failure(path, busy))
             return
         try:
+            if path not in PROBES:
+                await self.budget.room(PAGE_UNITS)
+                self.budget.spend(PAGE_UNITS)
             status, kind, answer = await self._pages.page(path, scope)
             await self._send(send, status, answer, (kind,))
         finally:

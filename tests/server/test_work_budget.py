@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import MutableMapping
+from typing import Any
 
-from raftkv.server.work_budget import WORK_MAX, WorkBudget
+from raftkv.server.app import App
+from raftkv.server.work_budget import PAGE_UNITS, WORK_MAX, WorkBudget
+from tests.server.solo import SoloNode
 
 
-async def turns_taken(works: int, units: int) -> list[int]:
+async def turns_taken(works: int, units: int, known: int = WORK_MAX) -> list[int]:
     """In which turn of the loop each of `works` pieces was done."""
     turns, now, done = WorkBudget(), 0, []
 
     async def work() -> None:
-        await turns.room()
+        await turns.room(known)
         done.append(now)
         turns.spend(units)
 
@@ -38,6 +43,42 @@ def test_half_a_turn_is_done_twice_before_others_wait() -> None:
     done = asyncio.run(turns_taken(10, WORK_MAX // 2))
     assert done[0] == done[1] < done[2]
     assert len(set(done[1:])) == 9
+
+
+def test_who_knows_its_work_shares_a_turn_behind_others() -> None:
+    units = WORK_MAX // 20
+    done = Counter(asyncio.run(turns_taken(500, units, known=units)))
+    # 20 at once, and then 20 in each turn.
+    assert list(done.values()) == [20] * 25
+
+
+def test_pages_are_made_a_few_in_each_turn() -> None:
+    """500 clients that ask for `/metrics` at once leave room for others between them."""
+
+    async def play() -> list[int]:
+        app, now, done = App(SoloNode()), 0, list[int]()  # type: ignore[arg-type]
+
+        async def ask() -> None:
+            scope = {"type": "http", "method": "GET", "path": "/metrics", "raw_path": b"/metrics",
+                     "query_string": b"", "headers": [(b"host", b"[::1]")]}  # fmt: skip
+
+            async def send(message: MutableMapping[str, Any]) -> None:
+                if message["type"] == "http.response.start":
+                    assert message["status"] == 200
+                    done.append(now)
+
+            async def receive() -> MutableMapping[str, Any]:
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            await app(scope, receive, send)
+
+        tasks = [asyncio.create_task(ask()) for _ in range(500)]
+        while len(done) < len(tasks):
+            now += 1
+            await asyncio.sleep(0)
+        return done
+
+    assert max(Counter(asyncio.run(play())).values()) <= WORK_MAX // PAGE_UNITS
 
 
 def test_who_is_cancelled_while_it_waits_hinders_nobody() -> None:
