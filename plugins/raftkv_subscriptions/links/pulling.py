@@ -470,7 +470,7 @@ class Pull:
         await self._propose_for(frame.topic, frame.sub, command)
 
     async def _propose_for(self, topic: str, sub: str, command: msgspec.Struct) -> bool:
-        """A `Merge` or `Update`; whether it was taken."""
+        """A `Merge` or `Update`; whether all of it was taken."""
         try:
             merged: Merged = await self._propose(command)
         except (RegionExcluded, UnknownRegion):
@@ -479,14 +479,14 @@ class Pull:
             self._failed(f"a subscription of {topic!r} is not followed: {refusal}")
             self._refused_at = self._refused_at or self._host.runtime.monotonic()
             return False
-        if merged.ignored == "too many ranges":
-            # What fitted was taken; the rest is told again later.
-            self._refused_at = self._refused_at or self._host.runtime.monotonic()
-        elif merged.ignored:
+        if merged.ignored and merged.ignored != "too many ranges":
             self._ignore(topic, sub)
             return False
         self.merged += 1
-        return True
+        if merged.ignored:
+            # What fitted was taken; the rest is told again later.
+            self._refused_at = self._refused_at or self._host.runtime.monotonic()
+        return not merged.ignored
 
     def _ignore(self, topic: str, sub: str) -> None:
         if len(self._ignored) < REMEMBERED_MAX:

@@ -599,6 +599,24 @@ async def test_snapshots_are_built_and_marks_follow(world: World) -> None:
     assert world.lengths() == before
 
 
+@links("a", "b", mode="snapshot", period_ms=200, ranges_max=10)
+async def test_an_update_that_finds_no_room_is_told_again_later(world: World) -> None:
+    await world.declare("a", "t")
+    await world.publish("a", "t", *numbers(1, 30))
+    await world.until(lambda: len(world.bodies("b", "t")) == 30)
+    await world.subscribe("b", "t", "s", kind="shared")
+    # They begin at different places, so what a acknowledges is a range of its own in b.
+    await world.subscribe("a", "t", "s", kind="shared", initial="latest")
+    await world.propose("b", Ack("t", "s", tuple(range(2, 22, 2))))
+    await world.publish("a", "t", *numbers(31, 40))
+    await asyncio.sleep(2)
+    await world.ack_to("a", "t", "s", 40)
+    await asyncio.sleep(5)
+    assert ("a", 31, 40) not in world.acked("b", "t", "s")
+    await world.propose("b", Ack("t", "s", (1,)))
+    await world.until(lambda: ("a", 31, 40) in world.acked("b", "t", "s"))
+
+
 @links("a", "b", period_ms=200)
 async def test_the_mode_may_change_while_links_stand(world: World) -> None:
     await world.declare("a", "t")
