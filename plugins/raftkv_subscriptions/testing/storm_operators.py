@@ -2,7 +2,7 @@
 
 They seek, delete and make anew, switch replication on and off, acknowledge for others, exclude
 regions and let them return, forget them, change the mode, kill leaders. `finish` ends what they
-have begun: all regions are active, everything is switched on.
+have begun: all regions are active, everything is switched on, topics are as they were declared.
 """
 
 from __future__ import annotations
@@ -229,8 +229,9 @@ class Operators(Programs):
                 partial(self._set, "mode", mode),
                 # Long enough for two rounds over the slowest wires.
                 partial(self._set, "timeout_ms", 5_000),
-                lambda seat: self.declare(seat, "local"),
             ]
+            # Also the limits, which an operator may have lowered: nobody would publish any more.
+            left += [partial(self._declare_named, each.name) for each in self.plan.topics]
             left += [partial(self._add, other) for other in self.plan.known(name)]
             for topic, sub, _ in SUBS:
                 if topic != "local":
