@@ -336,6 +336,21 @@ def _merge_replaces(unite: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @wrapping(
+    "full-takes-nothing",
+    "a set that has all its ranges takes nothing of what others say",
+    merging,
+    "unite",
+)
+def _full_takes_nothing(unite: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(ctx: Any, sub: Any, told: Any, ranges_max: int) -> Any:
+        if sub.ranges >= ranges_max:
+            return sub, 0, len(told)
+        return unite(ctx, sub, told, ranges_max)
+
+    return broken
+
+
+@wrapping(
     "arrived-is-wanted", "a mark does not move on messages acknowledged before", marks, "arrived"
 )
 def _arrived_is_wanted(arrived: Callable[..., Any]) -> Callable[..., Any]:
@@ -379,6 +394,16 @@ def _two_exclusive(active: Callable[..., Any]) -> Callable[..., Any]:
 )
 def _wanted_is_passed(call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, origin, seq: seq % 7 != 0 and call(self, origin, seq)
+
+
+@wrapping(
+    "acknowledged-is-wanted",
+    "a consumer of the node's copy gets all that is behind the mark",
+    reading.Wanted,
+    "__call__",
+)
+def _acknowledged_is_wanted(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, origin, seq: True
 
 
 def _without(step: Callable[..., Any]) -> Any:

@@ -234,6 +234,21 @@ def _state_says_more(state_of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @wrapping(
+    "no-room-is-final",
+    "what found no room in a set is sent again only by the next link",
+    pulling.Pull,
+    "_propose_for",
+)
+def _no_room_is_final(propose_for: Callable[..., Any]) -> Callable[..., Any]:
+    async def broken(self: Any, topic: str, sub: str, command: Any) -> Any:
+        taken = await propose_for(self, topic, sub, command)
+        self._refused_at = None
+        return taken
+
+    return broken
+
+
+@wrapping(
     "large-merges-vanish",
     "a merge of several ranges is taken off the link and not proposed",
     proposing.Proposals,

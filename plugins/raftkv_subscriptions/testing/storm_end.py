@@ -21,6 +21,7 @@ from raftkv_subscriptions.rows import Kind
 
 from .storm_ledger import Number, SubBook
 from .storm_programs import SUBS
+from .storm_sets import lacking
 
 if TYPE_CHECKING:
     from .storm import Seat, Storm
@@ -31,7 +32,8 @@ __all__ = ["Ending"]
 PROGRAMS_S = 60.0
 SAME_S = 90.0
 DRAIN_S = 90.0
-ARRIVAL_S = 60.0
+# What found no room in a set is sent again every 30 s: three times.
+ARRIVAL_S = 100.0
 CONVERGE_S = 30.0
 
 
@@ -244,20 +246,13 @@ class Ending:
                     continue
                 if target is None or book is None or not target.row.replicate:
                     continue
-                if target.row.ranges >= self.storm.plan.settings["ranges_max"]:
-                    continue
-                lacking = {
-                    (origin, seq)
-                    for origin, seq in source.acked - target.acked
-                    if seq > max(target.base.get(origin, 0), target.mask.get(origin, 0))
+                ranges_max = self.storm.plan.settings["ranges_max"]
+                missing = lacking(source, target, ranges_max)
+                if self.storm.final_mode == "snapshot":
                     # An update says nothing of what is not kept, nor of what is a hole.
-                    and (
-                        self.storm.final_mode == "vector"
-                        or book.positions.get((origin, seq), 0) >= book.first
-                    )
-                }
-                if lacking:
-                    text = f"{other} lacks {sorted(lacking)[:3]} of {topic}/{sub}, which {region}"
+                    missing = {n for n in missing if book.positions.get(n, 0) >= book.first}
+                if missing:
+                    text = f"{other} lacks {sorted(missing)[:3]} of {topic}/{sub}, which {region}"
                     found.append(f"{text} has")
         return found
 

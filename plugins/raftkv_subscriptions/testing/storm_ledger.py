@@ -7,7 +7,7 @@ each topic it keeps every position that was ever given, also of what was trimmed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,8 @@ class SubBook:
     base: dict[str, int] = field(default_factory=dict)
     mask: dict[str, int] = field(default_factory=dict)
     acked: set[Number] = field(default_factory=set)
+    #: The index of the entry by which each message of the set came into it.
+    since: dict[Number, int] = field(default_factory=dict)
     mark: int = 0
     #: Shared: position -> who has it; position -> how often it was handed out in this epoch.
     hands: dict[int, int] = field(default_factory=dict)
@@ -88,6 +90,24 @@ class SubBook:
     def wants(self, number: Number) -> bool:
         origin, seq = number
         return seq > self.base.get(origin, 0) and number not in self.acked
+
+    def had(self, number: Number, index: int) -> bool:
+        """Whether a node that has applied the entries up to `index` has it as acknowledged."""
+        return number in self.acked and self.since[number] <= index
+
+    def apart(self, numbers: Iterable[Number]) -> set[Number]:
+        """Those in runs that touch nothing of the set: each run takes a range of its own."""
+        runs: list[list[Number]] = []
+        for origin, seq in sorted(numbers):
+            if not runs or runs[-1][-1] != (origin, seq - 1):
+                runs.append([])
+            runs[-1].append((origin, seq))
+        found: set[Number] = set()
+        for run in runs:
+            (origin, first), last = run[0], run[-1][1]
+            if all(self.wants((origin, seq)) for seq in range(first - 1, last + 2)):
+                found.update(run)
+        return found
 
 
 class Ledger:

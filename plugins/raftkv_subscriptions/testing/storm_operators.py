@@ -230,7 +230,7 @@ class Operators(Programs):
                 # Long enough for two rounds over the slowest wires.
                 partial(self._set, "timeout_ms", 5_000),
             ]
-            # Also the limits, which an operator may have lowered: nobody would publish any more.
+            # An operator may have lowered a limit, which would refuse each publication of the end.
             left += [partial(self._declare_named, each.name) for each in self.plan.topics]
             left += [partial(self._add, other) for other in self.plan.known(name)]
             for topic, sub, _ in SUBS:

@@ -21,12 +21,30 @@ from raftkv_subscriptions.commands import (
     Subscribe,
     Update,
 )
+from raftkv_subscriptions.merging import TOO_MANY
 from raftkv_subscriptions.rows import Advance
 
 from .storm_ledger import Ledger, Number, Step, SubBook, TopicBook
 from .storm_rules import BEGIN, KEPT, MARKS, ONLY, SNAPSHOTS, Found, expanded, own_of
 
-__all__ = ["completed", "subscriptions"]
+__all__ = ["completed", "lacking", "subscriptions"]
+
+
+def lacking(source: SubBook, target: SubBook, ranges_max: int) -> set[Number]:
+    """What the source has acknowledged, and the target has not, and takes when it receives it.
+
+    It does not take what it was sought over, nor, while it has `ranges_max` ranges, what would be
+    one more.
+    """
+    told = {
+        (origin, seq)
+        for origin, seq in source.acked
+        if seq > max(target.base.get(origin, 0), target.mask.get(origin, 0))
+    }
+    found = told - target.acked
+    if found and target.row.ranges >= ranges_max:
+        found -= target.apart(told)
+    return found
 
 
 def subscriptions(step: Step, ledger: Ledger, book: TopicBook) -> Iterator[Found]:
@@ -81,6 +99,7 @@ def _moved(step: Step, ledger: Ledger, book: TopicBook, sub: SubBook, row: Any) 
         yield from _sought(book, sub, step, row, mask)
         sub.base = book.vector(step.result.mark)
         before = set()
+        sub.since = {}
     elif mask != sub.mask:
         yield BEGIN, f"the masks of {sub.name} were {sub.mask}, and are {mask}"
     if base != sub.base:
@@ -94,6 +113,7 @@ def _moved(step: Step, ledger: Ledger, book: TopicBook, sub: SubBook, row: Any) 
     if row.mark < low:
         yield MARKS, f"the mark of {sub.name} goes back from {low} to {row.mark}"
     sub.acked, sub.mask = acked, mask
+    sub.since.update(dict.fromkeys(gained, step.index))
     for position in range(max(low + 1, book.begin), row.mark + 1):
         if position >= book.next:
             yield MARKS, f"the mark of {sub.name} is {row.mark}, and {book.next} comes next"
@@ -198,10 +218,12 @@ def _gained(
             unknown = may - ledger.known.get((command.source, book.name, sub.name), set())
             if unknown:
                 yield ONLY, f"{command.source} says {sorted(unknown)[:3]}, and never had them"
-            if not step.result.ignored:
+            if step.result.ignored in ("", TOO_MANY):
                 own, last = own_of(step), book.last.get(own_of(step), 0)
                 must = {n for n in may if n[1] > mask.get(n[0], 0)}
                 must = {n for n in must if n[0] != own or n[1] <= last}
+            if step.result.ignored:
+                must -= sub.apart(must)
         case Update():
             may, wrong = _updated(command, ledger, book, sub)
             yield from wrong

@@ -415,6 +415,31 @@ def test_a_merge_that_is_not_taken_is_found() -> None:
     assert merged(b, (("a", 1, 1),)) == [KEPT]
 
 
+def test_a_full_set_leaves_out_what_would_be_a_range_more() -> None:
+    a, b = one_sub()
+    a.floor("a", 3)
+    a.sub(mark=3)
+    assert a.acked(1, 2, 3) == []
+    b.sub(replicate=True)
+    assert merged(b, (("a", 3, 3),), why="too many ranges") == []
+    # This one touches the floor.
+    assert merged(b, (("a", 1, 1),), why="too many ranges") == [KEPT]
+
+
+def test_a_set_knows_when_each_message_came_into_it() -> None:
+    a, _ = one_sub()
+    sub = a.ledger.living["a", "t", "s"]
+    a.floor("a", 1)
+    a.sub(mark=1)
+    assert a.acked(1) == []
+    first = a.index
+    a.floor("a", 2)
+    a.sub(mark=2)
+    assert a.acked(2) == []
+    assert [sub.had(("a", seq), first) for seq in (1, 2, 3)] == [True, False, False]
+    assert [sub.had(("a", seq), a.index) for seq in (1, 2, 3)] == [True, True, False]
+
+
 def test_what_is_not_replicated_takes_nothing() -> None:
     a, b = one_sub()
     a.floor("a", 1)
