@@ -76,6 +76,7 @@ def disarm(at: At) -> None:
     A plugin that is still beyond its quota raises it again with its next write. Exit code 0 also
     if the alarm was not on.
     """
+    from .door_client import of_a_change
     from .output import print_json
 
     context = tls_context(at)
@@ -85,7 +86,8 @@ def disarm(at: At) -> None:
         path = "/v3/maintenance/alarm"
         return request(endpoint, "POST", path, body, timeout_s=left_s, context=context)
 
-    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
+    with of_a_change(repeat=True):
+        found = ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
     ended = [each["alarm"] for each in found.get("alarms", [])]
     if at.output == "json":
         print_json({"disarmed": ended})

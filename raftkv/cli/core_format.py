@@ -49,6 +49,7 @@ def raise_format(at: At) -> None:
 
     There is no way back: nodes of the former release are refused from then on.
     """
+    from .door_client import of_a_change
     from .output import print_json
 
     context = tls_context(at)
@@ -64,7 +65,8 @@ def raise_format(at: At) -> None:
             context=context,
         )
 
-    found = ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
+    with of_a_change(repeat=True):
+        found = ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
     if at.output == "json":
         print_json(found)
     else:

@@ -13,11 +13,12 @@ unknown, because without an exactly-once session a repeated write may be applied
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import ssl
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NoReturn
 
 import msgspec
@@ -39,14 +40,17 @@ from raftkv.errors import (
 )
 
 from .connecting import check_endpoint
+from .saying import ADVICE
 
-__all__ = ["Consistency", "DoorClient", "Found", "request", "working_first"]
+__all__ = ["Consistency", "DoorClient", "Found", "of_a_change", "request", "working_first"]
 
 Consistency = Literal["linearizable", "local"]
 
 # After every endpoint has failed once, wait this long before the next round.
 ROUND_PAUSE_S: Final = 0.1
 
+# How the reason of a plugin ends if nothing happened in time: no refusal, and not to be repeated.
+_IN_VAIN: Final = "_deadline_passed"
 _BY_REASON: Final[dict[str, type[RaftkvError]]] = {
     error.code: error
     for error in (
@@ -174,8 +178,25 @@ def in_turn(
                     raise
                 last: RaftkvError = error
         if time.monotonic() + ROUND_PAUSE_S >= deadline:
-            raise last
+            if len(endpoints) == 1:
+                raise last
+            raise type(last)(f"no endpoint could do it in time; the last: {last}") from None
         time.sleep(ROUND_PAUSE_S)
+
+
+@contextlib.contextmanager
+def of_a_change(*, repeat: bool) -> Iterator[None]:
+    """For requests that change something: a `Timeout` has it that they may still take effect.
+
+    `repeat`: another try does no harm.
+    """
+    try:
+        yield
+    except Timeout as error:
+        said = str(error)
+        if "outcome is unknown" not in said:
+            said = f"the outcome is unknown, it may still take effect: {said}"
+        raise type(error)(said if repeat else f"{said}. {ADVICE}") from None
 
 
 def working_first(
@@ -264,6 +285,8 @@ def _raise(endpoint: str, status: int, decoded: Any) -> NoReturn:
     known = _BY_REASON.get(str(fields.get("reason")))
     if known is not None:
         raise known(text)
+    if str(fields.get("reason")).endswith(_IN_VAIN):
+        raise RaftkvError(text)
     if status == 421 or (status == 404 and f"{fields.get('error')}".startswith("there is no /")):
         raise NotServed(text)
     if status == 413:

@@ -100,24 +100,26 @@ class Ask:
         """The decoded answer of the first node that gives one.
 
         A refusal is an answer, and raised. Without `repeat` nothing is asked a second time of which
-        it is unknown whether it happened: `Timeout` then says so. Raises the last node's error when
-        the time is up.
+        it is unknown whether it happened. Raises the last node's error when the time is up; for a
+        change the text of a `Timeout` has that it may still take effect.
         """
-        from .door_client import in_turn, request, working_first
+        from .door_client import in_turn, of_a_change, request, working_first
 
         deadline = time.monotonic() + self._timeout_s
         if not (repeat or self._probed or len(self._endpoints) == 1):
             # What is not repeated may take all the time at the first node.
             self._probed, half_s = True, self._timeout_s / 2
             self._endpoints, _ = working_first(self._endpoints, half_s, self._context)
-        return in_turn(
-            self._endpoints,
-            deadline - time.monotonic(),
-            lambda endpoint, left_s: request(
-                endpoint, method, path, body, timeout_s=left_s, context=self._context
-            ),
-            repeat=repeat,
-        )
+        change = method != "GET"
+        with of_a_change(repeat=repeat) if change else contextlib.nullcontext():
+            return in_turn(
+                self._endpoints,
+                deadline - time.monotonic(),
+                lambda endpoint, left_s: request(
+                    endpoint, method, path, body, timeout_s=left_s, context=self._context
+                ),
+                repeat=repeat,
+            )
 
     def each(self, method: str, path: str) -> Iterator[tuple[str, Any, RaftkvError | None]]:
         """Every endpoint asked itself, once: its answer and None, or None and the error.

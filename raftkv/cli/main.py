@@ -48,6 +48,7 @@ from . import (
 from .options import MARKUP, ReaderGone, examples
 from .quoting import ESCAPES, printable
 from .running import WithCommand
+from .saying import ADVICE
 
 __all__ = ["app", "main"]
 
@@ -56,8 +57,6 @@ EXIT_CONFIG: Final = 2
 EXIT_FAULT: Final = 3
 EXIT_INTERRUPTED: Final = 130
 
-# What anybody can do about a write whose outcome is unknown.
-ADVICE: Final = "Read what it changes before it is repeated"
 # Bytes that are not UTF-8, as Python's repr of an argument shows them; elsewhere they are \xHH.
 _LONE_SURROGATE: Final = re.compile(r"\\udc([89a-f][0-9a-f])")
 

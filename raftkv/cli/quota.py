@@ -77,12 +77,14 @@ def set_(
 
     The data of every node is in its memory: see that all have enough. NOSPACE does not end by it.
     """
+    from .door_client import of_a_change
     from .output import print_json
 
     if quota_bytes != _DEFAULT and not (quota_bytes.isascii() and quota_bytes.isdigit()):
         raise ConfigError(f"QUOTA_BYTES is a number of bytes or default, not {quota_bytes!r}")
     value = None if quota_bytes == _DEFAULT else int(quota_bytes)
-    found = _ask(at, "PUT", f"/v1/quotas/{path_part(plugin)}", {"quota_bytes": value})
+    with of_a_change(repeat=True):
+        found = _ask(at, "PUT", f"/v1/quotas/{path_part(plugin)}", {"quota_bytes": value})
     if at.output == "json":
         print_json(found)
     else:

@@ -9,7 +9,7 @@ own (printing.py, `output.write_bytes`).
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+from typing import Final, TextIO
 
 import typer
 
@@ -17,7 +17,10 @@ from raftkv.errors import ConfigError
 
 from .quoting import fitting, printable, printable_lines
 
-__all__ = ["ask", "confirm", "note", "note_line", "say", "say_line"]
+__all__ = ["ADVICE", "ask", "confirm", "note", "note_line", "say", "say_line"]
+
+#: What to do about an unknown outcome, on the command line.
+ADVICE: Final = "Read what it changes before it is repeated"
 
 
 def say(text: str) -> None:

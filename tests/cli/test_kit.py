@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from raftkv.cli.kit import Ask, At, Stage, path_part, shown, wait_for, while_waiting
-from raftkv.errors import ConfigError, NotApplied, RaftkvError, Refused, Timeout
+from raftkv.cli.saying import ADVICE
+from raftkv.errors import ConfigError, NoLeader, NotApplied, RaftkvError, Refused, Timeout
 
 
 class FakeDoor:
@@ -35,6 +36,9 @@ class FakeDoor:
                 self.wfile.write(data)
 
             def do_POST(self) -> None:
+                self.do_GET()
+
+            def do_PUT(self) -> None:
                 self.do_GET()
 
             def log_message(self, format: str, *args: Any) -> None:
@@ -63,8 +67,13 @@ class Doors:
         return self.made[-1]
 
 
+@pytest.fixture(name="door")
+def doors_fixture(doors: Doors) -> Doors:
+    return doors
+
+
 @pytest.fixture
-def door() -> Iterator[Doors]:
+def doors() -> Iterator[Doors]:
     doors = Doors()
     yield doors
     for each in doors.made:
@@ -120,6 +129,44 @@ def test_a_node_that_hangs_leaves_time_for_the_others(door: Doors) -> None:
 def test_the_time_is_up() -> None:
     with pytest.raises(NotApplied, match="cannot be reached"):
         ask(DEAD, timeout_s=0.1)("GET", "/v1/x")
+
+
+def test_a10_a_change_that_nobody_answered_says_that_it_may_still_happen(doors: Doors) -> None:
+    """Who takes it for failed would do it twice: publish twice, for one."""
+    hanging = doors(mute=True)
+    with pytest.raises(Timeout) as caught:
+        ask(hanging, timeout_s=0.5)("POST", "/v1/x", {}, repeat=False)
+    text = str(caught.value)
+    assert text.startswith(f"the outcome is unknown, it may still take effect: {hanging.endpoint}")
+    assert text.endswith(ADVICE)
+    with pytest.raises(Timeout, match="may still take effect") as caught:
+        ask(hanging, timeout_s=0.5)("PUT", "/v1/x", {})
+    assert ADVICE not in str(caught.value)  # it can be repeated
+    with pytest.raises(Timeout) as caught:
+        ask(hanging, timeout_s=0.5)("GET", "/v1/x")
+    assert "take effect" not in str(caught.value)
+    # A node's own words about it are said once.
+    told = doors(503, {"error": "the outcome is unknown, the write may still be applied"})
+    with pytest.raises(Timeout) as caught:
+        ask(told)("POST", "/v1/x", {}, repeat=False)
+    assert str(caught.value).count("outcome is unknown") == 1
+    assert str(caught.value).endswith(ADVICE)
+
+
+def test_a12_the_error_of_one_of_several_nodes_is_said_to_be_the_last(doors: Doors) -> None:
+    lost = doors(503, {"error": "no leader", "reason": "no_leader"})
+    with pytest.raises(NotApplied, match="no endpoint could do it in time; the last: .*no leader"):
+        ask(DEAD, lost, timeout_s=0.5)("GET", "/v1/x")
+    with pytest.raises(NoLeader, match=f"^{lost.endpoint}: no leader"):
+        ask(lost, timeout_s=0.5)("GET", "/v1/x")
+
+
+def test_a12_a_call_whose_time_was_over_is_no_refusal(doors: Doors) -> None:
+    over = doors(409, {"error": "the time was over", "reason": "calls_deadline_passed"})
+    with pytest.raises(RaftkvError, match="the time was over") as caught:
+        ask(over)("POST", "/v1/x", {}, repeat=False)
+    assert not isinstance(caught.value, Refused)
+    assert over.asked == ["POST /v1/x"]
 
 
 def test_each_endpoint_is_asked_itself(door: Doors) -> None:

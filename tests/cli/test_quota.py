@@ -61,3 +61,18 @@ def test_a_quota_is_set_or_goes_back_to_its_default() -> None:
         ("/v1/quotas/kv", {"quota_bytes": 8589934592}),
         ("/v1/quotas/kv", {"quota_bytes": None}),
     ]
+
+
+def test_a10_changes_that_nobody_answered_say_that_they_may_still_take_effect() -> None:
+    class Node(JsonHandler):
+        def do_PUT(self) -> None:
+            self.answer({"error": "the time was up"}, status=504)
+
+        def do_POST(self) -> None:
+            self.do_PUT()
+
+    with served(Node) as url:
+        for words in (("quota", "set", "kv", "9"), ("alarm", "disarm"), ("format", "raise")):
+            done = raftkv(*words, "--timeout", "1", "--endpoint", url)
+            assert done.returncode == 3, words
+            assert b"it may still take effect: " in done.stderr, words

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raftkv.cli import main as cli
+from raftkv.cli.saying import ADVICE
 from raftkv.cli.txn_grammar import parse
 from raftkv.errors import ASK_CLIENT, ASK_NODE, ConfigError, Timeout, without_python
 from raftkv.kv.commands import PutOp
@@ -92,7 +93,7 @@ def test_an_unknown_outcome_advises_what_a_command_can_do(
 
         monkeypatch.setattr("raftkv.cli.connecting.run", fail)
         text = said("put", "k", "v", *AT)
-        assert text == f"error: it may still be applied. {cli.ADVICE}"
+        assert text == f"error: it may still be applied. {ADVICE}"
 
 
 def run(*words: str | bytes, code: int = 0, **environment: str) -> tuple[bytes, bytes]:
