@@ -303,9 +303,18 @@ def force_leave(at: At, node: Node, yes: Yes = False) -> None:
     The history can be trimmed then. When it comes back it joins anew, with a copy of the others'
     state. Refused while it is up.
     """
+    ask = Ask(at)
     if not yes:
+        nodes = ask("GET", "/v1/calls/status?limit=1")["nodes"]
+        up = {each["name"]: each["up"] for each in nodes}
+        if up.get(node) is not False:
+            raise Refused(
+                f"{node} is up: let it leave by itself"
+                if node in up
+                else f"{node} is no node of this cluster: its nodes are {', '.join(up)}"
+            )
         confirm(f"{node} loses its place; what only it had executed is lost with it.", node)
-    _print_operated(at, Ask(at)("POST", "/v1/calls/force-leave", {"node": node}))
+    _print_operated(at, ask("POST", "/v1/calls/force-leave", {"node": node}))
 
 
 @app.command(epilog=examples("raftkv calls acknowledge 17 --dir demo"))

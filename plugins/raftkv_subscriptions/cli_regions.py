@@ -31,7 +31,7 @@ from raftkv.cli.kit import (
     shown,
     wait_for,
 )
-from raftkv.errors import ConfigError, RaftkvError
+from raftkv.errors import ConfigError, RaftkvError, Refused
 
 from .cli_common import Local, Yes, path, print_sheet, query, tell
 from .sheets import lag_sheet, regions_sheet, status_words
@@ -39,6 +39,7 @@ from .sheets import lag_sheet, regions_sheet, status_words
 __all__ = ["region_app"]
 
 NAMES: Final = ("a", "b", "c")
+MODES: Final = ("vector", "snapshot")
 # How long `up` waits for the links once all regions take writes.
 LINKS_S: Final = 15.0
 
@@ -101,9 +102,11 @@ def add(
 @connected("simple", "json")
 def exclude(at: At, region: RegionName, yes: Yes = False) -> None:
     """Go on without a region: fetch nothing from it, wait for it no more. Say it everywhere."""
+    ask = Ask(at)
     if not yes:
+        _state(ask, region)
         confirm(f"{shown(region)} may miss what retention removes meanwhile.", region)
-    done = Ask(at)("PUT", path("regions", region), {"state": "excluded"})
+    done = ask("PUT", path("regions", region), {"state": "excluded"})
     tell(at, done, f"{done['region']}: {'excluded' if done['changed'] else 'was so already'}")
 
 
@@ -112,11 +115,7 @@ def exclude(at: At, region: RegionName, yes: Yes = False) -> None:
 def include(at: At, region: RegionName) -> None:
     """Let an excluded region return."""
     ask = Ask(at)
-    regions = ask("GET", path("regions"))["regions"]
-    known = [each["name"] for each in regions if not each["own"]]
-    if region not in known:
-        these = f"not one of {', '.join(known)}" if known else "not known"
-        raise ConfigError(f"{shown(region)} is {these}: add it first")
+    _state(ask, region)
     done = ask("PUT", path("regions", region), {"state": "active"})
     tell(at, done, f"{done['region']}: {'included' if done['changed'] else 'was so already'}")
 
@@ -125,10 +124,23 @@ def include(at: At, region: RegionName) -> None:
 @connected("simple", "json")
 def remove(at: At, region: RegionName, yes: Yes = False) -> None:
     """Forget an excluded region. Its messages stay; its name cannot be used by a new one."""
+    ask = Ask(at)
     if not yes:
+        if _state(ask, region) != "excluded":
+            raise Refused(f"{shown(region)} is not excluded: exclude it first")
         confirm(f"{shown(region)} will be forgotten here.", region)
-    done = Ask(at)("DELETE", path("regions", region), repeat=False)
+    done = ask("DELETE", path("regions", region), repeat=False)
     tell(at, done, f"{done['region']}: removed")
+
+
+def _state(ask: Ask, region: str) -> str:
+    """Raises Refused for a region that is not known, before anything is announced of it."""
+    regions = ask("GET", path("regions"))["regions"]
+    known: dict[str, str] = {each["name"]: each["state"] for each in regions if not each["own"]}
+    if region not in known:
+        these = f"not one of {', '.join(known)}" if known else "not known"
+        raise Refused(f"{shown(region)} is {these}: add it first")
+    return known[region]
 
 
 @region_app.command(epilog=examples("raftkv region name eu --dir demo/a"))
@@ -154,6 +166,8 @@ def mode(
 ) -> None:
     """How this region replicates subscriptions: all regions should do it alike."""
     ask = Ask(at)
+    if to is not None and to not in MODES:
+        raise ConfigError(f"{shown(to)} is no mode: say one of {', '.join(MODES)}")
     if to is None:
         found = {"mode": ask("GET", path("settings"))["settings"]["mode"]}
     else:

@@ -465,7 +465,7 @@ def commit(
     """Commit a prepared branch. Exit code 1 if it was rolled back."""
     if heuristic and one_phase:
         raise ConfigError("--heuristic is for prepared branches: leave out --one-phase")
-    _ask_before(xid, "commit", heuristic, yes)
+    _ask_before(at, xid, "commit", heuristic, yes)
     if heuristic:
         _decide(at, xid, "heuristic", {"decide": "commit", "reason": reason})
     else:
@@ -487,7 +487,7 @@ def rollback(
     yes: Yes = False,
 ) -> None:
     """Roll back a branch that no session works in, prepared or not."""
-    _ask_before(xid, "rollback", heuristic, yes)
+    _ask_before(at, xid, "rollback", heuristic, yes)
     if heuristic:
         _decide(at, xid, "heuristic", {"decide": "rollback", "reason": reason})
     else:
@@ -540,10 +540,13 @@ def _decide(at: At, xid: str, verb: str, body: dict[str, Any]) -> None:
         raise Refused(f"{done['xid']} was decided otherwise: {done['name']}")
 
 
-def _ask_before(xid: str, verb: str, heuristic: bool, yes: bool) -> None:
-    xid_of(xid)
+def _ask_before(at: At, xid: str, verb: str, heuristic: bool, yes: bool) -> None:
+    asked = xid_of(xid)
     if yes:
         return
+    found = Ask(at)("GET", f"/v1/txqueue/dtx/{asked}")
+    if found["state"] == "unknown":
+        raise Refused(f"there is no branch {shown(outcome_words(found))}")
     if heuristic:
         what = f"{verb} without its coordinator: other branches may end otherwise."
     else:

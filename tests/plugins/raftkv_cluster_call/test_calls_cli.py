@@ -243,13 +243,18 @@ def test_a_node_leaves_and_rejoins(calls: Shell, nodes: Nodes) -> None:
 def test_a_node_that_is_lost_is_forced_out_and_comes_back_as_a_new_one(
     calls: Shell, nodes: Nodes
 ) -> None:
-    calls("force-leave", "core3", code=2)
-    assert "this cannot be confirmed here: add --yes" in calls.err
-    calls("force-leave", "core3", "--yes", code=1)
+    for words in ((), ("--yes",)):
+        calls("force-leave", "core3", *words, code=1)
+        assert "core3 is up: let it leave by itself" in calls.err
+        calls("force-leave", "nosuch", *words, code=1)
+        assert "core1, core2, core3" in calls.err
+        assert "loses its place" not in calls.err
     nodes.kill("core3")
     nodes.until(
         lambda api: any(node.name == "core3" and not node.up for node in api.status().nodes)
     )
+    calls("force-leave", "core3", code=2, at="core1")
+    assert "this cannot be confirmed here: add --yes" in calls.err
     done = calls.json("call", "work", '{"key": "f", "value": "g"}', code=3, at="core1")
     assert (done["outcome"], done["nodes"]) == ("stopped_nodes", ["core3"])
     for verb in (("skip", "core3"), ("leave", "core3"), ("fast-forward", "core3", "99")):

@@ -258,12 +258,15 @@ def test_regions_are_added_excluded_and_removed(shell: Typed) -> None:
     assert "us may miss what retention removes meanwhile." in shell.err
     assert shell("region", "exclude", "us", "--yes") == "us: excluded\n"
     assert shell("region", "include", "us") == "us: included\n"
-    shell("region", "remove", "us", "--yes", code=1)
-    assert "exclude it first" in shell.err
+    for words in ((), ("--yes",)):
+        shell("region", "remove", "us", *words, code=1)
+        assert "exclude it first" in shell.err
+        assert "will be forgotten" not in shell.err
     shell("region", "exclude", "us", "--yes")
     assert shell("region", "remove", "us", "--yes") == "us: removed\n"
-    shell("region", "include", "us", code=2)
-    assert "us is not known: add it first" in shell.err
+    for verb in ("include", "exclude", "remove"):
+        shell("region", verb, "us", code=1)
+        assert shell.err == "error: us is not known: add it first\n"
     shell("region", "exclude", "us", "--yes", code=1)
     assert shell("region", "name", "local") == "this is local\n"
 
@@ -280,7 +283,8 @@ def test_settings_and_the_mode(shell: Typed) -> None:
     assert shell("region", "mode", "snapshot") == "snapshot\n"
     assert "snapshots 0, timed out 0" in shell("region", "status")
     assert shell("topic", "setting", "mode", "vector").split()[-1] == "vector"
-    shell("region", "mode", "both", code=1)
+    shell("region", "mode", "both", code=2)
+    assert shell.err == "error: both is no mode: say one of vector, snapshot\n"
     shell("topic", "setting", "nope", code=2)
     shell("topic", "setting", "period_ms", "1", code=1)
     assert len(shell("topic", "setting").splitlines()) == 15

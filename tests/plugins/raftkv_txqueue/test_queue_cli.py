@@ -334,6 +334,9 @@ def test_a_branch_in_doubt_is_decided_as_its_coordinator(
     assert shell("dtx", "list") == ""
     assert shell("dtx", "rollback", prepared(xid), "--yes") == f"{xid}: OK\n"
     shell("dtx", "outcome", "1:ff:", code=1)
+    for verb in ("commit", "rollback"):
+        shell("dtx", verb, "1:ff:", code=1)
+        assert shell.err == "error: there is no branch 1:ff:: unknown\n"
     shell("dtx", "outcome", "nonsense", code=2)
     assert "write format:global:branch" in shell.err
 
