@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from .errors import FormatRefused, UnknownCommand
+from .errors import FormatRefused, InvalidSetting, UnknownCommand
 from .state.core import DisarmAlarm, SetSetting
 from .state.quota import NOSPACE, QUOTA_FORMAT, QUOTA_KEY
 
@@ -81,7 +81,20 @@ class Quotas:
         out of bounds, and at core format 1; and what `propose` raises.
         """
         packed = None if quota_bytes is None else msgspec.msgpack.encode(quota_bytes)
-        await self._node.propose("core", SetSetting(plugin, QUOTA_KEY, packed), timeout_s=timeout_s)
+        command = SetSetting(plugin, QUOTA_KEY, packed)
+        try:
+            await self._node.propose("core", command, timeout_s=timeout_s)
+        except InvalidSetting as error:
+            known = [each.plugin for each in self.usage()]
+            if plugin in known:
+                raise
+            remedy = (
+                f"name one of {', '.join(known)}"
+                if known
+                else "the cluster runs core format 1, which has no quotas: upgrade all nodes, then "
+                "raise it with `raftkv format raise`"
+            )
+            raise InvalidSetting(f"{error}: {remedy}") from None
 
     async def disarm(self, plugin: str = "", *, timeout_s: float | None = None) -> tuple[str, ...]:
         """End NOSPACE of one plugin, or of all; the plugins whose alarm was on.

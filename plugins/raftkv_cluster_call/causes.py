@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["without_place"]
 
-_PLACE: Final = re.compile(r" at (?:[^:]*\.py\w*|[^:]*<[^>]*>):\d+(?= in |$)")
+_PLACE: Final = re.compile(r" at (?:.*\.py\w*|.*<[^>]*>):\d+(?= in |$)")
 
 
 def without_place(cause: str) -> str:

@@ -194,9 +194,9 @@ def _source_is_left(view: View, rows: Mapping[str, Cursor], plan: _Plan) -> None
     if copying and all(name in copying for name in cores):
         raise _Stopped(
             "unreachable",
-            f"{', '.join(copying)} would need a copy, copies come from cores only, and no core has "
-            f"executed as much as the most advanced node: remove the cause and wait, or skip what "
-            f"fails there",
+            f"{', '.join(copying)} would need a copy, copies come from cores only, and no core "
+            f"that is up has executed as much as the most advanced node: start one that has, "
+            f"remove the cause and wait, or skip what fails there",
         )
 
 

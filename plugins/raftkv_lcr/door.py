@@ -259,8 +259,8 @@ class _Door:
         text = f"the client {client_id!r} has no channel"
         if mode == "disabled":
             text += (
-                " in the linear registry, which is not written in mode disabled: ask with "
-                "?registry=old, or switch the mode"
+                " in the linear registry, which is not written in mode disabled: ask the HTTP API "
+                "with ?registry=old, or switch the mode"
             )
         more = {"client_id": client_id, "channel": None}
         return error_response(404, "lcr_no_channel", text, **more)

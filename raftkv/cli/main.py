@@ -74,6 +74,8 @@ class Commands(TyperGroup):
             option = getattr(error, "option_name", None)
             if type(error).__name__ == "NoSuchOption" and isinstance(option, str):
                 error.message += _remedy(error.ctx, option)  # type: ignore[attr-defined]
+            elif str(getattr(error, "message", "")).startswith("Got unexpected extra argument"):
+                error.message += _order(error.ctx)  # type: ignore[attr-defined]
             raise
 
 
@@ -90,6 +92,14 @@ def _remedy(context: Any, option: str) -> str:
         f". A key or value that begins with a dash stands behind all options and --: "
         f"{context.command_path} ... -- {shown}"
     )
+
+
+def _order(context: Any) -> str:
+    """Where to write an option that stands behind `--`, and was taken for an argument."""
+    _, *behind = sys.argv[sys.argv.index("--") :] if "--" in sys.argv else ("",)
+    options = {name for each in context.command.params for name in each.opts}
+    option = next((each for each in behind if each.partition("=")[0] in options), "")
+    return f". Options stand before --: {context.command_path} {option} ... --" if option else ""
 
 
 app = typer.Typer(

@@ -40,6 +40,24 @@ said = pytest.fixture(refusal, name="said")
 
 
 @pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("put", "k", "--", "-value", *AT), "raftkv put --endpoint ... --"),
+        (("del", "--", "-key", "--prefix", *AT), "raftkv del --prefix ... --"),
+        (("put", "k", "v", "--", "x", "y"), ""),
+        (("put", "k", "v", "x", "y", *AT), ""),
+    ],
+)
+def test_a10_an_option_behind_the_dashes_is_named_by_the_error(
+    said: Callable[..., str], words: tuple[str, ...], option: str
+) -> None:
+    text = said(*words)
+    assert "Got unexpected extra argument" in text
+    assert option in text
+    assert ("Options stand before --" in text) == bool(option)
+
+
+@pytest.mark.parametrize(
     ("words", "command", "argument"),
     [
         (("put", "k", "-value", *AT), "raftkv put", "-value"),

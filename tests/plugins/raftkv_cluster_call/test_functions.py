@@ -150,6 +150,8 @@ def test_c9_a_cause_has_the_class_and_the_function_and_no_file() -> None:
         ("NameError at <string>:1 in <module>", "NameError in <module>"),
         ("OSError at my app/disk.py:62 in work", "OSError in work"),
         ("OSError at lib/quick.pyx:7 in work", "OSError in work"),
+        ("OSError at app:2/disk.py:62 in work", "OSError in work"),
+        ("failed: OSError at a: b at c/disk.py:62 in work", "failed: OSError in work"),
         (
             "x: its handler failed: KeyError at a b/c.pyc:3 in f",
             "x: its handler failed: KeyError in f",
