@@ -44,12 +44,16 @@ from .outgoing import Outgoing
 from .ports import DoorNode, Writer
 from .work_budget import WorkBudget
 
-__all__ = ["ANSWER_BYTES_MAX", "PAGE_KEYS", "Gateway"]
+__all__ = ["ANSWER_BYTES_MAX", "BARE_ROW_BYTES", "PAGE_KEYS", "ROW_BYTES", "Gateway"]
 
 # A page takes about two milliseconds to write, a thirtieth of a heartbeat's period.
 PAGE_KEYS: Final = 1000
 # One answer is held in memory as a whole, and so it is at most clients. A million small keys fit.
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+# Of a row that is held to be sorted, beside the state's own: its places in the lists; and if values
+# are left out, a row of its own.
+ROW_BYTES: Final = 24
+BARE_ROW_BYTES: Final = 128
 # Of keys and values that are written in one turn of the loop, about two milliseconds as well.
 SLICE_BYTES: Final = 1024 * 1024
 
@@ -98,6 +102,8 @@ class Gateway:
         if operation.range_end:
             await self._node.barrier(consistency)
             await self._budget.room()
+            if not operation.count_only and _looks_at_all(operation):
+                return await self._sorted(operation)
             consistency = "local"
         found = await self._node.kv.read(operation, consistency=consistency)
         self._budget.spend(len(found.kvs))
@@ -181,9 +187,30 @@ class Gateway:
                 await parts.add(page.kvs)
             return parts.answer(page.more, count)
 
-    async def _in_parts(self, found: RangeResult) -> bytes:
-        """What was read at once, because of its order or its filters, is written in parts."""
-        with _Parts(self._outgoing, self._budget, self._header(found.revision)) as parts:
+    async def _sorted(self, operation: RangeOp) -> bytes:
+        """All rows are held from their reading on: they count as under way until they are written.
+
+        The barrier is behind it.
+        """
+        rows = RangeOp(operation.key, operation.range_end, count_only=True)
+        count = (await self._node.kv.read(rows, consistency="local")).count
+        held = count * (BARE_ROW_BYTES if operation.keys_only else ROW_BYTES)
+        self._outgoing.require_room(held)
+        self._outgoing.moved(held)
+        try:
+            found = await self._node.kv.read(operation, consistency="local")
+            self._budget.spend(len(found.kvs))
+            if not _is_large(found.kvs):
+                head = self._header(found.revision)
+                return range_answer(head, found.kvs, found.more, found.count)
+            return await self._in_parts(found, held)
+        finally:
+            self._outgoing.moved(-held)
+
+    async def _in_parts(self, found: RangeResult, held: int = 0) -> bytes:
+        """What was read at once is written in parts. Its rows count `held` bytes already."""
+        head = self._header(found.revision)
+        with _Parts(self._outgoing, self._budget, head, held) as parts:
             await parts.add(found.kvs)
             return parts.answer(found.more, found.count)
 
@@ -214,8 +241,9 @@ class _Parts:
     It is held once: it is written into one buffer, which becomes the answer without a copy.
     """
 
-    def __init__(self, outgoing: Outgoing, budget: WorkBudget, head: bytes) -> None:
+    def __init__(self, outgoing: Outgoing, budget: WorkBudget, head: bytes, held: int = 0) -> None:
         self._outgoing = outgoing
+        self._held = held
         self._budget = budget
         self._written = io.BytesIO()
         self._written.write(b'{"header":%b,"kvs":[' % head)
@@ -255,7 +283,7 @@ class _Parts:
 
     def _require_room(self, size: int) -> None:
         # What it holds itself does not hinder it: it alone always fits.
-        if self._outgoing.bytes > self._bytes:
+        if self._outgoing.bytes > self._bytes + self._held:
             self._outgoing.require_room(size)
 
     def answer(self, more: bool, count: int) -> bytes:
@@ -278,14 +306,21 @@ def _is_large(kvs: Sequence[KeyValue]) -> bool:
 def _may_be_paged(operation: RangeOp) -> bool:
     """A read in key order that leaves nothing out."""
     return (
-        operation.sort_by == "key"
-        and not operation.descending
+        not _looks_at_all(operation)
         and not operation.count_only
         and not 0 < operation.limit <= PAGE_KEYS
-        and not operation.min_mod_revision
-        and not operation.max_mod_revision
-        and not operation.min_create_revision
-        and not operation.max_create_revision
+    )
+
+
+def _looks_at_all(operation: RangeOp) -> bool:
+    """A read that holds its whole range, to sort it or to leave rows out."""
+    return bool(
+        operation.sort_by != "key"
+        or operation.descending
+        or operation.min_mod_revision
+        or operation.max_mod_revision
+        or operation.min_create_revision
+        or operation.max_create_revision
     )
 
 

@@ -17,7 +17,13 @@ from raftkv.config import HttpLimits
 from raftkv.kv import KeyValue, RangeResult
 from raftkv.server import bounded
 from raftkv.server.answers import Busy
-from raftkv.server.gateway import Gateway, _Given, _operation_answer
+from raftkv.server.gateway import (
+    BARE_ROW_BYTES,
+    ROW_BYTES,
+    Gateway,
+    _Given,
+    _operation_answer,
+)
 from raftkv.server.outgoing import Outgoing
 from raftkv.server.tls import DoorTls
 from raftkv.server.work_budget import WorkBudget
@@ -256,6 +262,35 @@ def test_a_large_answer_is_held_once() -> None:
     assert size > 24 * KIB * KIB
     # A buffer grows by an eighth, of which nothing is touched, and a slice is written beside it.
     assert most < size * 1.25
+
+
+def test_rows_that_are_sorted_count_from_their_reading_on() -> None:
+    class Recorded(Outgoing):
+        moves: list[int]
+
+        def moved(self, size: int) -> None:
+            self.moves.append(size)
+            super().moved(size)
+
+    async def play() -> None:
+        node, outgoing = SoloNode(), Recorded(50 * KIB)
+        outgoing.moves = []
+        for number in range(1_500):
+            await node.kv.put(b"k%04d" % number, b"")
+        gateway = Gateway(node, outgoing=outgoing)
+        ordered = ALL[:-1] + b',"sort_order":"DESCEND"%b}'
+        # Alone it always fits.
+        assert b'"count":"1500"' in await gateway.range(ordered % b"")
+        assert outgoing.moves[0] == 1_500 * ROW_BYTES
+        assert outgoing.bytes == 0
+        await gateway.range(ordered % b',"keys_only":true,"limit":"1"')
+        assert outgoing.moves[-2:] == [1_500 * BARE_ROW_BYTES, -1_500 * BARE_ROW_BYTES]
+        outgoing.moved(20 * KIB)
+        with pytest.raises(Busy):
+            await gateway.range(ordered % b"")
+        assert outgoing.moves[-1] == 20 * KIB, "nothing was read"
+
+    asyncio.run(play())
 
 
 async def some_turns() -> None:
