@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import re
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +42,7 @@ from raftkv.config import HttpLimits
 from raftkv.errors import RaftkvError
 from raftkv.server.incoming import SMALL_BYTES
 
-__all__ = ["MEMORY_MIB", "Kind", "Report", "clients_bytes_max", "main"]
+__all__ = ["MEMORY_MIB", "Kind", "Report", "clients_bytes_max", "main", "requests_in_flight"]
 
 #: The node itself: the program (80 MiB), a small state with its history, the log in memory.
 NODE_MIB: Final = 256
@@ -60,8 +62,9 @@ MEMORY_MIB: Final = NODE_MIB + -(-clients_bytes_max(HttpLimits(), CONNECTIONS) /
 KEYS: Final = 20_000
 TRANSACTION_CALLERS: Final = 2
 SAMPLE_S: Final = 0.05
-# After a kind, until what it has begun is over.
-REST_S: Final = 2.0
+# After a kind, until the leader has answered what it was sent, so that kinds are told apart.
+REST_S: Final = 60.0
+LOOK_S: Final = 1.0
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +113,34 @@ async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], 
         for name in given.only or KINDS:
             step(f"{name} for {given.seconds:g} s")
             kinds.append(await _one(given, nodes, name))
-            await asyncio.sleep(REST_S)
+            leader, _ = await _leader(nodes)
+            await _rest(DevCluster(nodes.directory).endpoint(leader))
     found = conditions(place, fsync=True, arguments=vars(given))
     return Report(kinds=kinds, memory_mib_max=given.memory, conditions=found)
+
+
+async def _rest(endpoint: str) -> None:
+    """Wait until the node answers nothing but this. Raises WorstError after REST_S."""
+    for look in range(int(REST_S / LOOK_S)):
+        await asyncio.sleep(LOOK_S if look else 0)
+        with contextlib.suppress(OSError):  # 429 while there are many
+            if requests_in_flight(await asyncio.to_thread(_metrics_of, endpoint)) <= 1:
+                return
+    raise WorstError(f"{endpoint} still answers {REST_S:g} s after the traffic's end")
+
+
+def _metrics_of(endpoint: str) -> str:
+    with urllib.request.urlopen(f"{endpoint}/metrics", timeout=REST_S) as answer:
+        text: bytes = answer.read()
+    return text.decode("utf-8")
+
+
+def requests_in_flight(page: str) -> float:
+    """What a page of `/metrics` gives for `raftkv_door_requests_in_flight`."""
+    found = re.search(r"^raftkv_door_requests_in_flight(?:\{[^}]*\})? (\S+)", page, re.MULTILINE)
+    if found is None:
+        raise WorstError("/metrics lacks raftkv_door_requests_in_flight")
+    return float(found[1])
 
 
 async def _one(given: argparse.Namespace, nodes: Nodes, name: str) -> Kind:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.abuse import MEMORY_MIB, Kind, Report, clients_bytes_max
+from bench.abuse import MEMORY_MIB, Kind, Report, clients_bytes_max, requests_in_flight
 from bench.abuse_traffic import KINDS, Made, Traffic, run
+from bench.worst import WorstError
 from bench.worst_callers import Figures
 from raftkv import Client
 from raftkv.config import HttpLimits
@@ -29,6 +30,13 @@ def test_every_kind_is_sent_and_the_node_goes_on(kind: str) -> None:
     assert made.kind == kind
     assert made.requests > 0
     assert "500" not in made.statuses, made.statuses
+
+
+def test_the_requests_under_way_are_read_from_the_page_of_metrics() -> None:
+    page = "# TYPE raftkv_door_requests_in_flight gauge\nraftkv_door_requests_in_flight 1.2e+03\n"
+    assert requests_in_flight(page) == 1200
+    with pytest.raises(WorstError, match="lacks"):
+        requests_in_flight("raftkv_door_requests 3\n")
 
 
 def test_the_bound_of_memory_is_the_sum_of_its_limits() -> None:
