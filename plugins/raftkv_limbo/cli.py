@@ -368,7 +368,10 @@ def drop_space(at: At, name: SpaceName, yes: Yes = False) -> None:
     if not yes:
         spaces = Ask(at)("GET", "/v1/limbo/spaces")["spaces"]
         rows = {each["name"]: each["keys"] for each in spaces}
-        confirm(f"{rows.get(name, 0)} keys of {shown(name)} go.", name)
+        if name not in rows:
+            known = f"the spaces are {', '.join(sorted(rows))}" if rows else "there is none"
+            raise Refused(f"there is no space {shown(name)}: {known}")
+        confirm(f"{rows[name]} keys of {shown(name)} go.", name)
     ask = Ask(_at_owner(at))
     done = ask("DELETE", f"/v1/limbo/spaces/{path_part(name)}", repeat=False)
     _told_space(at, done, "dropped")

@@ -50,7 +50,7 @@ Consistency = Literal["linearizable", "local"]
 ROUND_PAUSE_S: Final = 0.1
 
 # How the reason of a plugin ends if nothing happened in time: no refusal, and not to be repeated.
-_IN_VAIN: Final = "_deadline_passed"
+_IN_VAIN: Final = ("_deadline_passed", "_timed_out")
 _BY_REASON: Final[dict[str, type[RaftkvError]]] = {
     error.code: error
     for error in (

@@ -161,8 +161,9 @@ def test_a12_the_error_of_one_of_several_nodes_is_said_to_be_the_last(doors: Doo
         ask(lost, timeout_s=0.5)("GET", "/v1/x")
 
 
-def test_a12_a_call_whose_time_was_over_is_no_refusal(doors: Doors) -> None:
-    over = doors(409, {"error": "the time was over", "reason": "calls_deadline_passed"})
+@pytest.mark.parametrize("reason", ["calls_deadline_passed", "limbo_promote_timed_out"])
+def test_a12_a_call_whose_time_was_over_is_no_refusal(doors: Doors, reason: str) -> None:
+    over = doors(409, {"error": "the time was over", "reason": reason})
     with pytest.raises(RaftkvError, match="the time was over") as caught:
         ask(over)("POST", "/v1/x", {}, repeat=False)
     assert not isinstance(caught.value, Refused)

@@ -271,6 +271,8 @@ def test_spaces_are_made_altered_and_dropped(limbo: Shell) -> None:
     assert "0 keys of extra go" in limbo.err
     assert limbo("space", "drop", "extra", "--yes") == "extra: dropped\n"
     limbo("space", "drop", "extra", "--yes", code=1)
+    limbo("space", "drop", "extra", code=1)
+    assert "there is no space extra: the spaces are " in limbo.err
 
 
 def test_nobody_answers(limbo: Shell) -> None:
