@@ -62,7 +62,7 @@ MEMORY_MIB: Final = NODE_MIB + -(-clients_bytes_max(HttpLimits(), CONNECTIONS) /
 KEYS: Final = 20_000
 TRANSACTION_CALLERS: Final = 2
 SAMPLE_S: Final = 0.05
-# After a kind, until the leader has answered what it was sent, so that kinds are told apart.
+# After a kind, until the leader has answered what it was sent, so that kinds are measured apart.
 REST_S: Final = 60.0
 LOOK_S: Final = 1.0
 

@@ -135,15 +135,15 @@ def test_a10_a_change_that_nobody_answered_says_that_it_may_still_happen(doors: 
     """Who takes it for failed would do it twice: publish twice, for one."""
     hanging = doors(mute=True)
     with pytest.raises(Timeout) as caught:
-        ask(hanging, timeout_s=0.5)("POST", "/v1/x", {}, repeat=False)
+        ask(hanging, timeout_s=1.0)("POST", "/v1/x", {}, repeat=False)
     text = str(caught.value)
     assert text.startswith(f"the outcome is unknown, it may still take effect: {hanging.endpoint}")
     assert text.endswith(ADVICE)
     with pytest.raises(Timeout, match="may still take effect") as caught:
-        ask(hanging, timeout_s=0.5)("PUT", "/v1/x", {})
+        ask(hanging, timeout_s=1.0)("PUT", "/v1/x", {})
     assert ADVICE not in str(caught.value)  # it can be repeated
     with pytest.raises(Timeout) as caught:
-        ask(hanging, timeout_s=0.5)("GET", "/v1/x")
+        ask(hanging, timeout_s=1.0)("GET", "/v1/x")
     assert "take effect" not in str(caught.value)
     # A node's own words about it are said once.
     told = doors(503, {"error": "the outcome is unknown, the write may still be applied"})
@@ -156,9 +156,9 @@ def test_a10_a_change_that_nobody_answered_says_that_it_may_still_happen(doors: 
 def test_a12_the_error_of_one_of_several_nodes_is_said_to_be_the_last(doors: Doors) -> None:
     lost = doors(503, {"error": "no leader", "reason": "no_leader"})
     with pytest.raises(NotApplied, match="no endpoint could do it in time; the last: .*no leader"):
-        ask(DEAD, lost, timeout_s=0.5)("GET", "/v1/x")
+        ask(DEAD, lost, timeout_s=2.0)("GET", "/v1/x")
     with pytest.raises(NoLeader, match=f"^{lost.endpoint}: no leader"):
-        ask(lost, timeout_s=0.5)("GET", "/v1/x")
+        ask(lost, timeout_s=2.0)("GET", "/v1/x")
 
 
 @pytest.mark.parametrize("reason", ["calls_deadline_passed", "limbo_promote_timed_out"])
