@@ -56,6 +56,9 @@ VALUE_BYTES: Final = 64
 WARM_UP_S: Final = 1.0
 FILL_BATCH: Final = 100
 PREFETCH: Final = 100
+# The broker's count of a queue may come after its confirmations.
+LOOKS: Final = 50
+LOOK_S: Final = 0.1
 FILL_PRODUCERS: Final = 16
 FILL_TIMEOUT_S: Final = 120.0
 
@@ -204,7 +207,12 @@ class _Turns:
         used = _Used(self._amqp.pid, self._peer.pids)
         told = await self._amqp.ask(Produce(QUEUE, way, batch, at_once, seconds, VALUE_BYTES))
         cpu = used.cores(told.seconds)
-        depth = (await self._amqp.ask(Depth(QUEUE))).messages
+        depth = 0
+        for _ in range(LOOKS):
+            depth = (await self._amqp.ask(Depth(QUEUE))).messages
+            if depth >= told.messages:
+                break
+            await asyncio.sleep(LOOK_S)
         self._add(
             load, PEER, number, at_once, told, failed=told.failed,
             lost=max(0, told.messages - depth), **cpu,
