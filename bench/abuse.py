@@ -5,7 +5,7 @@ bystander that puts one key every 10 ms. Beside them each kind of bench/abuse_tr
 against the leader's HTTP API for some seconds. What counts is that the leader stays the leader, how
 long the bystander's puts took, and how much memory the leader held at most: `request_bytes_max`,
 `answer_bytes_max` and `watch_bytes_max` (832 MiB together), 64 KiB for each connection, and 256 MiB
-for the node itself (docs/door.md, "Memory"): 1,120 MiB.
+for the node itself (docs/http-api.md, "Memory"): 1,120 MiB.
 
 Run it on a quiet machine: the traffic's own processes need their share of it.
 
@@ -49,7 +49,7 @@ NODE_MIB: Final = 256
 
 
 def clients_bytes_max(limits: HttpLimits, connections: int) -> int:
-    """What a node may hold at most for its clients (docs/door.md, "Memory")."""
+    """What a node may hold at most for its clients (docs/http-api.md, "Memory")."""
     each = max(limits.head_bytes_max, SMALL_BYTES)
     whole = limits.request_bytes_max + limits.answer_bytes_max + limits.watch_bytes_max
     return whole + min(connections, limits.connections_max) * each

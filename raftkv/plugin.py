@@ -1,4 +1,4 @@
-"""The contract a plugin fulfils; docs/plugin-contract.md explains it and works it out five times.
+"""The contract a plugin fulfils; docs/plugin-contract.md explains it.
 
 A plugin has a pure half (tables, commands, `apply`, hooks, invariants), which runs on every node
 once per log entry, and a node's half (a typed API and a `Service`), which runs on the event loop

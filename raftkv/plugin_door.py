@@ -7,7 +7,8 @@ freshness that was asked for, and errors turned into answers of one shape.
 Rules of this file: what is wrong with a request is a `BadRequest` whose text says what to send
 instead, and quotes no more of it than a name, or a few letters of a number. A parameter that is not
 known is refused, never passed over: it would change what is meant. Every answer that is no result
-has the shape of the door's own errors (docs/door.md). `raftkv.plugin` gives these names to plugins.
+has the shape of the door's own errors (docs/http-api.md). `raftkv.plugin` gives these names to
+plugins.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def own_routes() -> Iterator[tuple[str, Route]]:
 
 
 def test_every_route_of_raftkv_itself_is_described() -> None:
-    served = section(page("door.md"), "## What is served")
+    served = section(page("http-api.md"), "## Routes")
     expected = {
         f"{route.method} /v1/{name}" + (f"/{route.path}" if route.path else "")
         for name, route in own_routes()
@@ -212,7 +212,7 @@ def test_every_route_of_raftkv_itself_is_described() -> None:
 
 
 def test_operations_has_every_field_of_the_status() -> None:
-    table = section(page("operations.md"), "## The status")
+    table = section(page("operations.md"), "## Status")
     listed = [
         name
         for cell in re.findall(r"^\| (`.+?) \|", table, re.M)
@@ -230,7 +230,7 @@ def errors(base: type[RaftkvError]) -> Iterator[type[RaftkvError]]:
 
 def test_operations_has_every_error_that_raftkv_raises() -> None:
     text = page("operations.md")
-    callers = section(text, "## What a caller sees")
+    callers = section(text, "## Errors")
     lacking = [
         error.__name__
         for error in errors(RaftkvError)

@@ -24,6 +24,7 @@ from raftkv.plugin import Metric
 from raftkv.server.serving import door_of
 from raftkv.testing.local_cluster import LocalCluster, free_ports
 from raftkv.testing.simulated import SimulatedCluster
+from tests import metrics_page
 
 ROOT = Path(__file__).resolve().parent.parent
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
@@ -80,11 +81,9 @@ OF_PLUGINS = tuple(
 
 
 def documented() -> dict[str, str]:
-    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(raftkv_\w+)` \| (counter|gauge|histogram) \| \S", page, re.M)
-    assert len(rows) == len(dict(rows)), "a figure stands there twice"
-    # Those of the plugins have tests of their own, in tests/plugins.
-    return {name: kind for name, kind in rows if not name.startswith(OF_PLUGINS)}
+    """Those of raftkv itself; the plugins have tests of their own, in tests/plugins."""
+    listed = metrics_page.documented()
+    return {name: kind for name, kind in listed.items() if not name.startswith(OF_PLUGINS)}
 
 
 def test_the_page_lists_what_nodes_show_and_nothing_else(

@@ -14,7 +14,7 @@
     POST acknowledge   {"id": i, "node": n}: the alarm of a lost effect off
 
 Rules of this file: where `node` may be left out, it is the node that is asked. Every answer that is
-no result is an error in the shape of the door's own (docs/door.md). A call whose function failed on
+no result is an error in the door's own shape (docs/http-api.md). A call whose function failed on
 its initiator is a result (200, "init_failure"), and so is a `fix` that changed nothing: whoever
 asked was answered. Arguments go in, results come out; neither stands in a log.
 """

@@ -9,7 +9,7 @@
 
 Rules of this file: what is read is in effect on the node that is asked, and may be behind the
 others; `diff` asks them all. The value of a secret is shown nowhere, so it cannot be read here. No
-message quotes a value. Errors have the shape of the door's own (docs/door.md).
+message quotes a value. Errors have the shape of the door's own (docs/http-api.md).
 """
 
 from __future__ import annotations

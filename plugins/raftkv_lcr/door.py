@@ -15,7 +15,7 @@
     PUT  settings/{key}               {"value": json}, null: its default
 
 Rules of this file: a client id is one percent-encoded segment of the path and may hold any
-letters. Every answer that is no result is an error in the shape of the door's own (docs/door.md):
+letters. Every answer that is no result is an error in the door's own shape (docs/http-api.md):
 `error` for a person, with what to do next, and `reason`, a stable word for programs. What the
 registry raises becomes such an answer in the door itself; a request that cannot be done as it is
 is a `BadRequest`.

@@ -23,8 +23,8 @@
 Rules of this file: keys and values come in bodies, since paths and queries end in the logs of
 proxies; no message and no status shows them. A promotion is of the node that is asked: `node`, if
 it is there, must be its name. An answer that is no result has the shape of the door's own errors
-(docs/door.md), with what a program needs next in fields of its own: `owner`, `term`, `position`.
-What has not happened in time, or is not known, is 504; it says which of the two.
+(docs/http-api.md), with what a program needs next in fields of its own: `owner`, `term`,
+`position`. What has not happened in time, or is not known, is 504; it says which of the two.
 """
 
 from __future__ import annotations

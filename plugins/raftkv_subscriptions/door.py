@@ -38,7 +38,7 @@ Rules of this file: what a consumer does is asked of the node that it was opened
 `subscriptions_consumer_elsewhere` names it, with its address); everything else may be asked
 anywhere. A position, where something begins, means that the next message is the one after it; where
 something is read `from`, it is the first one that is read. What is not known in time is 504. An
-answer that is no result has the shape of the door's own errors (docs/door.md). No error shows a
+answer that is no result has the shape of the door's own errors (docs/http-api.md). No error shows a
 body, a key or a header.
 """
 

@@ -39,7 +39,7 @@ Rules of this file: what a session does is asked of the node that it was opened 
 `txqueue_not_your_session` names it, with its address); what becomes of a transaction may be asked
 anywhere, and a commit may be repeated: the same id is decided once. XA's statuses are results
 (`status`, `name`); its errors have their code in `xa`. What is not known in time is 504. An answer
-that is no result has the shape of the door's own errors (docs/door.md). None shows a body of a
+that is no result has the shape of the door's own errors (docs/http-api.md). None shows a body of a
 message.
 """
 

@@ -1,8 +1,10 @@
 """HTTP/1.1 to one endpoint: pooled connections, one request at a time on each, streams of lines.
 
 The parser is httptools', the one that the door uses too; what is written here is only what a
-client needs around it. It was chosen by measuring (docs/clients.md has the figures): the finished
-libraries cost 5 to 100 times the CPU per request, and one of them as much disk as raftkv itself.
+client needs around it. It was chosen by measuring. Processor time of a put with its headers, alone
+and with 32 at once: httptools 34 to 41 and 17 to 20 us, aiohttp 3.14 138 to 166 and 81 to 104 us
+(and 13 MB of disk), httpcore 1.0 560 and 1,220 us, httpx 0.28 780 and 1,660 us. The whole call of
+`raftkv.Client` takes 57 and 29 us.
 
 Rules of this file
 1. Two failures, because a caller may do different things after them: `Unsent` says that not one

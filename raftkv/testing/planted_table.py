@@ -18,12 +18,12 @@ from raftkv.testing.scenario import run_seed
 __all__ = ["Found", "hunt", "write_table"]
 
 HEAD: Final = """\
-# Planted bugs
+# Injected bugs
 
-Each of these bugs is planted into the real code for the time of a run (`raftkv/testing/planted.py`;
-production code has no switch for them), and `tools/simulate` must find it. This page is written by
-`tools/simulate --planted`: seeds from 0 upwards, 30 simulated seconds each, until the first that
-sees something. "Seeds" counts that one; "limit" is what the bug may need before the command fails.
+`tools/simulate --planted` injects each of these bugs into the real code for a run
+(`raftkv/testing/planted.py`), must find it, and writes this page: seeds from 0 upwards, 30
+simulated seconds each. "Seeds" counts up to the first that sees something; the command fails
+beyond "limit".
 
 | bug | what is wrong | seen by | seeds | limit | mode |
 | --- | --- | --- | --- | --- | --- |

@@ -47,7 +47,7 @@ def test_the_bound_of_memory_is_the_sum_of_its_limits() -> None:
     )  # fmt: skip
     assert clients_bytes_max(limits, 2) == 7 * kib + 2 * 64 * kib
     assert clients_bytes_max(limits, 500) == 7 * kib + 3 * 64 * kib
-    assert MEMORY_MIB == 1_120, "the figure in docs/door.md"
+    assert MEMORY_MIB == 1_120, "the figure in docs/http-api.md"
 
 
 def kind(**changes: Any) -> Kind:

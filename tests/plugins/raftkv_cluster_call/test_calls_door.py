@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,11 +12,11 @@ import msgspec
 from raftkv.plugin import Request, Response
 from raftkv_cluster_call.functions import Call
 from raftkv_cluster_call.operating import STATUS_CALLS_MAX
+from tests.metrics_page import documented
 from tests.plugins.raftkv_cluster_call.fakes import Cluster, FakeNode, Note, tell, until
 
 Body = Callable[["Stand"], Awaitable[None]]
 BAD = (400, "bad_request")
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 
 class Odd:
@@ -390,5 +388,4 @@ async def test_every_figure_is_explained_in_the_docs_and_no_other(stand: Stand) 
         name = metric.name.removesuffix("_total")
         ending = "_total" if metric.kind == "counter" else ""
         shown.add((f"raftkv_calls_{name}{ending}", metric.kind))
-    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    assert shown == set(re.findall(r"^\| `(raftkv_calls_\w+)` \| (\w+) \| \S", page, re.M))
+    assert shown == set(documented("raftkv_calls_").items())

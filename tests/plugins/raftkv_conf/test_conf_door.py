@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,10 +12,10 @@ import pytest
 from raftkv.errors import NoLeader
 from raftkv.plugin import Request, Response
 from raftkv.state.core import SetSetting
+from tests.metrics_page import documented
 from tests.plugins.raftkv_conf.conf_world import ConfWorld
 
 BAD = (400, "bad_request")
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SECRET = "s3cret"
 DEEP = b'{"value": ' + 10_000 * b"[" + 10_000 * b"]" + b"}"
 
@@ -214,5 +212,4 @@ def test_sync_mends_a_node_that_could_not_follow(stand: Stand) -> None:
 def test_every_figure_is_explained_in_the_docs_and_no_other(stand: Stand) -> None:
     service = stand.world.nodes["core1"].hosting.services["conf"]
     shown = {(f"raftkv_conf_{metric.name}", metric.kind) for metric in service.metrics()}
-    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    assert shown == set(re.findall(r"^\| `(raftkv_conf_\w+)` \| (\w+) \| \S", page, re.M))
+    assert shown == set(documented("raftkv_conf_").items())

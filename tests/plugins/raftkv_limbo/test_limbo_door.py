@@ -22,6 +22,7 @@ from raftkv_limbo.quorum_change import QuorumChange, change_steps, refused_part
 from raftkv_limbo.quorum_expression import nodes_needed
 from raftkv_limbo.refusals import REFUSALS
 from raftkv_limbo.settings import SETTINGS
+from tests.metrics_page import documented
 from tests.plugins.raftkv_limbo.fakes import Cluster, story, until
 
 BAD = (400, "bad_request")
@@ -627,18 +628,7 @@ async def test_every_figure_is_explained_in_the_docs_and_no_other(stand: Stand) 
         name = metric.name.removesuffix("_total")
         ending = "_total" if metric.kind == "counter" else ""
         shown.add((f"raftkv_limbo_{name}{ending}", metric.kind))
-    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    told = set()
-    for names, kind in re.findall(r"^\| (`raftkv_limbo_[^|]+) \| (\w+) \| \S", page, re.M):
-        told |= {(name, kind) for name in re.findall(r"`(\w+)`", names)}
-    assert shown == told
-
-
-def test_every_module_is_in_the_page() -> None:
-    page = (ROOT / "docs" / "limbo.md").read_text("utf-8")
-    modules = [path.name for path in Path(door.__file__).parent.glob("*.py")]
-    assert len(modules) > 30
-    assert [name for name in modules if name != "__init__.py" and f"`{name}`" not in page] == []
+    assert shown == set(documented("raftkv_limbo_").items())
 
 
 def test_every_setting_is_in_the_page() -> None:

@@ -61,7 +61,7 @@ def test_both_ways_agree(seed: int) -> None:
 
 @pytest.mark.parametrize(("adds", "size"), [(1_000, 10), (1_000, 30), (100_000, 1_000)])
 def test_all_gaps_stay_within_twice_the_average(adds: int, size: int) -> None:
-    # A million into 10,000: see docs/internals/subscriptions-vectors.md.
+    # A million into 10,000: see docs/internals/subscriptions.md.
     spread = Spread(size)
     for position in range(1, adds + 1):
         spread.add(position)

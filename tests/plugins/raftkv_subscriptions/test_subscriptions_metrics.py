@@ -11,6 +11,7 @@ from raftkv.testing.plugin_cluster import FakeCluster, FakeHost
 from raftkv_subscriptions import Subscriptions, SubscriptionsApi
 from raftkv_subscriptions.metrics import link_metrics
 from raftkv_subscriptions.status import LinkStatus
+from tests.metrics_page import documented
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
@@ -30,26 +31,9 @@ def name_of(metric: Metric) -> str:
 
 
 def test_the_page_lists_what_nodes_show_and_nothing_else() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    documented: dict[str, str] = {}
-    for names, kind in re.findall(
-        r"^\| (`raftkv_subscriptions_.*?) \| (counter|gauge) \|", page, re.M
-    ):
-        for name in re.findall(r"`(\w+)`", names):
-            assert name not in documented, f"{name} stands there twice"
-            documented[name] = kind
-    assert {name_of(each): each.kind for each in run(shown())} == documented
+    figures = {name_of(each): each.kind for each in run(shown())}
+    assert figures == documented("raftkv_subscriptions_")
 
 
 def test_labels_are_regions_only() -> None:
     assert {tuple(each.labels) for each in run(shown())} == {(), ("region",)}
-
-
-def test_the_limits_on_the_page_have_the_metrics_that_it_says() -> None:
-    page = (ROOT / "docs" / "subscriptions.md").read_text("utf-8")
-    table = page.partition("## Limits")[2].partition("## What it does not do")[0]
-    names = {each.name for each in run(shown())}
-    said = [name for row in re.findall(r"\| ([^|]*) \|$", table, re.M) for name in
-            re.findall(r"`(\w+)`", row)]  # fmt: skip
-    assert len(said) > 10
-    assert not [name for name in said if name not in names]

@@ -20,6 +20,7 @@ from raftkv_txqueue import StillUnderWay, TxQueue, TxQueueApi, bodies, reports
 from raftkv_txqueue import door as door_module
 from raftkv_txqueue.options import TxQueueOptions
 from raftkv_txqueue.settings import SETTINGS
+from tests.metrics_page import documented
 
 BAD = (400, "bad_request")
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -716,18 +717,7 @@ async def test_every_figure_is_explained_in_the_docs_and_no_other(stand: Stand) 
         name = metric.name.removesuffix("_total")
         ending = "_total" if metric.kind == "counter" else ""
         shown.add((f"raftkv_txqueue_{name}{ending}", metric.kind))
-    text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    told = set()
-    for names, kind in re.findall(r"^\| (`raftkv_txqueue_[^|]+) \| (\w+) \| \S", text, re.M):
-        told |= {(name, kind) for name in re.findall(r"`(\w+)`", names)}
-    assert shown == told
-
-
-def test_every_module_is_in_the_page() -> None:
-    modules = [path.name for path in Path(door_module.__file__).parent.glob("*.py")]
-    assert len(modules) > 40
-    written = page()
-    assert [name for name in modules if name != "__init__.py" and f"`{name}`" not in written] == []
+    assert shown == set(documented("raftkv_txqueue_").items())
 
 
 @pytest.mark.parametrize("name", [setting.key for setting in SETTINGS])
