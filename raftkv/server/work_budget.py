@@ -3,7 +3,8 @@
 Receiving and reading a large body, or a page of a large answer, takes some milliseconds. Hundreds
 of requests may need that at once; done in one turn of the loop they would hold up the heartbeats
 until the leader is deposed. So a turn has room for WORK_MAX units; work that finds none waits for a
-turn of its own, in the order of asking. Everything else goes on between them.
+turn of its own, in the order of asking. Small pieces, like a page of status, have a queue of their
+own and half of each turn: they wait behind no large answers. Everything else goes on between them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class WorkBudget:
     def __init__(self) -> None:
         self._left = WORK_MAX
         self._renews = False
-        # With the units that each will take.
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        # With the units that each will take: those of less than a turn, and the others.
+        self._small: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._large: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def room(self, units: int = WORK_MAX) -> None:
         """Return in a turn that has room for work. The caller reports what it did with `spend`.
@@ -44,9 +46,10 @@ class WorkBudget:
         Who waits and knows its `units` shares a turn with others, else it has one of its own. It
         awaits futures only, so it can be awaited on the short way (hot.py).
         """
-        if self._left <= 0 or self._waiting:
+        waiting = self._small if units < WORK_MAX else self._large
+        if self._left <= 0 or waiting:
             waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append((waiter, units))
+            waiting.append((waiter, units))
             await waiter
 
     def spend(self, units: int) -> None:
@@ -67,11 +70,16 @@ class WorkBudget:
     def _next(self) -> None:
         """Called in the turn after one in which something was done."""
         self._renews = False
-        self._left = left = WORK_MAX
-        while self._waiting and left > 0:
-            waiter, units = self._waiting.popleft()
+        self._left = WORK_MAX
+        self._wake(self._small, WORK_MAX // 2 if self._large else WORK_MAX)
+        self._wake(self._large, 1)
+
+    def _wake(self, waiting: deque[tuple[asyncio.Future[None], int]], units: int) -> None:
+        """Let those go on that begin within so many units."""
+        while waiting and units > 0:
+            waiter, takes = waiting.popleft()
             if not waiter.done():  # else its request was cancelled
-                # It runs in the next turn, before this is called again.
+                # It runs in the next turn, before `_next` is called again.
                 waiter.set_result(None)
-                left -= units
+                units -= takes
                 self._renew()

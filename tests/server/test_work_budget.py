@@ -52,6 +52,23 @@ def test_who_knows_its_work_shares_a_turn_behind_others() -> None:
     assert list(done.values()) == [20] * 25
 
 
+def test_a_small_piece_waits_behind_no_large_ones() -> None:
+    async def play() -> list[str]:
+        turns, done = WorkBudget(), list[str]()
+
+        async def work(name: str, units: int) -> None:
+            await turns.room(units)
+            done.append(name)
+            turns.spend(units)
+
+        tasks = [asyncio.create_task(work("large", WORK_MAX)) for _ in range(50)]
+        tasks.append(asyncio.create_task(work("small", PAGE_UNITS)))
+        await asyncio.gather(*tasks)
+        return done
+
+    assert "small" in asyncio.run(play())[:3]
+
+
 def test_pages_are_made_a_few_in_each_turn() -> None:
     """500 clients that ask for `/metrics` at once leave room for others between them."""
 
