@@ -146,6 +146,14 @@ async def rounds() -> None:
         await asyncio.sleep(0)
 
 
+async def announced(*voters: str) -> FakeNode:
+    """A node that leads, and whose state knows the voters."""
+    node = FakeNode(*voters)
+    node.voters.look()
+    await node.settle()
+    return node
+
+
 def on_a_clock(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     @functools.wraps(test)
     def story() -> None:
@@ -156,9 +164,7 @@ def on_a_clock(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], No
 
 @on_a_clock
 async def test_the_first_leader_announces_the_voters_and_then_is_silent() -> None:
-    node = FakeNode("a-1", "b-1", "c-1")
-    node.voters.look()
-    await node.settle()
+    node = await announced("a-1", "b-1", "c-1")
     assert node.machine.voters == (1, ("a-1", "b-1", "c-1"))
     node.voters.look()
     await rounds()
@@ -196,9 +202,7 @@ async def test_what_is_committed_while_it_still_tells_is_told_without_another_en
 
 @on_a_clock
 async def test_a_strike_that_was_given_up_and_comes_late_is_corrected() -> None:
-    node = FakeNode("a-1", "b-1", "c-1")
-    node.voters.look()
-    await node.settle()
+    node = await announced("a-1", "b-1", "c-1")
     striking = asyncio.ensure_future(node.voters.strike_off("c-1", 1.0))
     await rounds()
     late = node.lose(Timeout("nobody knows"))
@@ -216,9 +220,7 @@ async def test_a_strike_that_was_given_up_and_comes_late_is_corrected() -> None:
 @on_a_clock
 async def test_a_correction_that_failed_is_not_repeated_over_a_removal_that_is_under_way() -> None:
     """A forced removal waits for nobody, and is not committed yet."""
-    node = FakeNode("a-1", "b-1", "c-1")
-    node.voters.look()
-    await node.settle()
+    node = await announced("a-1", "b-1", "c-1")
     version, _ = node.machine.voters
     node.apply(SetVoters(("a-1", "b-1"), version))
     node.another_leads(2)
@@ -246,9 +248,7 @@ async def test_a_state_that_takes_no_list_is_asked_once() -> None:
 
 @on_a_clock
 async def test_a_strike_is_repeated_when_somebody_else_was_faster() -> None:
-    node = FakeNode("a-1", "b-1", "c-1")
-    node.voters.look()
-    await node.settle()
+    node = await announced("a-1", "b-1", "c-1")
     striking = asyncio.ensure_future(node.voters.strike_off("c-1", 1.0))
     await rounds()
     version, known = node.machine.voters
@@ -283,10 +283,8 @@ async def test_a_copy_that_votes_by_the_time_it_is_removed_is_struck_off_first()
 
 @on_a_clock
 async def test_a_forced_removal_waits_for_no_other_change() -> None:
-    node = FakeNode("a-1", "b-1", "c-1")
+    node = await announced("a-1", "b-1", "c-1")
     engine = node._part.engine
-    node.voters.look()
-    await node.settle()
     other = node.remove("b")  # what it proposes is never answered
     await rounds()
     removal = node.remove("c", force=True)
@@ -324,10 +322,8 @@ async def test_a_removal_that_would_leave_too_few_strikes_nobody_off() -> None:
 @on_a_clock
 async def test_nothing_is_corrected_between_the_two_steps_of_a_forced_removal() -> None:
     """The state knows that the core is gone, the configuration is not appended yet."""
-    node = FakeNode("a-1", "b-1", "c-1")
+    node = await announced("a-1", "b-1", "c-1")
     engine = node._part.engine
-    node.voters.look()
-    await node.settle()
     engine.commit = 0  # the entry of another change: the removal waits for it
     removal = node.remove("c", force=True)
     await node.settle()
@@ -348,9 +344,7 @@ async def test_nothing_is_corrected_between_the_two_steps_of_a_forced_removal() 
 
 @on_a_clock
 async def test_a_forced_removal_that_ends_without_a_change_is_corrected() -> None:
-    node = FakeNode("a-1", "b-1", "c-1")
-    node.voters.look()
-    await node.settle()
+    node = await announced("a-1", "b-1", "c-1")
     node._part.engine.commit = 0
     removal = node.remove("c", force=True)
     await node.settle()

@@ -4,7 +4,8 @@ Receiving and reading a large body, or a page of a large answer, takes some mill
 of requests may need that at once; done in one turn of the loop they would hold up the heartbeats
 until the leader is deposed. So a turn has room for WORK_MAX units; work that finds none waits for a
 turn of its own, in the order of asking. Small pieces, like a page of status, have a queue of their
-own and half of each turn: they wait behind no large answers. Everything else goes on between them.
+own, so that they wait behind no large answers: up to WORK_MAX // 2 units of them are done in a turn
+beside a large one. Everything else goes on between the turns.
 """
 
 from __future__ import annotations
