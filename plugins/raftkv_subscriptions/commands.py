@@ -38,6 +38,7 @@ __all__ = [
     "FORMAT_ENSURE",
     "FORMAT_EPOCHS",
     "FORMAT_KEPT",
+    "FORMAT_REPORTED",
     "Ack",
     "AckDelivered",
     "AckTo",
@@ -90,6 +91,8 @@ FORMAT_EPOCHS: Final = 2
 FORMAT_ENSURE: Final = 2
 #: The one in which a mark uses all kept snapshots, and not only the cached ones.
 FORMAT_KEPT: Final = 2
+#: The one in which a region that reports more may be a reason for a snapshot.
+FORMAT_REPORTED: Final = 2
 #: The one in which `backlog_bytes_max` limits what is waited for, and not all that is kept.
 FORMAT_BACKLOG: Final = 2
 

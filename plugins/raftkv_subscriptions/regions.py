@@ -120,5 +120,6 @@ def report(command: Report, ctx: Context) -> Reported:
             raise TooManyRegions(ORIGINS_MAX)
         if new != old:
             fetched.put(place, new)
+            snapshots.reported(ctx, name, topic, region, old, new)
             changed += 1
     return Reported(changed)

@@ -177,7 +177,8 @@ class Topic(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `first`: the oldest position that is kept (but for compacted ones). `next`: the next position.
     `seq`: the last seq of this region's own messages. `bytes`: of all kept. `marker`: the next n of
     `markers`. `gapped`: it has rows in `holes`. `snapshot_next`: `next` when the last completed
-    snapshot was started; `snapshot_ms`: when it completed. `kept`: compacted rows below `first`.
+    snapshot was started, or less if it may not tell another region of all before that;
+    `snapshot_ms`: when it completed. `kept`: compacted rows below `first`.
     """
 
     id: int

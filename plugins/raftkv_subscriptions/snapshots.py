@@ -19,6 +19,12 @@ published that take no part (excluded or unknown ones: no answer of theirs stand
 other participants published need not be here: that is what the rounds are for. Who takes part is
 fixed when a snapshot starts; if the active regions change, it is abandoned in the same entry.
 
+**When.** A participant may lack a third region's message when it answers, though it is here: the
+position there is then before the message, and perhaps nothing is published after it. So a snapshot
+is due after a new message and also (from format 2 on) after a report by which another region has
+more of a third one: what it reported before a snapshot started was there when it answered. Its own
+messages and ours always were: links carry them before the answer and before the request.
+
 **Numbers.** A snapshot's id is the index of the entry that started it; answers carry it with the
 number of their round. One with other numbers, a second one, one of somebody who was not asked:
 none is counted. One at a time is pending for a topic. No node's clock gives it up: the command
@@ -46,6 +52,7 @@ from raftkv.plugin import Context
 from . import markers
 from .commands import (
     FORMAT_KEPT,
+    FORMAT_REPORTED,
     Answered,
     SnapshotAbandon,
     SnapshotAnswer,
@@ -53,7 +60,7 @@ from .commands import (
     SnapshotStart,
     Started,
 )
-from .mapping import vector_at, vector_of_rows
+from .mapping import covers, vector_at, vector_of_rows
 from .ranges import without as without_ranges
 from .refusals import OriginBehind, OutOfOrder
 from .rows import (
@@ -81,6 +88,7 @@ __all__ = [
     "mode_changed",
     "region_changed",
     "repopulate",
+    "reported",
     "start",
     "why_not",
 ]
@@ -320,6 +328,21 @@ def region_changed(ctx: Context) -> None:
             _forget(ctx, topic_id)
 
 
+def reported(ctx: Context, name: str, topic: Topic, region: str, old: Vector, new: Vector) -> None:
+    """Another region has more of the topic than it reported before: perhaps it did not have that
+    when it answered last, so one more snapshot is due. May write the row of the topic."""
+    near = (own_region(ctx), region)
+    third = tuple(item for item in new if item[0] not in near)
+    if ctx.version < FORMAT_REPORTED or covers(old, third):
+        return
+    before = topic.next - 1
+    if topic.snapshot_next > before:
+        ctx.table("topics").put(name, replace(topic, snapshot_next=before))
+    pending: Pending | None = ctx.table("pending").get(topic.id)
+    if pending is not None and pending.next > before:
+        ctx.table("pending").put(topic.id, replace(pending, next=before))
+
+
 def mode_changed(ctx: Context) -> None:
     """Nothing that is pending survives a change of the mode. What was completed stays true."""
     for topic_id, _ in list(ctx.table("pending").scan()):
@@ -419,12 +442,15 @@ def _missing(ctx: Context, sub_id: int, origin: str, floor: Floor, seq: int) -> 
 
 
 def _says_nothing_new(ctx: Context, topic_id: int, sub: Sub, update: Advance) -> bool:
-    """Whether the last update told as much: it was of this snapshot or a newer one, and excepted no
-    more. After a seek back marks pass old snapshots again; to write those would put a lesser update
-    in the place of one that a region may not have got yet."""
-    if update.id > sub.update:
-        return False
+    """Whether the last update told as much: it was of this snapshot, of a newer one or (from format
+    2 on) of one with the same positions, and excepted no more. After a seek back marks pass old
+    snapshots again; to write those would put a lesser update in the place of one that a region may
+    not have got yet."""
     last = markers.marker_of(ctx, topic_id, markers.update_of(update.sub))
     if last is None or not isinstance(last.what, Advance):
         return False
-    return not without_ranges(last.what.without, update.without)
+    told = last.what
+    same = (told.positions, told.base) == (update.positions, update.base)
+    if update.id > sub.update and not (same and ctx.version >= FORMAT_REPORTED):
+        return False
+    return not without_ranges(told.without, update.without)

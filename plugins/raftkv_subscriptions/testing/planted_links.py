@@ -127,6 +127,16 @@ def _marks_are_not_told(mark_moved: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ctx, topic_name, topic, sub_name, sub: sub
 
 
+@wrapping(
+    "reports-are-no-reason",
+    "no snapshot is taken for what a region got after it had answered",
+    snapshots,
+    "reported",
+)
+def _reports_are_no_reason(reported: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: None
+
+
 # Links: messages ----------------------------------------------------------------------------------
 
 

@@ -35,6 +35,10 @@ DRAIN_S = 90.0
 # What found no room in a set is sent again every 30 s: three times.
 ARRIVAL_S = 100.0
 CONVERGE_S = 30.0
+# How late the last messages of one region come to another one.
+LATE_S = 0.5
+# Topics in which something new can always be published at the end.
+PUBLISHED = ("plain", "short", "keys")
 
 
 class Ending:
@@ -56,6 +60,7 @@ class Ending:
             self.storm.finish(self._publish_once(), PROGRAMS_S, "messages can be published")
         self.storm.wait(lambda: not self._different(), SAME_S, "the same messages", self._different)
         if self.storm.final_mode == "snapshot":
+            self.storm.finish(self._make_late(), PROGRAMS_S, "subscriptions can be sought")
             self.storm.finish(self._publish_once(), PROGRAMS_S, "messages can be published")
             self.storm.wait(
                 lambda: not self._different(), SAME_S, "the same messages", self._different
@@ -76,9 +81,29 @@ class Ending:
         self.storm.wait(self.storm.clusters.converged, CONVERGE_S, "equal indexes")
         self.storm.clusters.check()
 
+    async def _make_late(self) -> None:
+        """Of three regions, what one publishes comes late to another one, after it has answered the
+        third one. And subscriptions are sought back where it is published, so that nobody but the
+        third one says what is acknowledged there."""
+        regions = list(self.storm.plan.regions)
+        if len(regions) < 3:
+            return
+        rng = random.Random(f"{self.storm.plan.seed}/late")
+        source, target = rng.sample(regions, 2)
+        self.storm.network.slow(target, source, LATE_S)
+        left = [(topic, sub) for topic, sub, _ in SUBS if topic in PUBLISHED]
+        while left:
+            seat = self.storm.any_seat(rng, source)
+            with contextlib.suppress(*EXCUSED):
+                if seat is not None:
+                    await self.storm.operators.seek_back(seat, *left[0])
+                    left.pop(0)
+                    continue
+            await asyncio.sleep(0.02)
+
     async def _publish_once(self) -> None:
         for region in self.storm.plan.regions:
-            for topic in ("plain", "short", "keys"):
+            for topic in PUBLISHED:
                 done = None
                 while done is None:
                     seat = self.storm.any_seat(self._rng, region)

@@ -273,13 +273,19 @@ class Operators(Programs):
             await asyncio.sleep(0.1)
 
     async def _switch_on(self, topic: str, sub: str, seat: Seat) -> None:
+        call = partial(seat.api.set_replicate, topic, sub, True, timeout_s=CALL_S)
+        await self._if_there(seat, "switch on", call)
+
+    async def seek_back(self, seat: Seat, topic: str, sub: str) -> None:
+        """Everything that is kept is wanted again."""
+        self.storm.ledger.sought.add((topic, sub))
+        call = partial(seat.api.seek, topic, sub, "earliest", timeout_s=CALL_S)
+        await self._if_there(seat, "seek", call)
+
+    async def _if_there(self, seat: Seat, what: str, call: Callable[[], Awaitable[Any]]) -> None:
         """Some are not there, and stay so."""
         try:
-            await self.at(
-                seat,
-                "switch on",
-                lambda: seat.api.set_replicate(topic, sub, True, timeout_s=CALL_S),
-            )
+            await self.at(seat, what, call)
         except Refused as refusal:
             if type(refusal).__name__ not in ("UnknownSubscription", "UnknownTopic"):
                 raise

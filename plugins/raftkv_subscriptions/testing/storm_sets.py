@@ -135,7 +135,8 @@ def _moved(step: Step, ledger: Ledger, book: TopicBook, sub: SubBook, row: Any) 
 
 
 def _told(step: Step, book: TopicBook, name: str, row: Any, low: int) -> Iterator[Found]:
-    """In snapshot mode: a mark that passed kept snapshots told the others of the highest one."""
+    """In snapshot mode: a mark that passed kept snapshots told the others of the highest one, or of
+    an older one with the same positions."""
     tables, settings = step.tables, step.settings
     snapshots = settings["enabled"] and settings["mode"] == "snapshot"
     if not snapshots or not row.replicate or tables.version < FORMAT_KEPT:
@@ -146,7 +147,10 @@ def _told(step: Step, book: TopicBook, name: str, row: Any, low: int) -> Iterato
     for (_, position), snapshot in kept:
         marker = markers.marker_of(tables, book.id, markers.update_of(name))
         what = None if marker is None else marker.what
-        if not isinstance(what, Advance) or what.id < snapshot.id:
+        told = isinstance(what, Advance) and (
+            what.id >= snapshot.id or what.positions == snapshot.positions
+        )
+        if not told:
             yield SNAPSHOTS, f"{name} passed the snapshot at {position}, and told {what}"
 
 

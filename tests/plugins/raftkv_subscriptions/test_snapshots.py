@@ -7,6 +7,7 @@ invariants are checked (`pure.py`).
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -228,6 +229,90 @@ def test_a_message_during_the_rounds_is_something_new() -> None:
     regions["a"].publish("t", "a2")
     regions.round("a", "b")
     assert regions.start().started
+
+
+def _answered_before_a_message_of_c(**more: Any) -> SnapshotRegions:
+    """b answers before it has what c published and a has; a acknowledges it; then it comes to b."""
+    regions = SnapshotRegions("a", "b", "c", **more)
+    regions["c"].publish("t", "c1")
+    regions.carry("c", "a")
+    regions.start()
+    regions.round("a", "b", "c")
+    assert regions.round("a", "b", "c", number=2).complete
+    assert regions.snapshots() == {1: {"b": 0, "c": 1}}
+    regions["a"].ack(1)
+    assert regions.start().reason == "nothing new"
+    regions.carry("c", "b")
+    return regions
+
+
+def test_what_a_region_got_after_it_had_answered_is_something_new_when_it_says_so() -> None:
+    """Seed 20057: nothing more is published, and nobody else says what a has acknowledged."""
+    regions = _answered_before_a_message_of_c()
+    a = regions["a"]
+    a.report("b", t=(("c", 1),))
+    assert regions.start().started
+    regions.round("a", "b", "c")
+    assert regions.round("a", "b", "c", number=2).complete
+    assert regions.snapshots() == {1: {"b": 1, "c": 1}}
+    done = regions.update("a", "b")
+    assert (done.done, done.mark) == (1, 1)
+    # Once; said again it is nothing new.
+    a.report("b", t=(("c", 1),))
+    assert regions.start().reason == "nothing new"
+
+
+def test_what_a_region_says_while_a_snapshot_is_pending_is_something_new() -> None:
+    regions = SnapshotRegions("a", "b", "c")
+    a = regions["a"]
+    regions["c"].publish("t", "c1")
+    regions.carry("c", "a")
+    regions.start()
+    regions.round("a", "b", "c")
+    regions.carry("c", "b")
+    a.report("b", t=(("c", 1),))
+    assert regions.round("a", "b", "c", number=2).complete
+    assert regions.snapshots() == {1: {"b": 0, "c": 1}}
+    assert regions.start().started
+
+
+def test_what_was_there_when_a_region_answered_is_nothing_new() -> None:
+    """Its own messages, and those of this region: the link brings them before the request."""
+    regions = SnapshotRegions("a", "b", "c")
+    a = regions["a"]
+    a.publish("t", "a1")
+    regions["b"].publish("t", "b1")
+    regions.carry_all()
+    regions.start()
+    regions.round("a", "b", "c")
+    assert regions.round("a", "b", "c", number=2).complete
+    a.report("b", t=(("a", 1), ("b", 1)))
+    assert regions.start().reason == "nothing new"
+
+
+def test_a_snapshot_that_says_the_same_is_told_to_nobody() -> None:
+    regions = SnapshotRegions("a", "b", "c")
+    a = regions["a"]
+    regions["c"].publish("t", "c1")
+    regions.carry_all()
+    a.ack(1)
+    regions.start()
+    regions.round("a", "b", "c")
+    regions.round("a", "b", "c", number=2)
+    told, updates = regions.advance("a"), a.meta().updates
+    assert told is not None
+    # b had it when it answered, which a does not know before it says so.
+    a.report("b", t=(("c", 1),))
+    assert regions.start().started
+    regions.round("a", "b", "c")
+    assert regions.round("a", "b", "c", number=2).complete
+    assert (regions.advance("a"), a.meta().updates) == (told, updates)
+
+
+def test_at_format_1_only_messages_are_something_new() -> None:
+    regions = _answered_before_a_message_of_c(checks=False, plugin=FormerSubscriptions)
+    regions["a"].report("b", t=(("c", 1),))
+    assert regions.start().reason == "nothing new"
 
 
 def test_a_region_that_returns_is_something_new() -> None:
