@@ -91,7 +91,7 @@ FORMAT_EPOCHS: Final = 2
 FORMAT_ENSURE: Final = 2
 #: The one in which a mark uses all kept snapshots, and not only the cached ones.
 FORMAT_KEPT: Final = 2
-#: The one in which a region that reports more may be a reason for a snapshot.
+#: The one in which messages are not the only reason for a snapshot: reports and settings are, too.
 FORMAT_REPORTED: Final = 2
 #: The one in which `backlog_bytes_max` limits what is waited for, and not all that is kept.
 FORMAT_BACKLOG: Final = 2

@@ -150,8 +150,12 @@ class Subscriptions(Plugin[SubscriptionsApi]):
         consumers.life_changed(change, ctx)
 
     def on_setting(self, change: SettingChange, ctx: Context) -> None:
-        if change.key == "mode" and change.new != change.old:
+        if change.new == change.old:
+            return
+        if change.key == "mode":
             snapshots.mode_changed(ctx)
+        if change.key in ("mode", "enabled"):
+            snapshots.switched(ctx)
 
     def invariants(self, view: View) -> Sequence[str]:
         return violations(view)

@@ -23,7 +23,9 @@ fixed when a snapshot starts; if the active regions change, it is abandoned in t
 position there is then before the message, and perhaps nothing is published after it. So a snapshot
 is due after a new message and also (from format 2 on) after a report by which another region has
 more of a third one: what it reported before a snapshot started was there when it answered. Its own
-messages and ours always were: links carry them before the answer and before the request.
+messages and ours always were: links carry them before the answer and before the request. A third
+reason is that snapshots begin, by `mode` or `enabled`: others receive what was acknowledged without
+them with the next one.
 
 **Numbers.** A snapshot's id is the index of the entry that started it; answers carry it with the
 number of their round. One with other numbers, a second one, one of somebody who was not asked:
@@ -90,6 +92,7 @@ __all__ = [
     "repopulate",
     "reported",
     "start",
+    "switched",
     "why_not",
 ]
 
@@ -335,12 +338,10 @@ def reported(ctx: Context, name: str, topic: Topic, region: str, old: Vector, ne
     third = tuple(item for item in new if item[0] not in near)
     if ctx.version < FORMAT_REPORTED or covers(old, third):
         return
-    before = topic.next - 1
-    if topic.snapshot_next > before:
-        ctx.table("topics").put(name, replace(topic, snapshot_next=before))
+    _due(ctx, name, topic)
     pending: Pending | None = ctx.table("pending").get(topic.id)
-    if pending is not None and pending.next > before:
-        ctx.table("pending").put(topic.id, replace(pending, next=before))
+    if pending is not None and pending.next >= topic.next:
+        ctx.table("pending").put(topic.id, replace(pending, next=topic.next - 1))
 
 
 def mode_changed(ctx: Context) -> None:
@@ -349,7 +350,22 @@ def mode_changed(ctx: Context) -> None:
         _forget(ctx, topic_id)
 
 
+def switched(ctx: Context) -> None:
+    """Replication or its mode was changed. Other regions receive what was acknowledged without
+    snapshots with the next one, so that one is due in each topic."""
+    if ctx.version < FORMAT_REPORTED or not _on(ctx):
+        return
+    for name, topic in list(ctx.table("topics").scan()):
+        _due(ctx, name, topic)
+
+
 # --- parts ----------------------------------------------------------------------------------------
+
+
+def _due(ctx: Context, name: str, topic: Topic) -> None:
+    """The next snapshot is taken without a new message."""
+    if 1 < topic.next <= topic.snapshot_next:
+        ctx.table("topics").put(name, replace(topic, snapshot_next=topic.next - 1))
 
 
 def _on(view: Tables) -> bool:

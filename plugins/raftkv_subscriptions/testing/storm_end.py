@@ -83,8 +83,8 @@ class Ending:
 
     async def _make_late(self) -> None:
         """Of three regions, what one publishes comes late to another one, after it has answered the
-        third one. And subscriptions are sought back where it is published, so that nobody but the
-        third one says what is acknowledged there."""
+        third one. And subscriptions are sought back where it is published, so that only the third
+        one reports what is acknowledged there."""
         regions = list(self.storm.plan.regions)
         if len(regions) < 3:
             return

@@ -246,8 +246,8 @@ def _answered_before_a_message_of_c(**more: Any) -> SnapshotRegions:
     return regions
 
 
-def test_what_a_region_got_after_it_had_answered_is_something_new_when_it_says_so() -> None:
-    """Seed 20057: nothing more is published, and nobody else says what a has acknowledged."""
+def test_what_a_region_received_after_it_had_answered_is_something_new_when_it_reports_it() -> None:
+    """Seed 20057: nothing more is published, and only a reports what it has acknowledged."""
     regions = _answered_before_a_message_of_c()
     a = regions["a"]
     a.report("b", t=(("c", 1),))
@@ -262,7 +262,7 @@ def test_what_a_region_got_after_it_had_answered_is_something_new_when_it_says_s
     assert regions.start().reason == "nothing new"
 
 
-def test_what_a_region_says_while_a_snapshot_is_pending_is_something_new() -> None:
+def test_what_a_region_reports_while_a_snapshot_is_pending_is_something_new() -> None:
     regions = SnapshotRegions("a", "b", "c")
     a = regions["a"]
     regions["c"].publish("t", "c1")
@@ -290,7 +290,7 @@ def test_what_was_there_when_a_region_answered_is_nothing_new() -> None:
     assert regions.start().reason == "nothing new"
 
 
-def test_a_snapshot_that_says_the_same_is_told_to_nobody() -> None:
+def test_a_snapshot_with_the_same_positions_leads_to_no_update() -> None:
     regions = SnapshotRegions("a", "b", "c")
     a = regions["a"]
     regions["c"].publish("t", "c1")
@@ -301,7 +301,7 @@ def test_a_snapshot_that_says_the_same_is_told_to_nobody() -> None:
     regions.round("a", "b", "c", number=2)
     told, updates = regions.advance("a"), a.meta().updates
     assert told is not None
-    # b had it when it answered, which a does not know before it says so.
+    # b had it when it answered, which a does not know before the report.
     a.report("b", t=(("c", 1),))
     assert regions.start().started
     regions.round("a", "b", "c")
@@ -311,7 +311,31 @@ def test_a_snapshot_that_says_the_same_is_told_to_nobody() -> None:
 
 def test_at_format_1_only_messages_are_something_new() -> None:
     regions = _answered_before_a_message_of_c(checks=False, plugin=FormerSubscriptions)
-    regions["a"].report("b", t=(("c", 1),))
+    a = regions["a"]
+    a.report("b", t=(("c", 1),))
+    for key, value in (("mode", "vector"), ("mode", "snapshot"), ("enabled", False)):
+        a.set(key, value)
+    a.set("enabled", True)
+    assert regions.start().reason == "nothing new"
+
+
+@pytest.mark.parametrize(
+    ("key", "off", "on"), [("mode", "vector", "snapshot"), ("enabled", False, True)]
+)
+def test_what_was_acknowledged_without_snapshots_is_told_when_they_begin(
+    key: str, off: Any, on: Any
+) -> None:
+    regions = SnapshotRegions("a", "b")
+    a = regions["a"]
+    every(regions, 2)
+    assert regions.start().reason == "nothing new"
+    a.set(key, off)
+    a.ack(1, 2)
+    assert regions.advance("a") is None
+    a.set(key, on)
+    assert regions.start().started
+    assert regions.round("a", "b").complete
+    assert regions.update("a", "b").mark == 2
     assert regions.start().reason == "nothing new"
 
 
