@@ -32,6 +32,11 @@ def pendings(world: Regions, region: str) -> list[Pending]:
     return [row for row in rows if row is not ABSENT]
 
 
+def answers_of(row: Pending) -> tuple[object, ...]:
+    """What answers change. A report may make another snapshot due (`next`) at any time."""
+    return row.id, row.round, row.first, row.second
+
+
 def markers(world: Regions, region: str, kind: str) -> list[Any]:
     """The markers of that kind that the region ever wrote, in order."""
     rows = [change.new for change in world.history[region, "markers"]]
@@ -182,7 +187,7 @@ def test_2_answers_that_come_again_do_not_count(round_: int) -> None:
             for command in list(seen):
                 told = await world["a"].nodes[0].propose("subscriptions", command)
                 assert (told.counted, told.complete) == (False, False)
-            assert world.pending("a", "t") == row
+            assert answers_of(world.pending("a", "t")) == answers_of(row)
         assert world.meta("a").snapshots == 0
         released.set()
         await until(lambda: world.meta("a").snapshots >= 1, "the snapshot is complete")
@@ -216,10 +221,10 @@ def test_2_the_leader_dies_while_it_waits_for_answers() -> None:
         await until(lambda: held == 2, "both second answers are here")
         row = world.pending("a", "t")
         killed = await world["a"].new_leader()
-        assert world.pending("a", "t") == row
+        assert answers_of(world.pending("a", "t")) == answers_of(row)
         released.set()
         await until(lambda: world.meta("a").snapshots >= 1, "the snapshot is complete")
-        [snapshot] = world.snapshots("a", "t").values()
+        _, snapshot = first_snapshot(world, "a")
         assert (snapshot.id, dict(snapshot.positions)) == (row.id, {"b": 6, "c": 6})
         await world["a"].start(killed)
         await world["a"].wait_ready()
@@ -372,16 +377,15 @@ def test_9_excluding_a_region_ends_what_waits_for_it() -> None:
         now = world.pending("a", "t")
         assert now is None or now.id > row.id
         assert await world.snapped("a", "t") == 6
-        meta = world.meta("a")
-        assert (meta.snapshots, meta.timed_out) == (1, 0)
+        assert world.meta("a").timed_out == 0
         position, snapshot = first_snapshot(world, "a")
         assert (position, snapshot.positions) == (6, (("b", 6),))
         assert snapshot.id > row.id
         # It returns: asked again, though nothing was published, for it must be told something.
         released.set()
         await world.api("a").include_region("c")
-        await until(lambda: world.meta("a").snapshots == 2, "one with c")
-        assert dict(world.snapshots("a", "t")[6].positions) == {"b": 6, "c": 6}
+        both = (("b", 6), ("c", 6))
+        await until(lambda: world.snapshots("a", "t")[6].positions == both, "one with c")
         assert len(await world.drain("a", "t", "s")) == 6
         for name in "bc":
             await world.marked(name, "t", "s", 6)
