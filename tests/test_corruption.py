@@ -43,6 +43,7 @@ from raftkv.runtime import OsFiles
 from raftkv.testing.damage import damage
 from raftkv.testing.disk import SimDisk
 from raftkv.testing.local_cluster import LocalCluster
+from tests.upstreams import upstream_of
 
 THREE = Configuration(("a-1", "b-1", "c-1"))
 
@@ -248,7 +249,7 @@ def test_replicants_of_a_corrupt_core_copy_the_state_again() -> None:
             await cluster.nodes[0].kv.put(b"b", b"2")
             await cluster.converge()
             replicant = cluster.replicants[0]
-            corrupt = cluster.running[replicant.status().upstream or ""]
+            corrupt = cluster.running[await upstream_of(replicant)]
             break_a_row(corrupt)
             break_a_row(replicant)  # as if it had copied the row from there
             former = replicant.session

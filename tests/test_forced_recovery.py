@@ -16,6 +16,7 @@ from raftkv.raft.identity import DataDirectory
 from raftkv.runtime import OsFiles
 from raftkv.testing.local_cluster import LocalCluster
 from tests.test_membership import in_loop, until, voters
+from tests.upstreams import upstream_of
 
 
 def force(directory: str) -> None:
@@ -126,7 +127,7 @@ async def test_a_replicant_that_was_away_begins_anew_over_a_snapshot() -> None:
         await until(lambda: replicant.machine.index == core.machine.index)
         assert replicant.machine.digest() == core.machine.digest()
         await cluster.restart("replicant1")
-        assert cluster.running["replicant1"].status().upstream == "core1"
+        assert await upstream_of(cluster.running["replicant1"]) == "core1"
 
 
 @in_loop

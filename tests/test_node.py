@@ -40,6 +40,7 @@ from raftkv.kv import Compare, DuplicateKey, PutOp
 from raftkv.node import Node
 from raftkv.raft import wire
 from raftkv.testing.local_cluster import LocalCluster, free_ports
+from tests.upstreams import upstream_of
 
 SMALL_LOG = Limits(snapshot_log_entries=40, log_tail_entries=10)
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -490,13 +491,12 @@ async def test_a_replicant_moves_when_its_upstream_dies() -> None:
         (replicant,) = cluster.replicants
         seen = set()
         for number in range(3):
-            upstream = replicant.status().upstream
-            assert upstream is not None
+            upstream = await upstream_of(replicant)
             seen.add(upstream)
             await cluster.kill(upstream)
             await replicant.kv.put(b"%d" % number, b"x", timeout_s=20)
             assert (await replicant.kv.range(b"0", timeout_s=20)).count == number + 1
-            assert replicant.status().upstream not in (None, upstream)
+            await upstream_of(replicant, other_than=upstream)
             await cluster.restart(upstream)
         assert len(seen) >= 2
         await cluster.converge()
@@ -507,8 +507,7 @@ async def test_a_replicant_moves_when_its_upstream_dies() -> None:
 async def test_a_replicant_leaves_an_upstream_that_has_lost_the_leader() -> None:
     async with LocalCluster(cores=3, replicants=1) as cluster:
         (replicant,) = cluster.replicants
-        upstream = replicant.status().upstream
-        assert upstream is not None
+        upstream = await upstream_of(replicant)
         hub = cluster.running[upstream]._peering.hub
         for key in list(hub._dialling):
             hub.stop_dialling(key)
@@ -518,7 +517,7 @@ async def test_a_replicant_leaves_an_upstream_that_has_lost_the_leader() -> None
         for link in list(engine.links.values()):
             link.abort()
         await replicant.kv.put(b"k", b"v", timeout_s=20)
-        assert replicant.status().upstream != upstream
+        await upstream_of(replicant, other_than=upstream)
 
 
 # Calls between nodes -----------------------------------------------------------------------------

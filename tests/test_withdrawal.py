@@ -17,6 +17,7 @@ from raftkv.raft.corrupt_marker import FILE
 from raftkv.testing.local_cluster import LocalCluster
 from raftkv.withdrawal import withdraw
 from tests.test_corruption import break_a_row, cluster_of, until
+from tests.upstreams import upstream_of
 
 
 def hold_removal(node: Node) -> asyncio.Event:
@@ -100,14 +101,14 @@ def test_its_replicants_copy_the_state_from_another_core_at_once() -> None:
         async with cluster_of(3, 1, on_corruption="rebuild") as cluster:
             await corrupt_one(cluster, "leader")
             replicant = cluster.replicants[0]
-            corrupt = cluster.running[replicant.status().upstream or ""]
+            corrupt = cluster.running[await upstream_of(replicant)]
             go_on = hold_removal(corrupt)
             break_a_row(corrupt)
             break_a_row(replicant)  # as if it had copied the row from there
             former = replicant.session
             await until(lambda: replicant.session not in (0, former))
             assert not corrupt.fault.done()
-            assert replicant.status().upstream != corrupt.name
+            await upstream_of(replicant, other_than=corrupt.name)
             assert isinstance(corrupt._part, CorePart)
             assert not corrupt._part.feeds.names
             go_on.set()
