@@ -788,7 +788,7 @@ class Node:
         """The keyspace for one write under a client's session; its `leases` likewise."""
         self._check_running()
         host: Any = TicketHost(self.hosting.hosts[KV.name], self.foreign, ticket, KV.name)
-        return KVApi(host)
+        return KVApi(host, self.kv)
 
     @checked
     async def outcome(self, session: int, seq: int, *, timeout_s: float | None = None) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -54,7 +55,7 @@ from .commands import (
 )
 from .hashing import KeyspaceHash, hash_in_slices
 from .history import lowest_revision, revision_of
-from .large import is_large, read_in_slices
+from .large import SLICE_KEYS, is_large, read_in_slices
 from .leases import LeaseApi
 from .ranges import read_range, reads_all
 from .read_only import WAIT_S, LargeReads, ReadOnlyTxn, has_history
@@ -62,8 +63,12 @@ from .transactions import flatten, too_many, unflatten
 from .walk import Pasts, Walk
 from .watch import Watch
 from .watch_hub import WatchHub
+from .work_budget import WorkBudget
 
 __all__ = ["KVApi"]
+
+# A transaction that reads so few keys waits for no turn of its own.
+FEW_ROWS: Final = 50
 
 
 class KVApi:
@@ -78,13 +83,17 @@ class KVApi:
     that is no longer kept, `FutureRevision` if this node does not know of it.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, whole: KVApi | None = None) -> None:
+        """`whole`: another API of the same node, whose limits of work it shares."""
         self._host = host
+        self._whole: KVApi = self if whole is None else whole
+        #: What is read in a turn of the loop, for all callers of the node.
+        self.budget: WorkBudget = WorkBudget() if whole is None else whole.budget
         # Set by the service, which runs it.
         self.hub: WatchHub | None = None
-        self.leases = LeaseApi(host)
-        self.pasts = Pasts(host)
-        self._large_reads = LargeReads()
+        self.leases = LeaseApi(host, self.budget)
+        self.pasts: Pasts = Pasts(host, self.budget)
+        self._large_reads: LargeReads = LargeReads() if whole is None else whole._large_reads
         #: Transactions of this node's callers that were refused as TxnTooCostly.
         self.too_costly = 0
 
@@ -225,7 +234,7 @@ class KVApi:
     async def _read_large(self, operation: RangeOp) -> RangeResult:
         limit = 0 if reads_all(operation) else operation.limit
         walk = RangeOp(operation.key, operation.range_end, limit, revision=operation.revision)
-        found = await read_in_slices(Walk(self._host, walk), operation)
+        found = await read_in_slices(self._walk(walk), operation, self.budget)
         # As in etcd the answer tells the newest revision, whichever one was read.
         return replace(found, revision=self.revision) if operation.revision > 0 else found
 
@@ -262,7 +271,10 @@ class KVApi:
         """`pages` in etcd's words, to be asked for each page."""
         check_range(operation)
         self._check(operation.key)
-        return Walk(self._host, operation)
+        return self._walk(operation)
+
+    def _walk(self, operation: RangeOp) -> Walk:
+        return Walk(self._host, operation, self.budget)
 
     @checked
     async def hash(
@@ -279,7 +291,7 @@ class KVApi:
         """
         check_revisions(revision=revision)
         await self._host.barrier(consistency, timeout_s=timeout_s)
-        return await hash_in_slices(Walk(self._host, RangeOp(b"\0", FROM_KEY, revision=revision)))
+        return await hash_in_slices(self._walk(RangeOp(b"\0", FROM_KEY, revision=revision)))
 
     @checked
     async def delete(
@@ -335,7 +347,7 @@ class KVApi:
         try:
             return unflatten(await self._outcome(command, timeout_s, reads))
         except TxnTooCostly:
-            self.too_costly += 1
+            self._whole.too_costly += 1
             raise
 
     async def _outcome(self, command: Txn, timeout_s: float | None, reads: bool) -> TxnOutcome:
@@ -347,9 +359,13 @@ class KVApi:
         return outcome
 
     async def _read_txn(self, command: Txn, timeout_s: float | None) -> TxnOutcome:
-        read = ReadOnlyTxn(self._host, command)
-        if not read.is_large():
+        read = ReadOnlyTxn(self._host, command, self.budget)
+        rows = read.rows()
+        if rows <= FEW_ROWS:
             return await read.outcome()
+        if rows <= SLICE_KEYS:
+            await self.budget.room(rows)
+            return await ReadOnlyTxn(self._host, command, self.budget).outcome()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (WAIT_S if timeout_s is None else timeout_s)
         async with self._large_reads:
@@ -357,7 +373,7 @@ class KVApi:
                 # Its caller has given up; read all the same, it would make the next ones late.
                 raise ReadTimeout("too many transactions that read many keys were before this one")
             # As of now, not of when it came.
-            return await ReadOnlyTxn(self._host, command).outcome()
+            return await ReadOnlyTxn(self._host, command, self.budget).outcome()
 
     @checked
     async def compact(self, revision: int, *, timeout_s: float | None = None) -> CompactResult:

@@ -195,22 +195,26 @@ class Past:
         self._gone: SortedSet = SortedSet()  # were there then, and are not now
         self._new: SortedSet = SortedSet()  # were not there then, and are now
 
-    def catch_up(self, tables: Tables, events_max: int) -> bool:
-        """Look at further rows of the history, until they hold `events_max`; True: none is left.
+    def is_behind(self, tables: Tables) -> bool:
+        """Whether there are rows of the history that it has not looked at."""
+        return self._next <= revision_of(tables)
 
-        They must be readable, see `require_kept`. True is worth as much as the view: ask again
-        after a change.
+    def catch_up(self, tables: Tables, events_max: int) -> int:
+        """Look at further rows of the history, until they hold `events_max`; how many they held.
+
+        They must be readable, see `require_kept`. The last row may hold more.
         """
         history = tables.table("history")
         newest = revision_of(tables)
-        while self._next <= newest and events_max > 0:
+        events = 0
+        while self._next <= newest and events < events_max:
             row = history[self._next]
             self._undo(row.kv, row.prev)
             for event in row.more:
                 self._undo(event.kv, event.prev)
             self._next += 1
-            events_max -= 1 + len(row.more)
-        return self._next > newest
+            events += 1 + len(row.more)
+        return events
 
     def require_kept(self, tables: Tables) -> None:
         """Raise Compacted unless all that has changed since the last look is still there.

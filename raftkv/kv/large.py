@@ -16,7 +16,6 @@ be in the answer is held until the end, so its bytes are bounded: SORTED_BYTES_M
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -27,6 +26,7 @@ from raftkv.errors import TooLarge
 from .commands import KeyValue, RangeOp, RangeResult
 from .ranges import Keys, bare, count_range, passes, reads_all, sort_key
 from .walk import Walk
+from .work_budget import WorkBudget
 
 __all__ = ["RUN_KEYS", "SLICE_KEYS", "SORTED_BYTES_MAX", "Chosen", "is_large", "read_in_slices"]
 
@@ -48,7 +48,7 @@ def is_large(keys: Keys, operation: RangeOp) -> bool:
     return count_range(keys, operation.key, operation.range_end) > SLICE_KEYS
 
 
-async def read_in_slices(walk: Walk, operation: RangeOp) -> RangeResult:
+async def read_in_slices(walk: Walk, operation: RangeOp, budget: WorkBudget) -> RangeResult:
     """Answer a read by a walk over its range, which must not have begun. Needs no barrier.
 
     The result's revision is that of the walk.
@@ -58,10 +58,9 @@ async def read_in_slices(walk: Walk, operation: RangeOp) -> RangeResult:
     chosen = Chosen(operation, SORTED_BYTES_MAX)
     chosen.add(page.kvs)
     while not walk.done():
-        await asyncio.sleep(0)
         page = await walk.page(SLICE_KEYS)
         chosen.add(page.kvs)
-    kvs = await _listed(chosen.in_order(), operation.keys_only)
+    kvs = await _listed(chosen.in_order(), operation.keys_only, budget)
     more = page.more if not reads_all(operation) else 0 < operation.limit < chosen.passed
     return RangeResult(revision, kvs, count, more)
 
@@ -142,10 +141,12 @@ def _size_of(kvs: Sequence[KeyValue]) -> int:
     return sum([len(kv.key) + len(kv.value) for kv in kvs])
 
 
-async def _listed(kvs: Iterator[KeyValue], keys_only: bool) -> tuple[KeyValue, ...]:
+async def _listed(
+    kvs: Iterator[KeyValue], keys_only: bool, budget: WorkBudget
+) -> tuple[KeyValue, ...]:
     found: list[KeyValue] = []
     while part := list(islice(kvs, SLICE_KEYS)):
-        if found:
-            await asyncio.sleep(0)
+        budget.spend(len(part))
+        await budget.room()
         found += [bare(kv) for kv in part] if keys_only else part
     return tuple(found)

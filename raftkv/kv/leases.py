@@ -33,6 +33,7 @@ from .commands import Grant, GrantResult, LeaseNotFound, LeaseRow, Revoke, Revok
 from .keeping import Keeping, LeaseStatus
 from .leasing import keys_of
 from .lessor import CALL_IDS_MAX, LEFT, RENEW, Left, Renewed
+from .work_budget import WorkBudget
 
 __all__ = ["LeaseApi"]
 
@@ -45,6 +46,8 @@ _Waiters = list[asyncio.Future[int]]
 TIMEOUT_S = 5.0
 # One attempt: a lessor that is cut off answers nothing, and another one may exist by then.
 ATTEMPT_S = 1.5
+# Of the list of all leases, read in one turn of the loop.
+LIST_IDS = 2000
 # Before the next attempt.
 RETRY_S = 0.05
 
@@ -97,8 +100,9 @@ class LeaseApi:
     was not answered: both may be called again.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, budget: WorkBudget) -> None:
         self._host = host
+        self._budget = budget
         # Keep-alives of this turn of the loop, by lease.
         self._waiting: dict[int, _Waiters] = {}
         #: The node's service ends these.
@@ -148,16 +152,31 @@ class LeaseApi:
         left = await self._insist(lambda: self._left(id), timeout_s)
         if left.granted_s and keys:
             await self._host.barrier(timeout_s=timeout_s)
+            await self._budget.room()
         row: LeaseRow | None = self._host.view().table("leases").get(id)
         if not left.granted_s or (keys and row is None):
             return LeaseStatus(id, 0, -1)
         attached = keys_of(self._host.view(), id) if keys else ()
+        self._budget.spend(len(attached))
         return LeaseStatus(id, left.granted_s, left.left_ms // 1000, attached)
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[int, ...]:
-        """The ids of all leases, in order; the read is linearizable."""
+        """The ids of all leases, in order.
+
+        It has all that were there at the call and still are at its end. Of those that come or end
+        meanwhile, if there are more than LIST_IDS, it may have some.
+        """
         await self._host.barrier(timeout_s=timeout_s)
-        return tuple(lease for lease, _ in self._host.view().table("leases").scan())
+        found: list[int] = []
+        while True:
+            await self._budget.room()
+            first = found[-1] + 1 if found else None
+            rows = self._host.view().table("leases").scan(first, limit=LIST_IDS)
+            part = [lease for lease, _ in rows]
+            self._budget.spend(len(part))
+            found += part
+            if len(part) < LIST_IDS:
+                return tuple(found)
 
     def keeping(self, ttl_s: int, *, id: int = 0) -> Keeping:
         """`async with`: a lease that is kept alive in the background and revoked at the end."""

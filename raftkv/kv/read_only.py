@@ -47,7 +47,8 @@ from .large import SLICE_KEYS, Chosen
 from .plain import OPERATORS, TARGETS
 from .ranges import Keys, bare, count_range, reads_all
 from .transactions import branch_of, check_words, part_of
-from .walk import caught_up
+from .walk import PAST_EVENTS, caught_up
+from .work_budget import WorkBudget
 
 __all__ = [
     "READS_AT_ONCE",
@@ -102,9 +103,10 @@ class LargeReads:
 class ReadOnlyTxn:
     """One transaction, read as of the revision that the keyspace has now."""
 
-    def __init__(self, host: Host, txn: Txn) -> None:
+    def __init__(self, host: Host, txn: Txn, turns: WorkBudget) -> None:
         view = host.view()
         self._host = host
+        self._turns = turns
         self._txn = txn
         self._keys: Keys = view.table("keys")
         self._revision = revision_of(view)
@@ -117,8 +119,8 @@ class ReadOnlyTxn:
         self._nested: list[FlatTxnResult] = []
         self._looked = 0
 
-    def is_large(self) -> bool:
-        """Whether more than a slice may have to be looked at."""
+    def rows(self) -> int:
+        """How many rows may have to be looked at; the counting ends behind SLICE_KEYS."""
         rows = 0
         parts: tuple[Txn | FlatTxn, ...] = (self._txn, *self._txn.nested)
         for part in parts:
@@ -129,8 +131,8 @@ class ReadOnlyTxn:
                 if isinstance(item, RangeOp) and item.revision > 0:
                     rows += max(0, self._revision - item.revision)
                 if rows > SLICE_KEYS:
-                    return True
-        return False
+                    return rows
+        return rows
 
     async def outcome(self) -> TxnOutcome:
         """Read it. Raises what `apply_txn` refuses, and `Compacted` as a range in slices does."""
@@ -229,8 +231,8 @@ class ReadOnlyTxn:
             upto = min(after + SLICE_KEYS, self._revision)
             reserve_changes(view, after, upto, self._budget)
             after = upto
-            if after < self._revision:
-                await asyncio.sleep(0)
+            self._turns.spend(SLICE_KEYS)
+            await self._turns.room()
 
     async def _read(self, operation: RangeOp) -> RangeResult:
         key, range_end = operation.key, operation.range_end
@@ -267,8 +269,8 @@ class ReadOnlyTxn:
         """The keys as a result holds them, if they have room in it."""
         found: list[KeyValue] = []
         while part := list(islice(kvs, SLICE_KEYS)):
-            if found:
-                await asyncio.sleep(0)
+            self._turns.spend(len(part))
+            await self._turns.room()
             if keys_only:
                 part = [bare(kv) for kv in part]
             self._bytes_left -= sum(len(kv.key) + len(kv.value) for kv in part)
@@ -286,6 +288,9 @@ class ReadOnlyTxn:
         self._looked += rows
         if self._looked > SLICE_KEYS:
             self._looked = rows
-            await asyncio.sleep(0)
-        view = await caught_up(self._host, past, past.require_kept, self._discards)
+            await self._turns.room()
+        self._turns.spend(rows)
+        view = await caught_up(
+            self._host, past, past.require_kept, self._discards, self._turns, PAST_EVENTS
+        )
         return view.table("keys")

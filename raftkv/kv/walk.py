@@ -16,7 +16,6 @@ Nothing here is state: it can be thrown away at any moment, and is never asked b
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -25,12 +24,15 @@ from raftkv.plugin import Consistency, Host, View
 
 from .commands import RangeOp, RangeResult
 from .history import Past, Tables, key_at, lowest_revision, require_readable, revision_of
+from .work_budget import WorkBudget
 
 __all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up"]
 
-# Changes looked at in one go, for a read of the past: about a millisecond. (One row more, perhaps,
-# which has those of a whole revision.)
-PAST_EVENTS: Final = 4000
+# Changes looked at in one turn of the loop, for a read of the past. (One row more, perhaps, which
+# has those of a whole revision.)
+PAST_EVENTS: Final = 2000
+# The same for a read that has little to look at and so waits behind no large ones.
+FEW_EVENTS: Final = 100
 
 # So many clients at once page at no further cost. One past holds at most what the history holds:
 # some 10 MB for 100,000 changed keys.
@@ -44,11 +46,13 @@ class Walk:
 
     That is `operation.revision`, or the newest when the first page is read. Only `key`,
     `range_end`, `limit`, `keys_only` and `revision` of the operation count. Pages come in key
-    order; `count` of each is the number of keys in it and behind it.
+    order; `count` of each is the number of keys in it and behind it. A page waits for a turn of the
+    loop that has room for it in `budget`.
     """
 
-    def __init__(self, host: Host, operation: RangeOp) -> None:
+    def __init__(self, host: Host, operation: RangeOp, budget: WorkBudget) -> None:
         self._host = host
+        self._budget = budget
         self._operation = operation
         self._left = max(operation.limit, 0)
         self._past: Past | None = None
@@ -82,10 +86,14 @@ class Walk:
             self._past = Past(operation.key, operation.range_end, revision)
             self._discards = view.discards
         past = self._past
-        view = await caught_up(self._host, past, past.require_kept, self._discards)
+        await self._budget.room()
+        view = await caught_up(
+            self._host, past, past.require_kept, self._discards, self._budget, PAST_EVENTS
+        )
         limit = min(keys_max, self._left) if self._left else keys_max
         rest = RangeOp(past.key, past.range_end, limit, operation.keys_only)
         page = past.read(view.table("keys"), rest, past.revision)
+        self._budget.spend(len(page.kvs))
         self._done = not page.more or len(page.kvs) == self._left
         if not self._done:
             self._left -= len(page.kvs) if self._left else 0
@@ -96,8 +104,9 @@ class Walk:
 class Pasts:
     """Reads of the past, each for itself, and what was collected for those that will go on."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, budget: WorkBudget) -> None:
         self._host = host
+        self._budget = budget
         self._kept: list[Past] = []  # the one used last stands last
 
     def __len__(self) -> int:
@@ -113,8 +122,14 @@ class Pasts:
         if was is not None:
             past.settle(was)
         else:
+            await self._budget.room(FEW_EVENTS)
             view = await caught_up(
-                host, past, lambda tables: require_readable(tables, revision), view.discards
+                host,
+                past,
+                lambda tables: require_readable(tables, revision),
+                view.discards,
+                self._budget,
+                FEW_EVENTS,
             )
         answer = past.read(view.table("keys"), operation, revision_of(view))
         self._keep(past, answer.more)
@@ -145,9 +160,12 @@ class Pasts:
             self._kept = [*self._kept, past][-PASTS_MAX:]
 
 
-async def caught_up(host: Host, past: Past, require: Require, discards: int) -> View:
+async def caught_up(
+    host: Host, past: Past, require: Require, discards: int, budget: WorkBudget, events_max: int
+) -> View:
     """A view that `past` fits, and does until the loop runs again.
 
+    In this turn it looks at `events_max` changes, for which the caller has found room in `budget`.
     `discards` is that of the view for which `past` was made. Raises what `require` raises, and
     ReadTimeout if the state was discarded since: `past` fits no other history.
     """
@@ -156,6 +174,9 @@ async def caught_up(host: Host, past: Past, require: Require, discards: int) -> 
         if view.discards != discards:
             raise ReadTimeout("this node's state was discarded while it was read: ask again")
         require(view)
-        if past.catch_up(view, PAST_EVENTS):
+        if past.is_behind(view):
+            budget.spend(past.catch_up(view, events_max))
+        if not past.is_behind(view):
             return view
-        await asyncio.sleep(0)
+        await budget.room()
+        events_max = PAST_EVENTS

@@ -1,11 +1,14 @@
-"""How much of the HTTP API's work is done in one turn of the event loop.
+"""How much work that can be divided a node does for its callers in one turn of the event loop.
 
-Receiving and reading a large body, or a page of a large answer, takes some milliseconds. Hundreds
-of requests may need that at once; done in one turn of the loop they would hold up the heartbeats
-until the leader is deposed. So a turn has room for WORK_MAX units; work that finds none waits for a
-turn of its own, in the order of asking. Small pieces, like a page of status, have a queue of their
-own, so that they wait behind no large answers: up to WORK_MAX // 2 units of them are done in a turn
-beside a large one. Everything else goes on between the turns.
+Reading, sorting, hashing or writing a page of a large range, receiving a large body or sending a
+large answer takes some milliseconds. Hundreds of callers may need that at once; done in one turn of
+the loop it would hold up the heartbeats until the leader is deposed. So a turn has room for
+WORK_MAX units; work that finds none waits for a turn of its own, in the order of asking. Small
+pieces, like a page of status or a part of an answer, have a queue of their own, so that they wait
+behind no large ones: up to WORK_MAX // 2 units of them are done in a turn beside a large one.
+Everything else goes on between the turns.
+
+There is one budget for a node, `KVApi.budget`. The HTTP API shares it.
 """
 
 from __future__ import annotations
@@ -14,25 +17,14 @@ import asyncio
 from collections import deque
 from typing import Final
 
-__all__ = ["PAGE_UNITS", "REQUEST_UNITS", "WORK_MAX", "WorkBudget", "units_of"]
+__all__ = ["WORK_MAX", "WorkBudget"]
 
 #: Rows that are read or written in one turn of the loop: about four milliseconds.
 WORK_MAX: Final = 2_000
-#: One request of a stream, beside its bytes.
-REQUEST_UNITS: Final = 10
-#: One page of figures or status: with its request some two tenths of a millisecond. Hundreds of
-#: clients that ask for one again and again would make each turn of the loop last that much longer.
-PAGE_UNITS: Final = 100
-_BYTES_PER_UNIT: Final = 1024
-
-
-def units_of(size: int) -> int:
-    """What it takes to receive that many bytes and to copy them once or twice."""
-    return size // _BYTES_PER_UNIT
 
 
 class WorkBudget:
-    """The work of one HTTP API. A unit is one row of a range, read or written."""
+    """The work of one node. A unit is one row of a range, read or written."""
 
     def __init__(self) -> None:
         self._left = WORK_MAX

@@ -55,7 +55,7 @@ from .routes import PluginRoutes, RouteTable, answer_to, encoded, is_verdict, st
 from .status_pages import PAGES, PROBES, StatusPages
 from .streams import STREAM, Stream, serve_stream
 from .watch_words import WatchBytes, WatchStream
-from .work_budget import PAGE_UNITS, WorkBudget, units_of
+from .work_units import PAGE_UNITS, units_of
 
 __all__ = ["BODY_BYTES_MAX", "ETCD_API_VERSION", "App", "Word"]
 
@@ -122,9 +122,9 @@ class App:
         self.outgoing = Outgoing(self.limits.answer_bytes_max)
         self.incoming = Incoming(self.limits.request_bytes_max)
         self.watch_bytes = WatchBytes(self.limits.watch_bytes_max)
-        self.budget = WorkBudget()
-        gateway = Gateway(node, self._headers, self.outgoing, self.budget)
-        leases = LeaseWords(node, self._headers)
+        self.budget = node.kv.budget
+        gateway = Gateway(node, self._headers, self.outgoing)
+        leases = LeaseWords(node, self._headers, self.outgoing)
         cluster = ClusterWords(node, self._headers, scheme)
         self._writing: dict[str, WritingWord] = {
             "/v3/kv/put": gateway.put,

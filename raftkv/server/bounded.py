@@ -47,12 +47,15 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from raftkv.kv.work_budget import WORK_MAX
+
 from .admission import TARGET
 from .answers import RESOURCE_EXHAUSTED, TOO_MANY_TEXT, failure_body
 from .app import App, Word
 from .hot import Heads, Run, head_of, response
 from .incoming import SMALL_BYTES
 from .streams import SEND_TIMEOUT_S, STREAM
+from .work_units import units_of
 
 __all__ = ["BoundedHttp", "DoorState", "protocol_of"]
 
@@ -69,9 +72,10 @@ LARGE_BYTES: Final = 1024 * 1024
 BROUGHT_BYTES_PER_S_MIN: Final = 64 * 1024
 BROUGHT_S: Final = 1.0
 
-# A larger answer is not copied behind its head. Over TLS it is written in such pieces. Whatever is
-# written at once goes to the connection below, which does not tell what it holds; behind 64 KiB
-# there, pieces wait where they are counted.
+# A larger answer is written in such pieces, each in a turn of the loop that has room for it: of
+# megabytes that are written at once the system takes as many as it can, for hundreds of connections
+# in one turn. Over TLS, what is written goes to the connection below, which does not tell what it
+# holds; behind 64 KiB there, pieces wait where they are counted.
 PIECE_BYTES: Final = 64 * 1024
 
 _log = logging.getLogger("raftkv.server")
@@ -153,8 +157,8 @@ class BoundedHttp(HttpToolsProtocol):
         # Since when the request under way is being received; None while none is.
         self._receiving_since: float | None = None
         self._idle_since = 0.0
-        # What the client has not taken yet at the last look, and since when it takes nothing.
-        self._unread_bytes = 0
+        # What the client had taken of all answers at the last look; since when it takes nothing.
+        self._taken_bytes = 0
         self._unread_since = 0.0
         # Of answers: all bytes so far, those not yet given to the transport; from when and from
         # where on it is measured how many the client takes, and who was refused by then.
@@ -190,7 +194,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(503, failure_body(RESOURCE_EXHAUSTED, TOO_MANY_TEXT, "overloaded", detail))
             return
         state.connections.add(self)
-        self._receiving_since = self.loop.time()
+        self._receiving_since = self._unread_since = self.loop.time()
         self._measured = (self._receiving_since, 0, state.app.outgoing.refused)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -293,21 +297,24 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _takes_nothing(self, now: float) -> bool:
         """Whether the client has left what is there for it for too long, also at the very end."""
-        unread = self.transport.get_write_buffer_size()
-        if not unread or unread < self._unread_bytes or not self._unread_bytes:
+        buffered = self.transport.get_write_buffer_size()
+        taken = self._answered_bytes - self._owed_bytes - buffered
+        # With nothing buffered it is the node that has not gone on.
+        if not buffered or taken > self._taken_bytes:
             self._unread_since = now
-        self._unread_bytes = unread
+        self._taken_bytes = taken
         return now - self._unread_since > SEND_TIMEOUT_S
 
     def _takes_too_little(self, now: float) -> bool:
         """Whether others are refused for a client that takes a large answer too slowly."""
-        unread = self.transport.get_write_buffer_size() + self._owed_bytes
+        buffered = self.transport.get_write_buffer_size()
+        unread = buffered + self._owed_bytes
         taken, refused = self._answered_bytes - unread, self._state.app.outgoing.refused
         since, before, refused_before = self._measured
         if unread > LARGE_BYTES and now - since < SEND_TIMEOUT_S:
             return False
         self._measured = (now, taken, refused)
-        if unread <= LARGE_BYTES or refused == refused_before:
+        if unread <= LARGE_BYTES or refused == refused_before or not buffered:
             return False
         return taken - before < TAKEN_BYTES_PER_S_MIN * (now - since)
 
@@ -530,9 +537,13 @@ class BoundedHttp(HttpToolsProtocol):
             async def sent(message: Any) -> None:
                 size = len(message.get("body", b""))
                 self._answered_bytes += size
-                if self._tls and size > PIECE_BYTES:
+                if size > PIECE_BYTES and STREAM in scope and not self._tls:
+                    # A line of a stream is one chunk.
+                    await self._room_for(size)
+                elif size > PIECE_BYTES:
                     self._owed_bytes = size
                     for piece in _in_pieces(message):
+                        await self._room_for(len(piece["body"]))
                         await send(piece)
                         self._owed_bytes -= len(piece["body"])
                         self._count_unsent()
@@ -545,7 +556,14 @@ class BoundedHttp(HttpToolsProtocol):
                 self._count_held()
                 return message
 
-            await app(scope, received, sent)
+            try:
+                await app(scope, received, sent)
+            except asyncio.CancelledError:
+                # The HTTP API stops: uvicorn would log this one as an error of the application.
+                cycle = self._answered_cycle
+                if cycle is not None:
+                    cycle.disconnected = True
+                self.transport.abort()
 
         return run
 
@@ -589,11 +607,10 @@ class BoundedHttp(HttpToolsProtocol):
         state = self._state
         state.app.requests -= 1
         state.app.incoming.moved(-self._body_bytes)
-        self._hot = False
         self._under_way = None
-        self._idle_since = self.loop.time()
         transport = self.transport
         if transport.is_closing():
+            self._finished()
             return
         if error is None and self._path == _RANGE:
             error = state.app.refusal_of(answer)
@@ -601,19 +618,59 @@ class BoundedHttp(HttpToolsProtocol):
         if error is not None:
             failure = state.app.failure(self._path.decode("ascii"), error)
         if failure is None and len(answer) > PIECE_BYTES:
-            transport.write(head_of(answer))
-            whole = answer
-        else:
-            whole = response(answer, failure)
+            self._under_way = Run(self.loop, self._sending(answer), self._sent)
+            self._under_way.step()
+            return
+        whole = response(answer, failure)
         self._answered_bytes += len(whole)
-        if self._tls and len(whole) > PIECE_BYTES:
-            for begin in range(0, len(whole), PIECE_BYTES):
-                transport.write(whole[begin : begin + PIECE_BYTES])
-        else:
-            transport.write(whole)
+        transport.write(whole)
+        self._finished()
+
+    async def _sending(self, answer: bytes) -> bytes:
+        """Write a large answer as its client takes it. It counts as held until it is written."""
+        outgoing = self._state.app.outgoing
+        size = self._owed_bytes = len(answer)
+        self._answered_bytes += size
+        outgoing.moved(size)
+        try:
+            self.transport.write(head_of(answer))
+            for begin in range(0, size, PIECE_BYTES):
+                piece = answer[begin : begin + PIECE_BYTES]
+                await self._room_for(len(piece))
+                if self.flow.write_paused:
+                    await self.flow.drain()
+                if self.transport.is_closing():
+                    break
+                self.transport.write(piece)
+                self._owed_bytes -= len(piece)
+                self._count_unsent()
+        finally:
+            outgoing.moved(-size)
+        return b""
+
+    async def _room_for(self, size: int) -> None:
+        """Wait for a turn of the loop in which so many bytes may be written."""
+        budget, units = self._state.app.budget, units_of(size)
+        if not self.transport.is_closing():
+            await budget.room(min(units, WORK_MAX - 1))
+            budget.spend(units)
+
+    def _sent(self, _: bytes, error: Exception | None) -> None:
+        self._under_way = None
+        if error is not None:
+            # The client has part of an answer.
+            self.transport.abort()
+        self._finished()
+
+    def _finished(self) -> None:
+        """A request on the short way has ended."""
+        self._hot = False
+        self._idle_since = self.loop.time()
+        if self.transport.is_closing():
+            return
         self._count_unsent()
         if self._leaving:
-            transport.close()
+            self.transport.close()
         elif self._held:
             self._go_on()
         self._leave_if_done()

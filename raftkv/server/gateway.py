@@ -10,11 +10,9 @@ loop is as long as the answer. However many are under way, one page is read or w
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from raftkv.errors import TooLarge
 from raftkv.kv import (
     Compacted,
     Compare,
@@ -30,7 +28,7 @@ from raftkv.kv import (
     TxnOp,
 )
 
-from . import messages
+from . import large_answer, messages
 from .answers import BadRequest
 from .encoding import (
     Headers,
@@ -40,22 +38,19 @@ from .encoding import (
     range_answer,
     txn_answer,
 )
+from .large_answer import ANSWER_BYTES_MAX, Given, LargeAnswer
 from .outgoing import Outgoing
 from .ports import DoorNode, Writer
-from .work_budget import WorkBudget
 
-__all__ = ["ANSWER_BYTES_MAX", "BARE_ROW_BYTES", "PAGE_KEYS", "ROW_BYTES", "Gateway"]
+__all__ = ["BARE_ROW_BYTES", "PAGE_KEYS", "ROW_BYTES", "Gateway"]
 
-# A page takes about two milliseconds to write, a thirtieth of a heartbeat's period.
+# Of a range, read in one turn of the loop.
 PAGE_KEYS: Final = 1000
-# One answer is held in memory as a whole, and so it is at most clients. A million small keys fit.
-ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 # Of a row that is held to be sorted, beside the state's own: its places in the lists; and if values
 # are left out, a row of its own.
 ROW_BYTES: Final = 24
 BARE_ROW_BYTES: Final = 128
-# Of keys and values that are written in one turn of the loop, about two milliseconds as well.
-SLICE_BYTES: Final = 1024 * 1024
+_RANGE_HEAD: Final = b'{"header":%b,"kvs":['
 
 _DESCENDING: Final = messages.SORT_ORDERS.index("DESCEND")
 _SORTS: Final[tuple[Literal["key", "version", "create", "mod", "value"], ...]] = (
@@ -77,11 +72,10 @@ class Gateway:
         node: DoorNode,
         headers: Headers | None = None,
         outgoing: Outgoing | None = None,
-        budget: WorkBudget | None = None,
     ) -> None:
         self._node = node
         self._outgoing = Outgoing(2 * ANSWER_BYTES_MAX) if outgoing is None else outgoing
-        self._budget = WorkBudget() if budget is None else budget
+        self._budget = node.kv.budget
         self._header = (headers or Headers(node)).json
         self._range_requests = messages.decoder_of(messages.RangeRequest)
         self._put_requests = messages.decoder_of(messages.PutRequest)
@@ -146,7 +140,7 @@ class Gateway:
             success=_operations(request.success),
             failure=_operations(request.failure),
         )
-        with _Given(self._outgoing, self._budget) as given:
+        with Given(self._outgoing, self._budget) as given:
             parts = [await _operation_answer(result, given) for result in done.results]
             return txn_answer(self._header(done.revision), done.succeeded, parts)
 
@@ -169,23 +163,18 @@ class Gateway:
         self, operation: RangeOp, consistency: Literal["local", "linearizable"]
     ) -> bytes:
         walk = self._node.kv.walk(operation)
-        await self._node.barrier(consistency)
-        await self._budget.room()
-        page = await walk.page(PAGE_KEYS, consistency="local")
-        self._budget.spend(len(page.kvs))
+        page = await walk.page(PAGE_KEYS, consistency=consistency)
         # In the header stands the newest revision, whichever one is read.
         revision = self._node.kv.revision if operation.revision > 0 else page.revision
         count = page.count
         if walk.done() and not _is_large(page.kvs):
             return range_answer(self._header(revision), page.kvs, page.more, count)
-        with _Parts(self._outgoing, self._budget, self._header(revision)) as parts:
-            await parts.add(page.kvs)
+        with self._rows_after(self._header(revision)) as rows:
+            await rows.add(page.kvs)
             while not walk.done():
-                await self._budget.room()
                 page = await walk.page(PAGE_KEYS)
-                self._budget.spend(len(page.kvs))
-                await parts.add(page.kvs)
-            return parts.answer(page.more, count)
+                await rows.add(page.kvs)
+            return rows.end(_tail(page.more, count))
 
     async def _sorted(self, operation: RangeOp) -> bytes:
         """All rows are held from their reading on: they count as under way until they are written.
@@ -199,7 +188,6 @@ class Gateway:
         self._outgoing.moved(held)
         try:
             found = await self._node.kv.read(operation, consistency="local")
-            self._budget.spend(len(found.kvs))
             if not _is_large(found.kvs):
                 head = self._header(found.revision)
                 return range_answer(head, found.kvs, found.more, found.count)
@@ -209,98 +197,31 @@ class Gateway:
 
     async def _in_parts(self, found: RangeResult, held: int = 0) -> bytes:
         """What was read at once is written in parts. Its rows count `held` bytes already."""
-        head = self._header(found.revision)
-        with _Parts(self._outgoing, self._budget, head, held) as parts:
-            await parts.add(found.kvs)
-            return parts.answer(found.more, found.count)
+        with self._rows_after(self._header(found.revision), held) as rows:
+            await rows.add(found.kvs)
+            return rows.end(_tail(found.more, found.count))
 
-
-class _Given:
-    """The answer of a write, which counts as under way while it is written, and always is given."""
-
-    def __init__(self, outgoing: Outgoing, budget: WorkBudget) -> None:
-        self._outgoing = outgoing
-        self.budget = budget
-        self._bytes = 0
-
-    def __enter__(self) -> _Given:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bytes:
-            self._outgoing.moved(-self._bytes)
-
-    def count(self, size: int) -> None:
-        self._bytes += size
-        self._outgoing.moved(size)
-
-
-class _Parts:
-    """A large answer, which counts as under way while it is written.
-
-    It is held once: it is written into one buffer, which becomes the answer without a copy.
-    """
-
-    def __init__(self, outgoing: Outgoing, budget: WorkBudget, head: bytes, held: int = 0) -> None:
-        self._outgoing = outgoing
-        self._held = held
-        self._budget = budget
-        self._written = io.BytesIO()
-        self._written.write(b'{"header":%b,"kvs":[' % head)
-        self._bytes = 0
-
-    def __enter__(self) -> _Parts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._outgoing.moved(-self._bytes)
-
-    async def add(self, kvs: Sequence[KeyValue], given: _Given | None = None) -> None:
-        """Write them, a slice in each turn of the loop. Raises TooLarge before it is too much.
-
-        Raises Busy if there is no room beside the answers of others. `given` counts them instead.
-        """
-        begin = size = 0
-        for end, row in enumerate(kvs, 1):
-            size += len(row.key) + len(row.value)
-            if size < SLICE_BYTES and end - begin < PAGE_KEYS and end < len(kvs):
-                continue
-            await self._budget.turn()
-            # In base64 it will be longer.
-            if self._bytes + size > ANSWER_BYTES_MAX:
-                raise _too_large()
-            self._require_room(size)
-            if self._bytes:
-                self._written.write(b",")
-            written = self._written.write(b",".join([kv_json(each) for each in kvs[begin:end]]))
-            self._bytes += written
-            self._outgoing.moved(written)
-            if given is not None:
-                given.count(written)
-            if self._bytes > ANSWER_BYTES_MAX:
-                raise _too_large()
-            begin, size = end, 0
-
-    def _require_room(self, size: int) -> None:
-        # What it holds itself does not hinder it: it alone always fits.
-        if self._outgoing.bytes > self._bytes + self._held:
-            self._outgoing.require_room(size)
-
-    def answer(self, more: bool, count: int) -> bytes:
-        more_field = b',"more":true' if more else b""
-        self._written.write(b']%b,"count":"%d"}' % (more_field, count))
-        return self._written.getvalue()
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(f"the answer exceeds {ANSWER_BYTES_MAX} bytes: use limit and pages")
+    def _rows_after(self, header: bytes, held: int = 0) -> LargeAnswer[KeyValue]:
+        head = _RANGE_HEAD % header
+        return LargeAnswer(self._outgoing, self._budget, head, kv_json, _row_bytes, held)
 
 
 def _is_large(kvs: Sequence[KeyValue]) -> bool:
     """Whether writing them takes more than one turn of the loop should."""
     if len(kvs) <= 1:
         return False
-    return len(kvs) > PAGE_KEYS or sum([len(row.value) for row in kvs]) > SLICE_BYTES
+    if len(kvs) > large_answer.SLICE_ITEMS:
+        return True
+    return sum([len(row.value) for row in kvs]) > large_answer.SLICE_BYTES
+
+
+def _row_bytes(row: KeyValue) -> int:
+    return len(row.key) + len(row.value)
+
+
+def _tail(more: bool, count: int) -> bytes:
+    """What follows the rows of a range."""
+    return b']%b,"count":"%d"}' % (b',"more":true' if more else b"", count)
 
 
 def _may_be_paged(operation: RangeOp) -> bool:
@@ -396,7 +317,7 @@ def _operation(given: messages.RequestOp) -> Operation:
     return found[0]
 
 
-async def _operation_answer(result: OperationResult, given: _Given) -> bytes:
+async def _operation_answer(result: OperationResult, given: Given) -> bytes:
     """One `ResponseOp`; the headers inside a transaction hold nothing but the revision."""
     if isinstance(result, PutResult):
         answer = put_answer(_inner_head(result.revision), result.prev)
@@ -407,10 +328,11 @@ async def _operation_answer(result: OperationResult, given: _Given) -> bytes:
     if isinstance(result, RangeResult):
         head = _inner_head(result.revision)
         if _is_large(result.kvs):
-            # `result_bytes_max` bounds it.
-            written = _Parts(Outgoing(2 * ANSWER_BYTES_MAX), given.budget, head)
-            await written.add(result.kvs, given)
-            answer = written.answer(result.more, result.count)
+            # `result_bytes_max` bounds it, so `given` counts it alone.
+            room = Outgoing(2 * ANSWER_BYTES_MAX)
+            rows = LargeAnswer(room, given.budget, _RANGE_HEAD % head, kv_json, _row_bytes)
+            await rows.add(result.kvs, given)
+            answer = rows.end(_tail(result.more, result.count))
         else:
             answer = range_answer(head, result.kvs, result.more, result.count)
         return b'{"response_range":%b}' % answer

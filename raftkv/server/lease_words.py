@@ -6,22 +6,28 @@ gateway mostly send one request and end their body: then the stream ends with it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 from raftkv.kv import LeaseNotFound
 
 from . import messages
 from .encoding import Headers, b64
+from .large_answer import ANSWER_BYTES_MAX, LargeAnswer
+from .outgoing import Outgoing
 from .ports import DoorNode, Writer
 
 __all__ = ["LeaseWords"]
+
+T = TypeVar("T")
 
 
 class LeaseWords:
     """Each method takes a request's JSON body and returns the JSON of the answer."""
 
-    def __init__(self, node: DoorNode, headers: Headers) -> None:
+    def __init__(self, node: DoorNode, headers: Headers, outgoing: Outgoing | None = None) -> None:
         self._node = node
+        self._outgoing = Outgoing(2 * ANSWER_BYTES_MAX) if outgoing is None else outgoing
         self._header = headers.json
         self._grants = messages.decoder_of(messages.GrantRequest)
         self._revocations = messages.decoder_of(messages.RevokeRequest)
@@ -54,19 +60,31 @@ class LeaseWords:
             answer += b',"TTL":"%d"' % found.ttl_s
         if found.granted_s:
             answer += b',"grantedTTL":"%d"' % found.granted_s
-        if found.keys:
-            keys = [b'"%b"' % b64(key, newline=False) for key in found.keys]
-            answer += b',"keys":[%b]' % b",".join(keys)
-        return answer + b"}"
+        if not found.keys:
+            return answer + b"}"
+        return await self._listed(answer + b',"keys":[', found.keys, _key_json, len)
 
     async def list(self, body: bytes) -> bytes:
         """`POST /v3/lease/leases`."""
         messages.decode(self._lists, body)
-        leases = [b'{"ID":"%d"}' % lease for lease in await self._node.leases.list()]
+        leases = await self._node.leases.list()
         answer = b'{"header":%b' % self._header(self._node.kv.revision)
-        if leases:
-            answer += b',"leases":[%b]' % b",".join(leases)
-        return answer + b"}"
+        if not leases:
+            return answer + b"}"
+        return await self._listed(answer + b',"leases":[', leases, _lease_json, _lease_bytes)
+
+    async def _listed(
+        self,
+        head: bytes,
+        items: Sequence[T],
+        write: Callable[[T], bytes],
+        size_of: Callable[[T], int],
+    ) -> bytes:
+        """An answer that ends in a list, which may be long."""
+        budget = self._node.kv.budget
+        with LargeAnswer(self._outgoing, budget, head, write, size_of) as answer:
+            await answer.add(items)
+            return answer.end(b"]}")
 
     async def keep_alive(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """`POST /v3/lease/keepalive`: an answer to each request, without a TTL if it is gone."""
@@ -83,3 +101,15 @@ class LeaseWords:
             if ttl_s:
                 answer += b',"TTL":"%d"' % ttl_s
             yield answer + b"}"
+
+
+def _key_json(key: bytes) -> bytes:
+    return b'"%b"' % b64(key, newline=False)
+
+
+def _lease_json(lease: int) -> bytes:
+    return b'{"ID":"%d"}' % lease
+
+
+def _lease_bytes(lease: int) -> int:
+    return len(b'{"ID":""}') + 8

@@ -14,7 +14,7 @@ Rules of this file
    A line that was taken counts while it waits for its connection.
    Keep-alives do not wait: their answers are small, and the client's leases would expire.
 3. Rows that are read to be sorted count from their reading on, by estimate.
-4. One answer alone is never too large for it: `gateway.ANSWER_BYTES_MAX` bounds that.
+4. One answer alone is never too large for it: `large_answer.ANSWER_BYTES_MAX` bounds that.
 
 What a connection has not sent is looked at after each write, when it has sent most of it, and once
 a second. In between it may count as more than it is.

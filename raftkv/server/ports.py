@@ -28,6 +28,7 @@ from raftkv.kv import (
 )
 from raftkv.kv.hashing import KeyspaceHash
 from raftkv.kv.keeping import LeaseStatus
+from raftkv.kv.work_budget import WorkBudget
 from raftkv.plugin import Consistency, Under
 
 __all__ = [
@@ -117,6 +118,9 @@ class Keyspace(KeyspaceWriter, Protocol):
 
     @property
     def hub(self) -> WatchSource | None: ...
+
+    @property
+    def budget(self) -> WorkBudget: ...
 
 
 class LeaseWriter(Protocol):

@@ -21,11 +21,13 @@ from typing import Any, Final
 
 import msgspec
 
+from raftkv.kv.work_budget import WorkBudget
+
 from .answers import JSON_TYPE, RETRY_AFTER, BadRequest, Failure, failure_of, internal_failure
 from .incoming import Received
 from .json_stream import JsonStream
 from .outgoing import Outgoing
-from .work_budget import REQUEST_UNITS, WorkBudget, units_of
+from .work_units import REQUEST_UNITS, units_of
 
 __all__ = ["SEND_TIMEOUT_S", "STREAM", "STREAM_REQUEST_BYTES_MAX", "serve_stream"]
 

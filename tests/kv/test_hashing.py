@@ -12,6 +12,7 @@ from raftkv.kv import Compacted, FutureRevision, KVApi
 from raftkv.kv.hashing import KeyspaceHash
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
+from tests.kv.small_work import bounded_work
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ def test_it_depends_on_the_revision_and_not_on_what_came_later(
     kv: KVApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raftkv.kv.hashing.SLICE_KEYS", 4)
+    bounded_work(kv, monkeypatch, 4)
     run(fill(kv))
     was = run(kv.hash())
 

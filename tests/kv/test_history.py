@@ -37,6 +37,7 @@ from raftkv.kv.history import EVENT_BYTES, Past, lowest_revision, require_readab
 from raftkv.kv.transactions import flatten
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
+from tests.kv.small_work import bounded_work
 
 T = TypeVar("T")
 EVERYTHING = (b"\0", FROM_KEY)
@@ -117,7 +118,9 @@ def test_reading_the_past(host: FakeHost, kv: KVApi) -> None:
 def test_a_long_past_is_read_in_slices(
     host: FakeHost, kv: KVApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftkv.kv.walk.PAST_EVENTS", 3)
+    for name in ("PAST_EVENTS", "FEW_EVENTS"):
+        monkeypatch.setattr(f"raftkv.kv.walk.{name}", 3)
+    bounded_work(kv, monkeypatch, 3)
     run(kv.put(b"k0", b"old"))
     for number in range(10):
         run(kv.put(b"k%d" % (number % 4), b"new"))
@@ -136,7 +139,9 @@ def test_a_long_past_is_read_in_slices(
 
 
 def test_a_compaction_while_the_past_is_read(kv: KVApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftkv.kv.walk.PAST_EVENTS", 1)
+    for name in ("PAST_EVENTS", "FEW_EVENTS"):
+        monkeypatch.setattr(f"raftkv.kv.walk.{name}", 1)
+    bounded_work(kv, monkeypatch, 1)
     for _ in range(5):
         run(kv.put(b"k", b"v"))
 
@@ -405,11 +410,12 @@ def test_a_past_goes_on_with_the_keyspace(host: FakeHost) -> None:
     host.apply(Put(b"a", b"1"))
     past = Past(*EVERYTHING, 2)
     view = host.machine.view("kv")
-    assert past.catch_up(view, 10)
+    assert not past.is_behind(view)
     for command in (Put(b"a", b"2"), DeleteRange(b"a"), Put(b"b", b""), Put(b"a", b"3")):
         host.apply(command)
-        assert not past.catch_up(view, 0)
-        assert past.catch_up(view, 1)
+        assert past.is_behind(view)
+        assert past.catch_up(view, 1) == 1
+        assert not past.is_behind(view)
         assert [kv.value for kv in past.scan(view.table("keys"), *EVERYTHING)] == [b"1"]
         assert past.count(view.table("keys"), *EVERYTHING) == 1
 

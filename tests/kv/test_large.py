@@ -28,9 +28,10 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice of three keys, a run of four."""
+    """A slice of three keys, as many in a turn of the loop, a run of four."""
     monkeypatch.setattr("raftkv.kv.large.SLICE_KEYS", 3)
     monkeypatch.setattr("raftkv.kv.large.RUN_KEYS", 4)
+    monkeypatch.setattr("raftkv.kv.work_budget.WORK_MAX", 3)
 
 
 def in_one_go(host: FakeHost, operation: RangeOp) -> RangeResult:

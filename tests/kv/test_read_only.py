@@ -27,6 +27,7 @@ from raftkv.kv import (
 )
 from raftkv.kv import read_only as module
 from raftkv.kv.arguments import reads_only
+from raftkv.kv.commands import TxnTooCostly
 from raftkv.kv.read_only import LargeReads
 from raftkv.kv.transactions import flatten, unflatten
 from raftkv.plugin import Host
@@ -45,10 +46,12 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice of three keys, a run of four."""
-    for name in ("raftkv.kv.large", "raftkv.kv.read_only"):
+    for name in ("raftkv.kv.large", "raftkv.kv.read_only", "raftkv.kv.api"):
         monkeypatch.setattr(f"{name}.SLICE_KEYS", 3)
+    monkeypatch.setattr("raftkv.kv.api.FEW_ROWS", 1)
     monkeypatch.setattr("raftkv.kv.large.RUN_KEYS", 4)
     monkeypatch.setattr("raftkv.kv.walk.PAST_EVENTS", 2)
+    monkeypatch.setattr("raftkv.kv.work_budget.WORK_MAX", 2)
 
 
 def api(host: FakeHost) -> KVApi:
@@ -337,13 +340,35 @@ def test_a_state_that_is_discarded_while_it_is_read_is_no_answer() -> None:
         for number in range(3000):
             await kv.put(b"%06d" % number, b"x")
         compares = [
-            Compare(b"000000", "version", ">", 0, b"000999"),
-            Compare(b"002000", "version", "=", 0),
+            Compare(b"000000", "version", ">", 0, b"002900"),
+            Compare(b"002950", "version", "=", 0),
         ]
-        reading = asyncio.ensure_future(kv.txn(compares, [RangeOp(b"002000")], timeout_s=5))
+        reading = asyncio.ensure_future(kv.txn(compares, [RangeOp(b"002950")], timeout_s=5))
         await asyncio.sleep(0)
         host.machine.reset()
         with pytest.raises(ReadTimeout, match="discarded"):
             await reading
 
     asyncio.run(play())
+
+
+def test_a_part_of_a_node_shares_its_limits_of_work(
+    small: None, kv: KVApi, host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the writes under a client session do, each of which has an API of its own."""
+    monkeypatch.setattr(module, "READS_WAITING_MAX", 1)
+
+    async def story() -> None:
+        for name in NAMES:
+            await kv.put(name, name)
+        parts = [KVApi(cast(Host, host), kv) for _ in range(module.READS_AT_ONCE + 2)]
+        assert {id(part.budget) for part in parts} == {id(kv.budget)}
+        reads = [part.txn([ANY]) for part in parts]
+        found = await asyncio.gather(*reads, return_exceptions=True)
+        assert sum(isinstance(each, Overloaded) for each in found) == 1
+        host.set("rows_max", 1)
+        with pytest.raises(TxnTooCostly):
+            await parts[0].txn([ANY])
+        assert kv.too_costly == 1
+
+    run(story())

@@ -30,8 +30,10 @@ from raftkv.kv import (
     compaction,
 )
 from raftkv.kv.history import Past
+from raftkv.kv.large import SLICE_KEYS
 from raftkv.kv.service import KVService
 from raftkv.kv.walk import PASTS_MAX
+from raftkv.kv.work_budget import WORK_MAX
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 
@@ -308,6 +310,73 @@ async def _walk_in_steps(
                 kv.pasts.compacted()
         else:
             await model.change(kind, what)
+
+
+# What many callers share ------------------------------------------------------------------------
+
+
+async def most_in_a_turn(seen: list[bytes], work: list[Coroutine[Any, Any, Any]]) -> int:
+    """How many entries one turn of the loop added to `seen` at most."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    before, most = len(seen), 0
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        most = max(most, len(seen) - before)
+        before = len(seen)
+    await asyncio.gather(*tasks)
+    return most
+
+
+@pytest.mark.parametrize("by_themselves", [False, True])
+def test_however_many_read_the_past_a_turn_has_a_bounded_share(
+    kv: KVApi, looked_at: list[bytes], by_themselves: bool
+) -> None:
+    """Of walks that wait for one another, and of clients that ask for pages by revision."""
+
+    async def play() -> int:
+        await fill(kv, 40)
+        revision = kv.revision
+        walks = [kv.walk(RangeOp(b"k", b"l")) for _ in range(50)]
+        for walk in walks:
+            await walk.page(10)
+        for number in range(300):
+            await kv.put(b"k%04d" % (number % 40), b"new")
+        await asyncio.sleep(0)
+        del looked_at[:]
+        if by_themselves:
+            past = [RangeOp(b"k", b"l", limit=n + 1, revision=revision) for n in range(50)]
+            return await most_in_a_turn(looked_at, [kv.read(each) for each in past])
+        return await most_in_a_turn(looked_at, [walk.page(10) for walk in walks])
+
+    # A piece begins as long as there is room for one unit.
+    assert run(play()) < WORK_MAX + 300
+    # Some of the past are kept for others.
+    assert len(looked_at) == 50 * 300 or by_themselves
+
+
+def test_however_many_hash_or_sort_a_turn_has_a_bounded_share(
+    kv: KVApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    whole = Past.scan
+
+    def scan(past: Past, keys: Any, key: bytes, end: bytes, limit: int = 0) -> Any:
+        for each in whole(past, keys, key, end, limit):
+            read.append(each.key)
+            yield each
+
+    monkeypatch.setattr(Past, "scan", scan)
+
+    async def play() -> list[int]:
+        await fill(kv, 1500)
+        works: list[list[Coroutine[Any, Any, Any]]] = [
+            [kv.hash() for _ in range(20)],
+            [kv.range(b"k", b"l", sort_by="value") for _ in range(20)],
+            [kv.range(b"k", b"l") for _ in range(20)],
+        ]
+        return [await most_in_a_turn(read, work) for work in works]
+
+    assert max(run(play())) < WORK_MAX + SLICE_KEYS
 
 
 @pytest.mark.parametrize("keys_after", [0, 500])

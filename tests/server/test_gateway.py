@@ -131,6 +131,7 @@ def test_a_large_range_is_of_one_revision_whatever_happens_meanwhile(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raftkv.server.gateway.PAGE_KEYS", 3)
+    monkeypatch.setattr("raftkv.server.large_answer.SLICE_ITEMS", 3)
     node = served.node
     gateway = Gateway(node)
 
@@ -169,11 +170,11 @@ def test_a_large_answer_in_another_order_is_written_in_parts(
         served.put(b"%02d" % number, b"v" * 20)
     ordered = {**ALL, "sort_order": "DESCEND"}
     whole = served.post("/v3/kv/range", ordered)
-    monkeypatch.setattr("raftkv.server.gateway.PAGE_KEYS", 4)
+    monkeypatch.setattr("raftkv.server.large_answer.SLICE_ITEMS", 4)
     assert served.post("/v3/kv/range", ordered) == whole
     some = served.post("/v3/kv/range", {**ordered, "limit": "9"})[1]
     assert (keys(some), some["more"], some["count"]) == (keys(whole[1])[:9], True, "30")
-    monkeypatch.setattr("raftkv.server.gateway.ANSWER_BYTES_MAX", 1000)
+    monkeypatch.setattr("raftkv.server.large_answer.ANSWER_BYTES_MAX", 1000)
     status, answer = served.post("/v3/kv/range", ordered)
     assert (status, answer["reason"]) == (400, "too_large")
     assert "1000 bytes" in str(answer)
@@ -187,7 +188,7 @@ def test_a_range_of_few_large_values_is_written_in_slices(
     requests: list[Any] = [ALL, {**ALL, "limit": "20"}, {**ALL, "sort_order": "DESCEND"}]
     whole = [served.post("/v3/kv/range", request) for request in requests]
     assert all(status == 200 for status, _ in whole)
-    monkeypatch.setattr("raftkv.server.gateway.SLICE_BYTES", 500)
+    monkeypatch.setattr("raftkv.server.large_answer.SLICE_BYTES", 500)
     assert [served.post("/v3/kv/range", request) for request in requests] == whole
 
     async def turns(request: Any) -> int:
@@ -203,7 +204,7 @@ def test_a_range_of_few_large_values_is_written_in_slices(
 
     for request in requests:
         assert served.run(turns(request)) >= 4
-    monkeypatch.setattr("raftkv.server.gateway.ANSWER_BYTES_MAX", 2000)
+    monkeypatch.setattr("raftkv.server.large_answer.ANSWER_BYTES_MAX", 2000)
     for request in requests:
         status, answer = served.post("/v3/kv/range", request)
         assert (status, answer["reason"]) == (400, "too_large")

@@ -12,12 +12,12 @@ import pytest
 
 from raftkv.config import HttpLimits
 from raftkv.errors import Overloaded
+from raftkv.kv.work_budget import WorkBudget
 from raftkv.plugin import Request, Response, Route
 from raftkv.server import app as app_module
 from raftkv.server.answers import Busy
 from raftkv.server.bounded import BROUGHT_S, BoundedHttp
 from raftkv.server.incoming import SMALL_BYTES, Incoming
-from raftkv.server.work_budget import WorkBudget
 from tests.server.conftest import Served
 from tests.server.wire import Wire, post
 

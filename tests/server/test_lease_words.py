@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -222,3 +223,35 @@ def test_the_status_of_a_member(served: Served) -> None:
     lonely = ask(served, "/v3/maintenance/status", {})
     assert lonely["errors"] == ["etcdserver: no leader"]
     assert "leader" not in lonely
+
+
+def test_a_long_list_takes_several_turns_of_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftkv.kv.leases.LIST_IDS", 7)
+    monkeypatch.setattr("raftkv.server.large_answer.SLICE_ITEMS", 5)
+    for number in range(1, 31):
+        ask(served, "/v3/lease/grant", {"TTL": 60, "ID": number})
+    for number in range(1, 31):
+        body = {"key": b64(b"%02d" % number), "value": "", "lease": 30}
+        assert served.post("/v3/kv/put", body)[0] == 200
+    listed = ask(served, "/v3/lease/leases", {})["leases"]
+    assert [int(each["ID"]) for each in listed] == list(range(1, 31))
+    keys = ask(served, "/v3/lease/timetolive", {"ID": 30, "keys": True})["keys"]
+    assert keys == [b64(b"%02d" % number) for number in range(1, 31)]
+
+    async def turns(path: str, body: bytes) -> int:
+        asked = asyncio.ensure_future(served.app._reading[path](body))
+        count = 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            count += 1
+        await asked
+        return count
+
+    assert served.run(turns("/v3/lease/leases", b"{}")) >= 6
+    assert served.run(turns("/v3/lease/timetolive", b'{"ID":30,"keys":true}')) >= 6
+    monkeypatch.setattr("raftkv.server.large_answer.ANSWER_BYTES_MAX", 100)
+    for path, asked in (("leases", {}), ("timetolive", {"ID": 30, "keys": True})):
+        status, answer = served.post(f"/v3/lease/{path}", asked)
+        assert (status, answer["reason"]) == (400, "too_large")

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raftkv.config import HttpLimits
 from raftkv.kv import KeyValue, RangeResult
+from raftkv.kv.work_budget import WORK_MAX, WorkBudget
 from raftkv.server import bounded
 from raftkv.server.answers import Busy
 from raftkv.server.gateway import (
     BARE_ROW_BYTES,
     ROW_BYTES,
     Gateway,
-    _Given,
     _operation_answer,
 )
+from raftkv.server.large_answer import Given
 from raftkv.server.outgoing import Outgoing
 from raftkv.server.tls import DoorTls
-from raftkv.server.work_budget import WorkBudget
 from tests.server.conftest import Served, b64
 from tests.server.solo import SoloNode
+from tests.server.test_door import connection_of
 from tests.server.test_pipelines import connected, post, read
 from tests.server.test_tls import World, until
 
@@ -113,25 +114,25 @@ def test_over_tls_they_are_counted_as_well(tmp_path: Path, hot: bool) -> None:
 
 
 def test_what_a_connection_that_ends_still_holds_is_counted(served: Served) -> None:
-    """The answer is whole and the connection closed, as the client wished; it takes nothing."""
-    for number in range(4, 20):
-        served.run(served.node.kv.put(b"k%02d" % number, VALUE))
+    """It is closed as soon as its client, who takes nothing, has taken what is written."""
     client = connected(served)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    head, _, body = post("/v3/kv/range", ALL).partition(b"\r\n\r\n")
-    client.sendall(head + b"\r\nconnection: close\r\n\r\n" + body)
-    # Of 20 MiB the sockets of both sides hold 4 or so.
-    until(served, lambda _: any(map(_holds_at_its_end, served.door._state.connections)))
-    assert held(served) > LIMIT
+    connection = connection_of(served, lambda found: found.client == client.getsockname())
+
+    async def end() -> int:
+        # The sockets of both sides hold 4 MiB or so.
+        connection.transport.write(bytes(2 * LIMIT))
+        connection.transport.close()
+        await asyncio.sleep(0)
+        connection.check(asyncio.get_running_loop().time())
+        return connection.transport.get_write_buffer_size()
+
+    unsent = served.run(end())
+    assert held(served) == unsent > LIMIT
     status, answer = served.post("/v3/kv/put", {"key": "YQ=="})
     assert (status, answer["reason"]) == (429, "overloaded")
     client.close()
     until(served, lambda _: held(served) == 0)
-
-
-def _holds_at_its_end(connection: Any) -> bool:
-    transport = connection.transport
-    return bool(transport.is_closing() and transport.get_write_buffer_size() > LIMIT)
 
 
 @pytest.mark.parametrize("others_refused", [False, True])
@@ -155,6 +156,53 @@ def test_who_takes_too_little_is_cut_while_others_are_refused(
                 time.sleep(0.01)
             served.app.outgoing.refused += others_refused
     assert (held(served) == 0) == others_refused
+    client.close()
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_however_many_large_answers_there_are_a_turn_sends_a_bounded_share(
+    served: Served, hot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent at once, those of hundreds of connections would take seconds of one turn."""
+    spent = {0: 0}
+    budget = served.app.budget
+    spend, renewed = budget.spend, budget._next
+
+    def counted(units: int) -> None:
+        spent[len(spent) - 1] += units
+        spend(units)
+
+    def turned() -> None:
+        spent[len(spent)] = 0
+        renewed()
+
+    monkeypatch.setattr(budget, "spend", counted)
+    monkeypatch.setattr(budget, "_next", turned)
+    one = b'{"key":"%b"}' % b64(b"k0").encode()
+    clients = [connected(served) for _ in range(6)]
+    for client in clients:
+        if hot:  # the head is known then
+            client.sendall(post("/v3/kv/range", b'{"key":"%b"}' % b64(b"no").encode()))
+            read(client, b'"revision"')
+        client.sendall(post("/v3/kv/range", one))
+    for client in clients:
+        assert read(client, b'"count":"1"}').startswith(b"HTTP/1.1 200 OK")
+        client.close()
+    assert sum(spent.values()) >= len(clients) * len(VALUE) * 4 // 3 // 1024
+    # Those who come in the turn of those who were woken have room as well.
+    assert max(spent.values()) < 2 * WORK_MAX + bounded.PIECE_BYTES // 1024
+    until(served, lambda _: held(served) == 0)
+
+
+def test_a_stop_cuts_a_large_answer_without_an_error_in_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(4, 16):
+        served.run(served.node.kv.put(b"k%02d" % number, VALUE))
+    client = unread(served)
+    until(served, lambda _: served.app.requests == 0 and held(served) > LIMIT)
+    served.run(served.door.stop())
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
     client.close()
 
 
@@ -331,7 +379,7 @@ def test_the_answer_of_a_write_counts_and_is_never_refused() -> None:
         outgoing.moved(1_000)  # far beyond the limit already
         kvs = tuple(KeyValue(b"%04d" % n, bytes(1_024), 1, 1, 1, 0) for n in range(2_500))
         counted = set()
-        with _Given(outgoing, WorkBudget()) as given:
+        with Given(outgoing, WorkBudget()) as given:
             result = RangeResult(7, kvs, len(kvs), False)
             answer = asyncio.ensure_future(_operation_answer(result, given))
             while not answer.done():

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import MutableMapping
 from typing import Any
 
+from raftkv.kv.work_budget import WORK_MAX, WorkBudget
 from raftkv.server.app import App
-from raftkv.server.work_budget import PAGE_UNITS, WORK_MAX, WorkBudget
+from raftkv.server.work_units import PAGE_UNITS
 from tests.server.solo import SoloNode
 
 
