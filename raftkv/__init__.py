@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .kv import KeyValue, KVApi
     from .node import Node
     from .status import Status
+    from .switching import tune_threads
 
 __all__ = [
     "Client",
@@ -55,6 +56,7 @@ __all__ = [
     "recipes",
     "tune_gc",
     "tune_malloc",
+    "tune_threads",
     "use_huge_pages",
 ]
 
@@ -79,6 +81,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "node": ("Node",),
     "recipes": (),
     "status": ("Status",),
+    "switching": ("tune_threads",),
 }
 
 

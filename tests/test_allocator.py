@@ -124,11 +124,11 @@ def test_serve_asks_for_it_before_it_starts_the_node(
     def loop() -> Any:
         raise Reached
 
-    for name in ("raise_limit", "tune_malloc", "tune_gc", "use_huge_pages"):
+    for name in ("raise_limit", "tune_malloc", "tune_gc", "tune_threads", "use_huge_pages"):
         monkeypatch.setattr(serve, name, lambda name=name: asked.append(name))
     monkeypatch.setattr(serve, "_loop_factory", loop)
     address = "127.0.0.1:1"
     config = NodeConfig(name="a", dir=str(tmp_path), peer_address=address, cores={"a": address})
     with pytest.raises(Reached):
         serve.run(config)
-    assert "tune_malloc" in asked
+    assert {"tune_malloc", "tune_threads"} <= set(asked)

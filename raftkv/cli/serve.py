@@ -27,6 +27,7 @@ from raftkv.hugepages import use_huge_pages
 from raftkv.node import Node
 from raftkv.security.ownership import require_own
 from raftkv.server import Door, door_of
+from raftkv.switching import tune_threads
 
 from .logs import Logging
 
@@ -40,14 +41,16 @@ _reloads: set[asyncio.Task[None]] = set()
 def run(config: NodeConfig, place: Logging | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` or `NodeFault` when that is the end.
 
-    The process is the node's alone, so its allocator, its garbage collector and its pages of memory
-    are arranged for a large state and large requests, and its limit of open files is raised.
+    The process is the node's alone, so its allocator, its garbage collector, its threads and its
+    pages of memory are arranged for a large state and many requests, and its limit of open files is
+    raised.
     `place` gets the node, for the log. A data directory that other users may change is refused.
     """
     require_own(config.dir)
     raise_limit()
     tune_malloc()
     tune_gc()
+    tune_threads()
     use_huge_pages()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_until_signal(config, place))
