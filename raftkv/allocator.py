@@ -6,6 +6,9 @@ is returned to the system only from its end: one small block behind them keeps a
 that once held 400 MiB for its clients stayed at three times that size. `tune_malloc` therefore
 fixes that size, and bounds the number of heaps, of which each thread would get its own.
 
+The parts in which bodies arrive are smaller. After a time of many the heap is free and, but for its
+end, kept: `trim` returns it.
+
 Rules of this file
 1. The operator has the last word: with a MALLOC_ variable or a glibc.malloc tunable in the
    environment nothing is changed.
@@ -24,7 +27,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-__all__ = ["ARENAS", "MMAP_BYTES", "TRIM_BYTES", "tune_malloc"]
+__all__ = ["ARENAS", "MMAP_BYTES", "TRIM_BYTES", "trim", "tune_malloc"]
 
 log = logging.getLogger("raftkv.allocator")
 
@@ -46,6 +49,8 @@ _SETTINGS: Final = (
     (_M_ARENA_MAX, ARENAS),
 )
 
+_tuned = False
+
 
 def tune_malloc() -> bool:
     """Have this process return the memory of large blocks to the system; see the module's text.
@@ -61,8 +66,19 @@ def tune_malloc() -> bool:
     if mallopt is None:
         log.info("the allocator is not changed: the C library is not glibc")
         return False
+    global _tuned
     done = [mallopt(what, value) == 1 for what, value in _SETTINGS]  # each is tried
-    return all(done)
+    _tuned = all(done)
+    return _tuned
+
+
+def trim() -> None:
+    """Return what is free in the heaps to the system. Nothing unless `tune_malloc` has succeeded.
+
+    It takes some milliseconds for 100 MiB, in which the interpreter is free for other threads.
+    """
+    if _tuned:
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _given(environ: Mapping[str, str]) -> str | None:

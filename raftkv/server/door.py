@@ -16,6 +16,7 @@ from typing import Final
 
 import uvicorn
 
+from raftkv.allocator import trim
 from raftkv.plugin import Metric
 from raftkv.runtime import not_for_children
 from raftkv.start_errors import error_of_listening
@@ -23,6 +24,7 @@ from raftkv.start_errors import error_of_listening
 from .accepting import TlsAccepting
 from .app import App
 from .bounded import DoorState, protocol_of
+from .returning import Returning
 from .tls import DoorTls
 
 __all__ = ["STOP_TIMEOUT_S", "Door"]
@@ -88,6 +90,7 @@ class Door:
         self._port = port
         self._tls = tls
         self._state = DoorState(app)
+        self._returning = Returning()
         if tls is not None:
             app.admission.certified = tls.names
             tls.on_names = self._renamed
@@ -208,6 +211,8 @@ class Door:
             now = loop.time()
             for connection in list(self._state.connections):
                 connection.check(now)
+            if self._returning.is_due(self._app.incoming.bytes + self._app.outgoing.bytes, now):
+                await loop.run_in_executor(None, trim)
 
     async def reload_certificates(self) -> None:
         """Read the files of `tls` now. Raises CertificateError; then the former ones stay."""

@@ -1,0 +1,43 @@
+"""When memory that was held for clients is returned to the system."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raftkv.server import door
+from raftkv.server.returning import FALL_BYTES, PAUSE_S, Returning
+from tests.server.conftest import Served
+from tests.server.test_tls import until
+
+
+def test_it_is_returned_after_a_fall_and_not_again_and_again() -> None:
+    returning = Returning()
+    assert not returning.is_due(3 * FALL_BYTES, 0.0)
+    assert not returning.is_due(2 * FALL_BYTES + 1, 1.0)
+    assert returning.is_due(2 * FALL_BYTES, 2.0)
+    # Less is held once more, and soon after.
+    assert not returning.is_due(0, 3.0)
+    assert returning.is_due(0, 2.0 + PAUSE_S)
+    assert not returning.is_due(0, 2.0 + 2 * PAUSE_S)
+
+
+def test_the_http_api_looks_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(door, "trim", lambda: called.append(1))
+    monkeypatch.setattr(door, "CHECK_S", 0.01)
+    server = Served()
+    server.start()
+    try:
+
+        async def moved(size: int) -> None:
+            server.app.outgoing.moved(size)
+
+        server.run(moved(FALL_BYTES))
+        until(server, lambda _: server.door._returning._most == FALL_BYTES)
+        assert not called
+        server.run(moved(-FALL_BYTES))
+        until(server, lambda _: called)
+    finally:
+        server.stop()
