@@ -19,7 +19,14 @@ from .errors import AddressInUse, ConfigError, DiskFailed, NodeFault
 __all__ = ["error_of_listening", "error_of_start"]
 
 _DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_DIRECTORY: Final = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_NO_DIRECTORY: Final = (
+    errno.ENOENT,  # where no directory can be made, as in /proc
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 

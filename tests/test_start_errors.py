@@ -29,6 +29,7 @@ DIRECTORY = "/srv/raftkv/a"
         (errno.EACCES, "/srv", ConfigError, "give it to the user that runs the node"),
         (errno.EPERM, DIRECTORY + "/lock", ConfigError, "give it to the user"),
         (errno.EROFS, DIRECTORY, ConfigError, "mount its volume for writing"),
+        (errno.ENOENT, DIRECTORY, ConfigError, "name a directory"),
         (errno.ENOTDIR, DIRECTORY, ConfigError, "name a directory"),
         (errno.ENOSPC, None, DiskFailed, "Free space"),
         (errno.EDQUOT, DIRECTORY + "/wal/1.wal", DiskFailed, "Free space"),

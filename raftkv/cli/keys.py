@@ -165,8 +165,8 @@ def _check_style(style: Style, at: At) -> None:
     narrow = style.keys_only or style.count_only
     if style.raw and (narrow or style.hexed or at.output != "simple"):
         raise ConfigError(
-            "--raw prints the values as they are: leave out --keys-only, --count-only, --hex and "
-            "--output"
+            "--raw prints the values as they are: leave out --keys-only, --count-only, --hex, "
+            "--json and --output"
         )
     if style.value_only and narrow:
         raise ConfigError("--print-value-only leaves nothing of --keys-only and --count-only")
