@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from raftkv.config import RaftTimes
 from raftkv.errors import ReadTimeout
 from raftkv.node import Node
 from raftkv.raft.membership import Configuration
@@ -134,7 +135,10 @@ async def test_a_core_that_restarts_or_moves_is_no_twin() -> None:
 def test_a_core_with_an_old_copy_of_its_directory_tells_so_itself(tmp_path: Path) -> None:
     @in_loop
     async def run() -> None:
-        async with LocalCluster(3) as cluster:
+        # Only the leader that had the acknowledgements knows of the loss: let none be elected
+        # meanwhile, however busy the machine is.
+        patient = RaftTimes(election_timeout_min_ms=4_000, election_timeout_max_ms=5_000)
+        async with LocalCluster(3, raft=patient) as cluster:
             await cluster.converge()
             leader = cluster.leader()
             assert leader is not None

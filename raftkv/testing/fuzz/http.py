@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from raftkv.errors import NoLeader
+from raftkv.kv.work_budget import WorkBudget
 from raftkv.server.answers import failure_of
 from raftkv.server.cluster_words import ClusterWords
 from raftkv.server.encoding import Headers
@@ -88,6 +89,9 @@ class _Deaf:
     """Keyspace, leases and watches: takes every word and has no leader."""
 
     revision = lowest_revision = 1
+
+    def __init__(self) -> None:
+        self.budget = WorkBudget()
 
     async def _nothing(self, *arguments: Any, **named: Any) -> Any:
         raise NoLeader("there is no cluster behind this door")
