@@ -58,13 +58,17 @@ class JsonStream:
         self._held += data
         del data  # it may be large, and is not needed while its objects are used up
         while (end := self._next()) > 0:
+            self._check(end - self._begin)
             yield bytes(self._held[self._begin : end])
         # All that was looked at is objects and blanks, but for one object that has begun.
         done = self._begin if self._depth else self._seen
         del self._held[:done]
         self._seen -= done
         self._begin = 0
-        if len(self._held) > self._bytes_max:
+        self._check(len(self._held))
+
+    def _check(self, size: int) -> None:
+        if size > self._bytes_max:
             raise BadRequest(f"a request of the stream exceeds {self._bytes_max} bytes")
 
     def _next(self) -> int:

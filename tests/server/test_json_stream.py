@@ -51,6 +51,15 @@ def test_an_object_that_is_too_large_is_refused_before_it_is_whole() -> None:
         list(stream.feed(b"5"))
 
 
+@pytest.mark.parametrize("cut", [0, 8])
+def test_an_object_that_is_too_large_is_refused_when_its_end_comes_with_it(cut: int) -> None:
+    """Its receiver waits for room, which there never is for one so large."""
+    whole, stream = b'{"a":"%b"}' % (b"1" * 20), JsonStream(10)
+    assert list(stream.feed(b'{"a":1}' + whole[:cut])) == [b'{"a":1}']
+    with pytest.raises(BadRequest, match="exceeds 10 bytes"):
+        list(stream.feed(whole[cut:]))
+
+
 def test_blanks_are_not_kept_and_do_not_count() -> None:
     stream = JsonStream(10)
     for _ in range(5):
