@@ -359,13 +359,13 @@ class KVApi:
         return outcome
 
     async def _read_txn(self, command: Txn, timeout_s: float | None) -> TxnOutcome:
-        read = ReadOnlyTxn(self._host, command, self.budget)
+        read = ReadOnlyTxn(self._host, command, self.budget, FEW_ROWS)
         rows = read.rows()
         if rows <= FEW_ROWS:
             return await read.outcome()
         if rows <= SLICE_KEYS:
             await self.budget.room(rows)
-            return await ReadOnlyTxn(self._host, command, self.budget).outcome()
+            return await ReadOnlyTxn(self._host, command, self.budget, rows).outcome()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (WAIT_S if timeout_s is None else timeout_s)
         async with self._large_reads:

@@ -48,7 +48,7 @@ from .plain import OPERATORS, TARGETS
 from .ranges import Keys, bare, count_range, reads_all
 from .transactions import branch_of, check_words, part_of
 from .walk import PAST_EVENTS, caught_up
-from .work_budget import WorkBudget
+from .work_budget import WORK_MAX, WorkBudget
 
 __all__ = [
     "READS_AT_ONCE",
@@ -101,12 +101,16 @@ class LargeReads:
 
 
 class ReadOnlyTxn:
-    """One transaction, read as of the revision that the keyspace has now."""
+    """One transaction, read as of the revision that the keyspace has now.
 
-    def __init__(self, host: Host, txn: Txn, turns: WorkBudget) -> None:
+    `units` of work in `turns` are asked for whenever SLICE_KEYS rows were looked at.
+    """
+
+    def __init__(self, host: Host, txn: Txn, turns: WorkBudget, units: int = WORK_MAX) -> None:
         view = host.view()
         self._host = host
         self._turns = turns
+        self._units = units
         self._txn = txn
         self._keys: Keys = view.table("keys")
         self._revision = revision_of(view)
@@ -220,6 +224,8 @@ class ReadOnlyTxn:
 
     async def _reserve_changes(self, after: int) -> None:
         while after < self._revision:
+            upto = min(after + SLICE_KEYS, self._revision)
+            await self._look(upto - after)
             view = self._host.view()
             if after + 1 not in view.table("history"):
                 lowest = lowest_revision(view)
@@ -228,11 +234,8 @@ class ReadOnlyTxn:
                     f"the lowest that is kept is {lowest}",
                     lowest,
                 )
-            upto = min(after + SLICE_KEYS, self._revision)
             reserve_changes(view, after, upto, self._budget)
             after = upto
-            self._turns.spend(SLICE_KEYS)
-            await self._turns.room()
 
     async def _read(self, operation: RangeOp) -> RangeResult:
         key, range_end = operation.key, operation.range_end
@@ -269,8 +272,7 @@ class ReadOnlyTxn:
         """The keys as a result holds them, if they have room in it."""
         found: list[KeyValue] = []
         while part := list(islice(kvs, SLICE_KEYS)):
-            self._turns.spend(len(part))
-            await self._turns.room()
+            await self._look(len(part))
             if keys_only:
                 part = [bare(kv) for kv in part]
             self._bytes_left -= sum(len(kv.key) + len(kv.value) for kv in part)
@@ -285,12 +287,16 @@ class ReadOnlyTxn:
 
     async def _rows_for(self, past: Past, rows: int) -> Keys:
         """The keyspace's rows, for a look at `rows` of them; `past` fits them until an `await`."""
-        self._looked += rows
-        if self._looked > SLICE_KEYS:
-            self._looked = rows
-            await self._turns.room()
-        self._turns.spend(rows)
+        await self._look(rows)
         view = await caught_up(
             self._host, past, past.require_kept, self._discards, self._turns, PAST_EVENTS
         )
         return view.table("keys")
+
+    async def _look(self, rows: int) -> None:
+        """Wait for another turn of the loop unless this one has room for a look at `rows` more."""
+        self._looked += rows
+        if self._looked > SLICE_KEYS:
+            self._looked = rows
+            await self._turns.room(self._units)
+        self._turns.spend(rows)

@@ -1,0 +1,52 @@
+"""Reads of few rows do not wait behind those of many, and all rows that are read count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from raftkv.kv import Compare, KVApi, PutOp, RangeOp
+from raftkv.plugin import Host
+from tests.kv.fake_host import FakeHost
+from tests.kv.small_work import turns_beside_large
+
+Work = Callable[[KVApi], Coroutine[Any, Any, object]]
+
+
+async def filled(keys: int) -> KVApi:
+    kv = KVApi(cast(Host, FakeHost()))
+    for begin in range(0, keys, 100):
+        names = range(begin, min(begin + 100, keys))
+        await kv.txn(success=[PutOp(b"k%05d" % number, b"v") for number in names])
+    return kv
+
+
+async def all_pages(kv: KVApi) -> None:
+    async for _ in kv.pages(prefix=b"k000", page_keys=30):
+        pass
+
+
+SMALL: dict[str, Work] = {
+    "gets of a transaction": lambda kv: kv.txn(
+        [Compare(b"k00001", "version", ">", 0)],
+        [RangeOp(b"k%05d" % number) for number in range(20)],
+    ),
+    "two ranges of a transaction": lambda kv: kv.txn(
+        success=[RangeOp(b"k0", b"k003"), RangeOp(b"k0", b"k003")]
+    ),
+    "absent keys of a transaction": lambda kv: kv.txn(
+        success=[RangeOp(b"x%05d" % number) for number in range(100)]
+    ),
+}
+
+
+@pytest.mark.parametrize("work", SMALL.values(), ids=SMALL.keys())
+def test_a_small_read_waits_behind_no_large_ones(work: Work) -> None:
+    async def play() -> int:
+        kv = await filled(1500)
+        return await turns_beside_large(kv.budget, work(kv))
+
+    assert asyncio.run(play()) < 15
