@@ -197,7 +197,11 @@ class Past:
 
     def is_behind(self, tables: Tables) -> bool:
         """Whether there are rows of the history that it has not looked at."""
-        return self._next <= revision_of(tables)
+        return self.revisions_behind(revision_of(tables)) > 0
+
+    def revisions_behind(self, newest: int) -> int:
+        """How many rows of the history up to `newest` it has not looked at."""
+        return max(0, newest + 1 - self._next)
 
     def catch_up(self, tables: Tables, events_max: int) -> int:
         """Look at further rows of the history, until they hold `events_max`; how many they held.

@@ -24,7 +24,8 @@ from raftkv.plugin import Consistency, Host, View
 
 from .commands import RangeOp, RangeResult
 from .history import Past, Tables, key_at, lowest_revision, require_readable, revision_of
-from .work_budget import WorkBudget
+from .ranges import count_range
+from .work_budget import FEW_ROWS, WorkBudget
 
 __all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up"]
 
@@ -77,21 +78,18 @@ class Walk:
         `Compacted` later, if changes were made and compacted between two pages, and `ReadTimeout`
         if this node has discarded its state meanwhile, as a replicant does at a newer epoch.
         """
-        operation = self._operation
         if self._past is None:
             await self._host.barrier(consistency, timeout_s=timeout_s)
-            view = self._host.view()
-            revision = operation.revision if operation.revision > 0 else revision_of(view)
-            require_readable(view, revision)
-            self._past = Past(operation.key, operation.range_end, revision)
-            self._discards = view.discards
-        past = self._past
-        await self._budget.room()
-        view = await caught_up(
-            self._host, past, past.require_kept, self._discards, self._budget, PAST_EVENTS
-        )
         limit = min(keys_max, self._left) if self._left else keys_max
-        rest = RangeOp(past.key, past.range_end, limit, operation.keys_only)
+        rows = min(limit, self._rows_left()) + self._changes_left()
+        await self._budget.rows(rows)
+        # As of now, not of when it came: what is changed until then costs nothing.
+        past = self._begin() if self._past is None else self._past
+        events_max = FEW_EVENTS if rows <= FEW_ROWS else PAST_EVENTS
+        view = await caught_up(
+            self._host, past, past.require_kept, self._discards, self._budget, events_max
+        )
+        rest = RangeOp(past.key, past.range_end, limit, self._operation.keys_only)
         page = past.read(view.table("keys"), rest, past.revision)
         self._budget.spend(len(page.kvs))
         self._done = not page.more or len(page.kvs) == self._left
@@ -99,6 +97,26 @@ class Walk:
             self._left -= len(page.kvs) if self._left else 0
             past.forget_before(page.kvs[-1].key + b"\0")
         return page
+
+    def _begin(self) -> Past:
+        operation, view = self._operation, self._host.view()
+        revision = operation.revision if operation.revision > 0 else revision_of(view)
+        require_readable(view, revision)
+        self._past = Past(operation.key, operation.range_end, revision)
+        self._discards = view.discards
+        return self._past
+
+    def _rows_left(self) -> int:
+        """How many rows of the range there are now: about as many as there were."""
+        key = self._operation.key if self._past is None else self._past.key
+        return count_range(self._host.view().table("keys"), key, self._operation.range_end)
+
+    def _changes_left(self) -> int:
+        """How many revisions lie behind the one that is read and were not looked at."""
+        newest = revision_of(self._host.view())
+        if self._past is not None:
+            return self._past.revisions_behind(newest)
+        return max(0, newest - self._operation.revision) if self._operation.revision > 0 else 0
 
 
 class Pasts:

@@ -21,6 +21,7 @@ async def filled(keys: int) -> KVApi:
     for begin in range(0, keys, 100):
         names = range(begin, min(begin + 100, keys))
         await kv.txn(success=[PutOp(b"k%05d" % number, b"v") for number in names])
+    await kv.put(b"z", b"last")
     return kv
 
 
@@ -37,6 +38,11 @@ SMALL: dict[str, Work] = {
     "two ranges of a transaction": lambda kv: kv.txn(
         success=[RangeOp(b"k0", b"k003"), RangeOp(b"k0", b"k003")]
     ),
+    "range": lambda kv: kv.range(prefix=b"k0000"),
+    "small pages": all_pages,
+    "page": lambda kv: kv.walk(RangeOp(b"k0000", b"k0001")).page(1000),
+    "limited page": lambda kv: kv.walk(RangeOp(b"k", b"l", 10)).page(1000),
+    "page of the past": lambda kv: kv.walk(RangeOp(b"k0", b"k00005", revision=16)).page(1000),
     "absent keys of a transaction": lambda kv: kv.txn(
         success=[RangeOp(b"x%05d" % number) for number in range(100)]
     ),
@@ -50,3 +56,19 @@ def test_a_small_read_waits_behind_no_large_ones(work: Work) -> None:
         return await turns_beside_large(kv.budget, work(kv))
 
     assert asyncio.run(play()) < 15
+
+
+def test_a_range_that_waits_for_its_turn_begins_then() -> None:
+    """What is changed meanwhile need not be looked at, and may be compacted."""
+
+    async def play() -> None:
+        kv = await filled(200)
+        reading = asyncio.create_task(kv.walk(RangeOp(b"k", b"l")).page(1000))
+        await kv.budget.turn()
+        await asyncio.sleep(0)
+        assert not reading.done()
+        changed = await kv.put(b"k00000", b"later")
+        page = await reading
+        assert (page.revision, page.kvs[0].value) == (changed.revision, b"later")
+
+    asyncio.run(play())
