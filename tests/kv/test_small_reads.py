@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftkv.kv import Compare, KVApi, PutOp, RangeOp
+from raftkv.kv import Compare, Grant, KVApi, PutOp, RangeOp
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 from tests.kv.small_work import turns_beside_large
@@ -43,6 +43,7 @@ SMALL: dict[str, Work] = {
     "page": lambda kv: kv.walk(RangeOp(b"k0000", b"k0001")).page(1000),
     "limited page": lambda kv: kv.walk(RangeOp(b"k", b"l", 10)).page(1000),
     "page of the past": lambda kv: kv.walk(RangeOp(b"k0", b"k00005", revision=16)).page(1000),
+    "leases": lambda kv: kv.leases.list(),
     "absent keys of a transaction": lambda kv: kv.txn(
         success=[RangeOp(b"x%05d" % number) for number in range(100)]
     ),
@@ -70,5 +71,25 @@ def test_a_range_that_waits_for_its_turn_begins_then() -> None:
         changed = await kv.put(b"k00000", b"later")
         page = await reading
         assert (page.revision, page.kvs[0].value) == (changed.revision, b"later")
+
+    asyncio.run(play())
+
+
+def test_the_list_of_leases_is_of_one_moment() -> None:
+    """A lease that is in it was not granted behind one that is missing."""
+
+    async def play() -> None:
+        host = FakeHost()
+        kv = KVApi(cast(Host, host))
+        for number in range(1001, 11_001):
+            host.apply(Grant(60, number))
+        reading = asyncio.create_task(kv.leases.list())
+        for number in range(1, 100):
+            await asyncio.sleep(0)
+            host.apply(Grant(60, number))
+            host.apply(Grant(60, 100_000 + number))
+        found = set(await reading)
+        later = {each - 100_000 for each in found if each > 100_000}
+        assert later == {each for each in found if each <= 100}
 
     asyncio.run(play())

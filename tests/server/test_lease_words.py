@@ -228,7 +228,6 @@ def test_the_status_of_a_member(served: Served) -> None:
 def test_a_long_list_takes_several_turns_of_the_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftkv.kv.leases.LIST_IDS", 7)
     monkeypatch.setattr("raftkv.server.large_answer.SLICE_ITEMS", 5)
     for number in range(1, 31):
         ask(served, "/v3/lease/grant", {"TTL": 60, "ID": number})

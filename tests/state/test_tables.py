@@ -291,6 +291,7 @@ class TableModel(RuleBasedStateMachine):
         assert self.table.count(first, last) == len(expected)
         found = list(self.table.scan(first, last, reverse=reverse, limit=limit))
         assert found == (expected[:limit] if limit else expected)
+        assert self.table.keys() == sorted(self.model)
         if not reverse:
             values = [value for _, value in found]
             assert self.table.values(first, last, limit=limit) == values
