@@ -4,9 +4,9 @@ Reading, sorting, hashing or writing a page of a large range, receiving a large 
 large answer takes some milliseconds. Hundreds of callers may need that at once; done in one turn of
 the loop it would hold up the heartbeats until the leader is deposed. So a turn has room for
 WORK_MAX units; work that finds none waits for a turn of its own, in the order of asking. Small
-pieces, like a page of status or a part of an answer, have a queue of their own, so that they wait
-behind no large ones: up to WORK_MAX // 2 units of them are done in a turn beside a large one.
-Everything else goes on between the turns.
+pieces, like a read of few rows, a request of a stream, a page of status or a part of a body or of
+an answer, have a queue of their own, so that they wait behind no large ones: up to WORK_MAX // 2
+units of them are done in a turn beside a large one. Everything else goes on between the turns.
 
 There is one budget for a node, `KVApi.budget`. The HTTP API shares it.
 """

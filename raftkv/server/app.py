@@ -339,8 +339,7 @@ class App:
         while True:
             if received.bytes > SMALL_BYTES:
                 # Until then the connection is not read any further.
-                await self.budget.room()
-                self.budget.spend(units_of(SMALL_BYTES))
+                await self._room_for_part()
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
@@ -360,6 +359,12 @@ class App:
             parts.append(body)
             if not more:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _room_for_part(self) -> None:
+        """Wait for a turn of the loop that has room for a part of a body."""
+        units = units_of(SMALL_BYTES)
+        await self.budget.room(units)
+        self.budget.spend(units)
 
     async def _refuse_early(self, failure: Failure, receive: Receive, send: Send) -> None:
         """Refuse a request before its body was read; the connection lasts if that comes at once."""
@@ -388,8 +393,7 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_TIMEOUT_S):
                 while more:
-                    await self.budget.room()
-                    self.budget.spend(units_of(SMALL_BYTES))
+                    await self._room_for_part()
                     more = (await receive()).get("more_body", False)
         await send({"type": "http.response.body", "body": b""})
 

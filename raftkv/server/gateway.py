@@ -95,7 +95,7 @@ class Gateway:
             return await self._paged(operation, consistency)
         if operation.range_end:
             await self._node.barrier(consistency)
-            await self._budget.room()
+            await self._budget.rows(self._node.kv.rows(operation))
             if not operation.count_only and _looks_at_all(operation):
                 return await self._sorted(operation)
             consistency = "local"
@@ -181,12 +181,13 @@ class Gateway:
 
         The barrier is behind it.
         """
-        rows = RangeOp(operation.key, operation.range_end, count_only=True)
-        count = (await self._node.kv.read(rows, consistency="local")).count
+        count = self._node.kv.rows(operation)
         held = count * (BARE_ROW_BYTES if operation.keys_only else ROW_BYTES)
         self._outgoing.require_room(held)
         self._outgoing.moved(held)
         try:
+            if count <= PAGE_KEYS:  # else it is read in pages, which count by themselves
+                self._budget.spend(count)
             found = await self._node.kv.read(operation, consistency="local")
             if not _is_large(found.kvs):
                 head = self._header(found.revision)

@@ -94,8 +94,9 @@ class _Requests:
                     await self._queue.put(None)
 
     async def _put(self, found: bytes) -> None:
-        await self._budget.room()
-        self._budget.spend(REQUEST_UNITS + units_of(len(found)))
+        units = REQUEST_UNITS + units_of(len(found))
+        await self._budget.room(units)
+        self._budget.spend(units)
         while self._queued_bytes + len(found) > STREAM_REQUEST_BYTES_MAX:
             self._taken.clear()
             await self._taken.wait()

@@ -12,7 +12,7 @@ import pytest
 
 from raftkv.config import HttpLimits
 from raftkv.errors import Overloaded
-from raftkv.kv.work_budget import WorkBudget
+from raftkv.kv.work_budget import WORK_MAX, WorkBudget
 from raftkv.plugin import Request, Response, Route
 from raftkv.server import app as app_module
 from raftkv.server.answers import Busy
@@ -211,7 +211,7 @@ class Blocked(WorkBudget):
         super().__init__()
         self._gate = gate
 
-    async def room(self) -> None:
+    async def room(self, units: int = WORK_MAX) -> None:
         await self._gate.wait()
 
 
@@ -333,8 +333,8 @@ def test_large_bodies_are_received_piece_by_piece() -> None:
     pieces: list[int] = []
     room = budget.room
 
-    async def noted() -> None:
-        await room()
+    async def noted(units: int = WORK_MAX) -> None:
+        await room(units)
         pieces.append(budget._left)
 
     budget.room = noted  # type: ignore[method-assign]
