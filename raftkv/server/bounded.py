@@ -177,8 +177,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._brought_bytes = self._brought_now = 0
         self._brought = (0.0, 0, 0)
         self._tls = False
-        # The client sends no more, and may read on.
-        self._eof = False
+        # The client sends no more, and may read on; or what is written for it goes nowhere.
+        self._eof = self._ended = False
 
     # -- connection
 
@@ -203,27 +203,36 @@ class BoundedHttp(HttpToolsProtocol):
         self._count_unsent()
         self._held.clear()
         self._count_held()
-        # The class above tells the newest request only.
+        self._end_requests()
+        super().connection_lost(exc)
+
+    def _end_requests(self) -> None:
+        """End the requests, whose answers go nowhere. The class above ends the newest one only."""
+        self._ended = True
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         for cycle in (self._answered_cycle, *waiting):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
-        super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection for the answers that are due: a client may close its half of it.
 
-        A stream ends with it: that is how most clients leave one. TLS has no halves.
+        A stream ends with it: that is how most clients leave one. TLS has no halves: the transport
+        sends what it holds, during which it does not count as closing, and takes nothing more.
         """
         running = self._answered_cycle
-        if running is not None and not running.response_complete:
-            scope: Any = running.scope
-            if STREAM in scope:
-                return False
-        self._eof = not self._tls and self._answering
+        scope: Any = {} if running is None or running.response_complete else running.scope
+        self._eof = not self._tls and self._answering and STREAM not in scope
+        if not self._eof:
+            self._end_requests()
         return self._eof
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether what is written now goes nowhere."""
+        return self._ended or self.transport.is_closing()
 
     def _leave_if_done(self) -> None:
         if self._eof and not self._answering and not self.transport.is_closing():
@@ -639,7 +648,7 @@ class BoundedHttp(HttpToolsProtocol):
                 await self._room_for(len(piece))
                 if self.flow.write_paused:
                     await self.flow.drain()
-                if self.transport.is_closing():
+                if self._leaves:
                     break
                 self.transport.write(piece)
                 self._owed_bytes -= len(piece)
@@ -651,7 +660,7 @@ class BoundedHttp(HttpToolsProtocol):
     async def _room_for(self, size: int) -> None:
         """Wait for a turn of the loop in which so many bytes may be written."""
         budget, units = self._state.app.budget, units_of(size)
-        if not self.transport.is_closing():
+        if not self._leaves:
             await budget.room(min(units, WORK_MAX - 1))
             budget.spend(units)
 

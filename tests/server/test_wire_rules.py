@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from raftkv.config import HttpLimits
 from raftkv.server.admission import Admission
-from raftkv.server.bounded import BoundedHttp
+from raftkv.server.bounded import PIECE_BYTES, BoundedHttp
 from raftkv.server.streams import SEND_TIMEOUT_S
 from tests.server.conftest import Served, b64
 from tests.server.test_door import connection_of
@@ -258,6 +259,68 @@ def test_a_stream_ends_with_its_clients_half(served: Served) -> None:
         wire.line()
         wire.shut_writing()
         assert wire.closed()
+
+
+class Flushing:
+    """A TLS transport behind its client's last word: it closes once it has sent what it holds."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+@pytest.mark.parametrize("extra", ["accept: */*", "accept-charset: x"], ids=["short", "long"])
+def test_nothing_is_written_to_a_tls_client_that_has_ended(
+    served: Served, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transport closes behind what was written before, and warns of each piece after it."""
+    gate = asyncio.Event()
+    request = post("/v3/kv/range", b'{"key":"YQ=="}', extra)
+
+    async def wait() -> None:
+        gate.clear()
+
+    async def barrier(consistency: str = "linearizable", *, timeout_s: float | None = None) -> None:
+        await gate.wait()
+
+    async def end(connection: BoundedHttp) -> int:
+        flushing: Any = Flushing(connection.transport)
+        connection.transport = flushing
+        if connection.cycle is not None:
+            connection.cycle.transport = flushing
+        connection._tls = True
+        assert not connection.eof_received()
+        gate.set()
+        while served.app.requests or connection._hot:
+            await asyncio.sleep(0)
+        flushing.abort()
+        return flushing.written
+
+    async def put() -> None:
+        await served.node.kv.put(b"a", b"v" * (8 * PIECE_BYTES))
+        gate.set()
+
+    served.run(put())
+    monkeypatch.setattr(served.node.host, "barrier", barrier)
+    with Wire(served.door.port) as wire:
+        wire.send(request)  # the next time its head is known
+        assert wire.response()[0] == 200
+        served.run(wait())
+        wire.send(request)
+        connection = connection_of(served, lambda found: served.app.requests == 1)
+        assert connection._hot == (extra == "accept: */*")
+        # The short way writes the head before it looks.
+        assert served.run(end(connection)) < 200
+    until(served, lambda: not served.app.outgoing.bytes)
 
 
 # Paths --------------------------------------------------------------------------------------------
