@@ -91,6 +91,7 @@ class Door:
         self._tls = tls
         self._state = DoorState(app)
         self._returning = Returning()
+        self._trimming: asyncio.Future[None] | None = None
         if tls is not None:
             app.admission.certified = tls.names
             tls.on_names = self._renamed
@@ -212,7 +213,8 @@ class Door:
             for connection in list(self._state.connections):
                 connection.check(now)
             if self._returning.is_due(self._app.incoming.bytes + self._app.outgoing.bytes, now):
-                await loop.run_in_executor(None, trim)
+                # Not awaited: the loop's threads may all be busy.
+                self._trimming = loop.run_in_executor(None, trim)
 
     async def reload_certificates(self) -> None:
         """Read the files of `tls` now. Raises CertificateError; then the former ones stay."""
