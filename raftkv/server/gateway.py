@@ -129,7 +129,8 @@ class Gateway:
         del body
         operation = DeleteRangeOp(request.key, request.range_end, request.prev_kv)
         done = await (writer or self._node).kv.delete_range(operation)
-        return deleted_answer(self._header(done.revision), done.deleted, done.prev)
+        with Given(self._outgoing, self._budget) as given:
+            return await _deleted_answer(self._header(done.revision), done, given)
 
     async def txn(self, body: bytes, writer: Writer | None = None) -> bytes:
         """`POST /v3/kv/txn`."""
@@ -324,22 +325,40 @@ async def _operation_answer(result: OperationResult, given: Given) -> bytes:
         answer = put_answer(_inner_head(result.revision), result.prev)
         return b'{"response_put":%b}' % answer
     if isinstance(result, DeleteRangeResult):
-        answer = deleted_answer(_inner_head(result.revision), result.deleted, result.prev)
+        answer = await _deleted_answer(_inner_head(result.revision), result, given)
         return b'{"response_delete_range":%b}' % answer
     if isinstance(result, RangeResult):
         head = _inner_head(result.revision)
         if _is_large(result.kvs):
-            # `result_bytes_max` bounds it, so `given` counts it alone.
-            room = Outgoing(2 * ANSWER_BYTES_MAX)
-            rows = LargeAnswer(room, given.budget, _RANGE_HEAD % head, kv_json, _row_bytes)
-            await rows.add(result.kvs, given)
-            answer = rows.end(_tail(result.more, result.count))
+            tail = _tail(result.more, result.count)
+            answer = await _given_rows(_RANGE_HEAD % head, result.kvs, tail, given)
         else:
+            await given.room(len(result.kvs))
             answer = range_answer(head, result.kvs, result.more, result.count)
+            given.count(len(answer))
         return b'{"response_range":%b}' % answer
     parts = [await _operation_answer(inner, given) for inner in result.results]
     # etcd leaves the header of an inner transaction empty.
     return b'{"response_txn":%b}' % txn_answer(b"{}", result.succeeded, parts)
+
+
+async def _deleted_answer(head: bytes, done: DeleteRangeResult, given: Given) -> bytes:
+    if _is_large(done.prev):
+        begin = b'{"header":%b,"deleted":"%d","prev_kvs":[' % (head, done.deleted)
+        return await _given_rows(begin, done.prev, b"]}", given)
+    await given.room(len(done.prev))
+    answer = deleted_answer(head, done.deleted, done.prev)
+    if done.prev:
+        given.count(len(answer))
+    return answer
+
+
+async def _given_rows(head: bytes, rows: Sequence[KeyValue], tail: bytes, given: Given) -> bytes:
+    """Of a write. `result_bytes_max` bounds it, so `given` counts it alone."""
+    room = Outgoing(2 * ANSWER_BYTES_MAX)
+    answer = LargeAnswer(room, given.budget, head, kv_json, _row_bytes)
+    await answer.add(rows, given)
+    return answer.end(tail)
 
 
 def _inner_head(revision: int) -> bytes:

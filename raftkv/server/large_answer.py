@@ -35,6 +35,7 @@ class Given:
         self._outgoing = outgoing
         self.budget = budget
         self._bytes = 0
+        self._rows = 0
 
     def __enter__(self) -> Given:
         return self
@@ -42,6 +43,16 @@ class Given:
     def __exit__(self, *_: object) -> None:
         if self._bytes:
             self._outgoing.moved(-self._bytes)
+
+    async def room(self, rows: int) -> None:
+        """Return in a turn of the loop that has room to write `rows` more, a slice at most."""
+        if not rows:
+            return
+        self._rows += rows
+        if self._rows > SLICE_ITEMS:
+            self._rows = rows
+            await self.budget.rows(rows)
+        self.budget.spend(rows)
 
     def count(self, size: int) -> None:
         self._bytes += size

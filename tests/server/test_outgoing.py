@@ -8,13 +8,13 @@ import logging
 import socket
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from raftkv.config import HttpLimits
-from raftkv.kv import KeyValue, RangeResult
+from raftkv.kv import DeleteRangeResult, KeyValue, OperationResult, RangeResult, TxnResult
 from raftkv.kv.work_budget import WORK_MAX, WorkBudget
 from raftkv.server import bounded
 from raftkv.server.answers import Busy
@@ -392,3 +392,42 @@ def test_the_answer_of_a_write_counts_and_is_never_refused() -> None:
     counted, left = asyncio.run(written())
     assert len(counted) > 3, "it grows slice by slice"
     assert left == 1_000
+
+
+async def written_in_turns(results: Sequence[OperationResult]) -> int:
+    """How many turns of the loop the answers of a transaction's operations take."""
+    outgoing, turns = Outgoing(100), 0
+
+    async def write() -> None:
+        with Given(outgoing, WorkBudget()) as given:
+            for result in results:
+                assert b"header" in await _operation_answer(result, given)
+
+    task = asyncio.create_task(write())
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    await task
+    assert outgoing.bytes == 0
+    return turns
+
+
+def rows_of(count: int) -> tuple[KeyValue, ...]:
+    return tuple(KeyValue(b"%06d" % number, b"", 1, 1, 1, 0) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [RangeResult(7, rows_of(900), 900, False)] * 20,
+        [DeleteRangeResult(7, 900, rows_of(900))] * 20,
+        [DeleteRangeResult(7, 18_000, rows_of(18_000))],
+        [TxnResult(7, True, (RangeResult(7, rows_of(900), 900, False),) * 10)] * 2,
+    ],
+    ids=["ranges", "deletions", "one deletion", "nested"],
+)
+def test_many_rows_of_a_transaction_are_written_in_several_turns(
+    results: Sequence[OperationResult],
+) -> None:
+    # A piece begins as long as there is room for one unit.
+    assert asyncio.run(written_in_turns(results)) >= 18_000 // (WORK_MAX + 900)
