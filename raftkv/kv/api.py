@@ -224,6 +224,11 @@ class KVApi:
         check_range(operation)
         self._check(operation.key)
         await self._host.barrier(consistency, timeout_s=timeout_s)
+        if operation.range_end and not operation.count_only:
+            rows = self.rows(operation)
+            if rows <= SLICE_KEYS:  # else it is read in pages, each of which waits
+                await self.budget.rows(rows)
+                self.budget.spend(rows)
         keys = self._host.view().table("keys")
         if is_large(keys, operation):
             return await self._read_large(operation)

@@ -93,14 +93,9 @@ class Gateway:
         )
         if operation.range_end and _may_be_paged(operation):
             return await self._paged(operation, consistency)
-        if operation.range_end:
-            await self._node.barrier(consistency)
-            await self._budget.rows(self._node.kv.rows(operation))
-            if not operation.count_only and _looks_at_all(operation):
-                return await self._sorted(operation)
-            consistency = "local"
+        if operation.range_end and not operation.count_only and _looks_at_all(operation):
+            return await self._sorted(operation, consistency)
         found = await self._node.kv.read(operation, consistency=consistency)
-        self._budget.spend(len(found.kvs))
         if _is_large(found.kvs):
             return await self._in_parts(found)
         return range_answer(self._header(found.revision), found.kvs, found.more, found.count)
@@ -177,18 +172,21 @@ class Gateway:
                 await rows.add(page.kvs)
             return rows.end(_tail(page.more, count))
 
-    async def _sorted(self, operation: RangeOp) -> bytes:
+    async def _sorted(
+        self, operation: RangeOp, consistency: Literal["local", "linearizable"]
+    ) -> bytes:
         """All rows are held from their reading on: they count as under way until they are written.
 
-        The barrier is behind it.
+        Many of them wait for the first turn before.
         """
+        await self._node.barrier(consistency)
+        if self._node.kv.rows(operation) > PAGE_KEYS:
+            await self._budget.room()
         count = self._node.kv.rows(operation)
         held = count * (BARE_ROW_BYTES if operation.keys_only else ROW_BYTES)
         self._outgoing.require_room(held)
         self._outgoing.moved(held)
         try:
-            if count <= PAGE_KEYS:  # else it is read in pages, which count by themselves
-                self._budget.spend(count)
             found = await self._node.kv.read(operation, consistency="local")
             if not _is_large(found.kvs):
                 head = self._header(found.revision)

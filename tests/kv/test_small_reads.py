@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -57,6 +58,28 @@ def test_a_small_read_waits_behind_no_large_ones(work: Work) -> None:
         return await turns_beside_large(kv.budget, work(kv))
 
     assert asyncio.run(play()) < 15
+
+
+@pytest.mark.parametrize("fields", [{}, {"sort_by": "mod", "limit": 1}, {"revision": 11}])
+def test_ranges_of_many_callers_share_the_turns(fields: dict[str, Any]) -> None:
+    """Those too that are not large enough to be read in pages."""
+
+    async def play() -> int:
+        kv, now, done = await filled(900), 0, list[int]()
+
+        async def read() -> None:
+            await kv.range(prefix=b"k", **fields)
+            done.append(now)
+
+        tasks = [asyncio.create_task(read()) for _ in range(50)]
+        while len(done) < len(tasks):
+            now += 1
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        return max(Counter(done).values())
+
+    # A piece begins as long as there is room for one unit.
+    assert asyncio.run(play()) <= 3
 
 
 def test_a_range_that_waits_for_its_turn_begins_then() -> None:
