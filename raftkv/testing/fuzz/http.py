@@ -89,6 +89,7 @@ class _Deaf:
     """Keyspace, leases and watches: takes every word and has no leader."""
 
     revision = lowest_revision = 1
+    budget = WorkBudget()
 
     def __init__(self) -> None:
         self.budget = WorkBudget()
@@ -102,7 +103,7 @@ class _Deaf:
     def _none(self, *arguments: Any, **named: Any) -> Any:
         raise NoLeader("there is no cluster behind this door")
 
-    open = walk = _none
+    open = walk = rows = _none
 
     @property
     def hub(self) -> _Deaf:
