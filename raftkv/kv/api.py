@@ -304,7 +304,8 @@ class KVApi:
         """
         check_revisions(revision=revision)
         await self._host.barrier(consistency, timeout_s=timeout_s)
-        return await hash_in_slices(self._walk(RangeOp(b"\0", FROM_KEY, revision=revision)))
+        walk = self._walk(RangeOp(b"\0", FROM_KEY, revision=revision))
+        return await hash_in_slices(walk, self.budget)
 
     @checked
     async def delete(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -23,10 +24,13 @@ import msgspec
 from .commands import KeyValue
 from .large import SLICE_KEYS
 from .walk import Walk
+from .work_budget import WorkBudget
 
 __all__ = ["KeyspaceHash", "hash_in_slices"]
 
 _DIGEST_BYTES: Final = 32
+# Of keys and values, hashed in one turn of the loop: about two milliseconds.
+SLICE_BYTES: Final = 1024 * 1024
 _HEAD: Final = struct.Struct(">IIqqqq").pack
 
 
@@ -43,19 +47,31 @@ class KeyspaceHash(msgspec.Struct, frozen=True):
         return int.from_bytes(self.digest[:4])
 
 
-async def hash_in_slices(walk: Walk) -> KeyspaceHash:
+async def hash_in_slices(walk: Walk, budget: WorkBudget) -> KeyspaceHash:
     """Hash what a walk over all keys finds. It must not have begun; it needs no barrier."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     page = await walk.page(SLICE_KEYS, consistency="local")
     revision, keys = page.revision, page.count
-    digest.update(_written(page.kvs))
+    await _hash(digest, page.kvs, budget)
     while not walk.done():
         page = await walk.page(SLICE_KEYS)
-        digest.update(_written(page.kvs))
+        await _hash(digest, page.kvs, budget)
     return KeyspaceHash(revision, keys, digest.digest())
 
 
-def _written(kvs: tuple[KeyValue, ...]) -> bytes:
+async def _hash(digest: hashlib.blake2b, kvs: Sequence[KeyValue], budget: WorkBudget) -> None:
+    """The keys of a page; large ones in several turns of the loop."""
+    begin = size = 0
+    for end, kv in enumerate(kvs, 1):
+        size += len(kv.key) + len(kv.value)
+        if size >= SLICE_BYTES:
+            digest.update(_written(kvs[begin:end]))
+            begin, size = end, 0
+            await budget.turn()
+    digest.update(_written(kvs[begin:]))
+
+
+def _written(kvs: Sequence[KeyValue]) -> bytes:
     return b"".join(
         [
             _HEAD(

@@ -72,6 +72,24 @@ def test_it_depends_on_the_revision_and_not_on_what_came_later(
         run(kv.hash(99))
 
 
+def test_large_values_are_hashed_a_few_in_each_turn(
+    kv: KVApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(fill(kv))
+    whole = run(kv.hash())
+    monkeypatch.setattr("raftkv.kv.hashing.SLICE_BYTES", 4 * len(b"k00v"))
+
+    async def turns() -> int:
+        hashing, count = asyncio.create_task(kv.hash()), 0
+        while not hashing.done():
+            count += 1
+            await asyncio.sleep(0)
+        assert hashing.result() == whole
+        return count
+
+    assert run(turns()) >= 24 // 4
+
+
 @pytest.mark.parametrize("change", ["value", "key", "lease", "version", "create", "gone"])
 def test_any_difference_shows(kv: KVApi, change: str) -> None:
     theirs = other()
