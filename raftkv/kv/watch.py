@@ -149,6 +149,11 @@ class Watch:
         """How the watch has ended; None while it has not, or if its user has closed it."""
         return None if self._end is None else self._cancelled(self._end)
 
+    @property
+    def buffered(self) -> int:
+        """Events that wait to be taken."""
+        return self._buffered_events
+
     def request_progress(self) -> None:
         """Ask for a mark once everything that this node has applied by now was given."""
         self._hub.request_mark(self)

@@ -16,7 +16,8 @@ Rules of this file
    the revision to go on from in `cancel_reason`.
 5. A client that sends requests and reads no answers is not read any further.
 6. A line with events is taken only when there is room for it beside the answers of all connections
-   (outgoing.py). One with the beginning or end of a watch is small, and does not wait.
+   (outgoing.py), and in a turn of the loop that has room for the work (work_budget.py): thousands
+   may watch one key. One with the beginning or end of a watch is small, and does not wait.
 7. Watches live as long as their streams, and their keys with them: all of them together are bounded
    by `http.watch_bytes_max`. A watch that does not fit is refused as one too many on a stream is.
 
@@ -36,11 +37,13 @@ from typing import Final
 from raftkv.config import HttpLimits
 from raftkv.errors import Stopped, WatchCancelled
 from raftkv.kv import FROM_KEY, Watch, WatchBatch
+from raftkv.kv.watch import BATCH_EVENTS_MAX
 
 from . import messages
 from .answers import BadRequest
 from .encoding import Headers, events_json
 from .ports import DoorNode
+from .work_units import REQUEST_UNITS
 
 __all__ = ["PROGRESS_S", "WATCHES_MAX", "WATCH_BYTES", "WatchBytes", "WatchStream"]
 
@@ -105,6 +108,7 @@ class WatchStream:
     ) -> None:
         self._node = node
         self._header = headers.json
+        self._budget = node.kv.budget
         self._watches_max = watches_max
         self._room_for_events = room
         self._held = (
@@ -142,6 +146,7 @@ class WatchStream:
                 self._wake.clear()
                 while self._lines or self._ready:
                     if not self._lines:
+                        await self._budget.room(self._units())
                         await self._room_for_events()
                     if (line := self._take()) is not None:
                         yield line
@@ -290,6 +295,12 @@ class WatchStream:
         watch_id = b',"watch_id":"%d"' % number if number else b""
         return b'{"header":%b%b%b}' % (self._header(revision), watch_id, fields)
 
+    def _units(self) -> int:
+        """What the next line with events takes, about. It waits behind no large reads."""
+        watch = self._watches.get(next(iter(self._ready)))
+        events = 0 if watch is None else min(watch.buffered, BATCH_EVENTS_MAX)
+        return REQUEST_UNITS + events
+
     def _take(self) -> bytes | None:
         """The next line, if there is one now."""
         while True:
@@ -314,6 +325,7 @@ class WatchStream:
             return None
         # The others have their turn before it is asked again.
         self._ready[number] = None
+        self._budget.spend(REQUEST_UNITS + len(batch.events))
         if batch.events:
             return self._line(batch.revision, number, b',"events":%b' % events_json(batch.events))
         return self._marked(number, batch)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from raftkv.config import HttpLimits
-from raftkv.kv import watch_hub
+from raftkv.kv import PutOp, watch_hub
+from raftkv.kv.work_budget import WORK_MAX
 from raftkv.server import streams, watch_words
+from raftkv.server.encoding import Headers
+from raftkv.server.watch_words import WatchStream
+from raftkv.server.work_units import REQUEST_UNITS
 from tests.server.conftest import Served, b64
+from tests.server.solo import SoloNode
 from tests.server.wire import Wire, post
 
 K, L = b64(b"k"), b64(b"l")
@@ -390,3 +396,42 @@ def test_a_mark_does_not_speak_for_a_watch_that_came_after_it_was_asked_for(
         seen += len(result.get("events", ()))
     assert seen == count
     assert int(result["header"]["revision"]) == count + 1
+
+
+@pytest.mark.parametrize("watches", [1, 20])
+def test_lines_of_many_streams_are_written_a_few_in_each_turn(watches: int) -> None:
+    """A change that many watch leaves room for others; each gets it all the same."""
+
+    async def play() -> Counter[int]:
+        node, now, given = SoloNode(), 0, Counter[int]()
+        node.start_watches()
+
+        async def requests() -> AsyncIterator[bytes]:
+            for _ in range(watches):
+                yield json.dumps(create()).encode()
+            await asyncio.Event().wait()
+
+        async def listen() -> None:
+            left = watches
+            made: Any = node
+            async for line in WatchStream(made, Headers(made)).answers(requests()):
+                events = line.count(b'"kv"')
+                given[now] += events
+                left -= bool(events)
+                if not left:
+                    return
+
+        tasks = [asyncio.create_task(listen()) for _ in range(1000 // watches)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await node.kv.txn(success=[PutOp(b"k", b"v")] + [PutOp(b"x%d" % n, b"") for n in range(9)])
+        while not all(task.done() for task in tasks):
+            now += 1
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        return given
+
+    given = asyncio.run(play())
+    assert sum(given.values()) == 1000
+    # Each is a line of eleven units.
+    assert max(given.values()) * (REQUEST_UNITS + 1) < 2 * WORK_MAX
