@@ -60,7 +60,7 @@ from .leases import LeaseApi
 from .ranges import count_range, read_range, reads_all
 from .read_only import WAIT_S, LargeReads, ReadOnlyTxn, has_history
 from .transactions import flatten, too_many, unflatten
-from .walk import Pasts, Walk
+from .walk import Pasts, Walk, require_kept_state
 from .watch import Watch
 from .watch_hub import WatchHub
 from .work_budget import WorkBudget
@@ -225,10 +225,11 @@ class KVApi:
         self._check(operation.key)
         await self._host.barrier(consistency, timeout_s=timeout_s)
         if operation.range_end and not operation.count_only:
-            rows = self.rows(operation)
+            rows, discards = self.rows(operation), self._host.view().discards
             if rows <= SLICE_KEYS:  # else it is read in pages, each of which waits
                 await self.budget.rows(rows)
                 self.budget.spend(rows)
+                require_kept_state(self._host.view(), discards)
         keys = self._host.view().table("keys")
         if is_large(keys, operation):
             return await self._read_large(operation)
@@ -374,11 +375,12 @@ class KVApi:
 
     async def _read_txn(self, command: Txn, timeout_s: float | None) -> TxnOutcome:
         read = ReadOnlyTxn(self._host, command, self.budget, FEW_ROWS)
-        rows = read.rows()
+        rows, discards = read.rows(), self._host.view().discards
         if rows <= FEW_ROWS:
             return await read.outcome()
         if rows <= SLICE_KEYS:
             await self.budget.room(rows)
+            require_kept_state(self._host.view(), discards)
             return await ReadOnlyTxn(self._host, command, self.budget, rows).outcome()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (WAIT_S if timeout_s is None else timeout_s)
@@ -386,6 +388,7 @@ class KVApi:
             if loop.time() > deadline:
                 # Its caller has given up; read all the same, it would make the next ones late.
                 raise ReadTimeout("too many transactions that read many keys were before this one")
+            require_kept_state(self._host.view(), discards)
             # As of now, not of when it came.
             return await ReadOnlyTxn(self._host, command, self.budget).outcome()
 

@@ -33,6 +33,7 @@ from .commands import Grant, GrantResult, LeaseNotFound, LeaseRow, Revoke, Revok
 from .keeping import Keeping, LeaseStatus
 from .leasing import keys_of
 from .lessor import CALL_IDS_MAX, LEFT, RENEW, Left, Renewed
+from .walk import require_kept_state
 from .work_budget import WorkBudget
 
 __all__ = ["LeaseApi"]
@@ -153,13 +154,19 @@ class LeaseApi:
         if left.granted_s and keys:
             await self._host.barrier(timeout_s=timeout_s)
             row = self._row(id)
-            await self._budget.rows(0 if row is None else row.keys)
+            await self._wait(0 if row is None else row.keys)
         row = self._row(id)
         if not left.granted_s or (keys and row is None):
             return LeaseStatus(id, 0, -1)
         attached = keys_of(self._host.view(), id) if keys else ()
         self._budget.spend(len(attached))
         return LeaseStatus(id, left.granted_s, left.left_ms // 1000, attached)
+
+    async def _wait(self, units: int) -> None:
+        """For a turn of the loop with room to read, behind a barrier. May raise ReadTimeout."""
+        discards = self._host.view().discards
+        await self._budget.rows(units)
+        require_kept_state(self._host.view(), discards)
 
     def _row(self, id: int) -> LeaseRow | None:
         row: LeaseRow | None = self._host.view().table("leases").get(id)
@@ -169,7 +176,7 @@ class LeaseApi:
         """The ids of all leases, in order; the read is linearizable."""
         await self._host.barrier(timeout_s=timeout_s)
         units = len(self._host.view().table("leases")) // IDS_PER_UNIT
-        await self._budget.rows(units)
+        await self._wait(units)
         found = tuple(self._host.view().table("leases").keys())
         self._budget.spend(units)
         return found

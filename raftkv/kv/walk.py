@@ -27,7 +27,7 @@ from .history import Past, Tables, key_at, lowest_revision, require_readable, re
 from .ranges import count_range
 from .work_budget import FEW_ROWS, WorkBudget
 
-__all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up"]
+__all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up", "require_kept_state"]
 
 # Changes looked at in one turn of the loop, for a read of the past. (One row more, perhaps, which
 # has those of a whole revision.)
@@ -80,6 +80,7 @@ class Walk:
         """
         if self._past is None:
             await self._host.barrier(consistency, timeout_s=timeout_s)
+            self._discards = self._host.view().discards
         limit = min(keys_max, self._left) if self._left else keys_max
         rows = min(limit, self._rows_left()) + self._changes_left()
         await self._budget.rows(rows)
@@ -100,10 +101,10 @@ class Walk:
 
     def _begin(self) -> Past:
         operation, view = self._operation, self._host.view()
+        require_kept_state(view, self._discards)
         revision = operation.revision if operation.revision > 0 else revision_of(view)
         require_readable(view, revision)
         self._past = Past(operation.key, operation.range_end, revision)
-        self._discards = view.discards
         return self._past
 
     def _rows_left(self) -> int:
@@ -178,6 +179,15 @@ class Pasts:
             self._kept = [*self._kept, past][-PASTS_MAX:]
 
 
+def require_kept_state(view: View, discards: int) -> None:
+    """Raise ReadTimeout if the state was discarded since a barrier, of when `discards` is.
+
+    What is there now may be older than what the barrier has waited for.
+    """
+    if view.discards != discards:
+        raise ReadTimeout("this node's state was discarded while it was read: ask again")
+
+
 async def caught_up(
     host: Host, past: Past, require: Require, discards: int, budget: WorkBudget, events_max: int
 ) -> View:
@@ -189,8 +199,7 @@ async def caught_up(
     """
     while True:
         view = host.view()
-        if view.discards != discards:
-            raise ReadTimeout("this node's state was discarded while it was read: ask again")
+        require_kept_state(view, discards)
         require(view)
         if past.is_behind(view):
             budget.spend(past.catch_up(view, events_max))

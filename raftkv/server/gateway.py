@@ -182,12 +182,14 @@ class Gateway:
         await self._node.barrier(consistency)
         if self._node.kv.rows(operation) > PAGE_KEYS:
             await self._budget.room()
+        else:
+            consistency = "local"  # the state is still that of the barrier
         count = self._node.kv.rows(operation)
         held = count * (BARE_ROW_BYTES if operation.keys_only else ROW_BYTES)
         self._outgoing.require_room(held)
         self._outgoing.moved(held)
         try:
-            found = await self._node.kv.read(operation, consistency="local")
+            found = await self._node.kv.read(operation, consistency=consistency)
             if not _is_large(found.kvs):
                 head = self._header(found.revision)
                 return range_answer(head, found.kvs, found.more, found.count)

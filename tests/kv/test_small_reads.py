@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from raftkv.kv import Compare, Grant, KVApi, PutOp, RangeOp
+from raftkv.errors import ReadTimeout
+from raftkv.kv import KV, Compare, Grant, KVApi, PutOp, RangeOp
+from raftkv.kv.read_only import READS_AT_ONCE
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 from tests.kv.small_work import turns_beside_large
@@ -17,8 +19,8 @@ from tests.kv.small_work import turns_beside_large
 Work = Callable[[KVApi], Coroutine[Any, Any, object]]
 
 
-async def filled(keys: int) -> KVApi:
-    kv = KVApi(cast(Host, FakeHost()))
+async def filled(keys: int, host: FakeHost | None = None) -> KVApi:
+    kv = KVApi(cast(Host, FakeHost() if host is None else host))
     for begin in range(0, keys, 100):
         names = range(begin, min(begin + 100, keys))
         await kv.txn(success=[PutOp(b"k%05d" % number, b"v") for number in names])
@@ -114,5 +116,38 @@ def test_the_list_of_leases_is_of_one_moment() -> None:
         found = set(await reading)
         later = {each - 100_000 for each in found if each > 100_000}
         assert later == {each for each in found if each <= 100}
+
+    asyncio.run(play())
+
+
+WAITING: dict[str, Work] = {
+    "range": lambda kv: kv.range(prefix=b"k"),
+    "page": lambda kv: kv.walk(RangeOp(b"k", b"l")).page(1000),
+    "large range": lambda kv: kv.range(prefix=b"k", sort_by="mod"),
+    "transaction": lambda kv: kv.txn(success=[RangeOp(b"k", b"l")]),
+    "leases": lambda kv: kv.leases.list(),
+}
+
+
+@pytest.mark.parametrize("keys", [300, 1500])
+@pytest.mark.parametrize("work", WAITING.values(), ids=WAITING.keys())
+def test_a_state_that_is_discarded_while_a_read_waits_is_not_read(work: Work, keys: int) -> None:
+    """The barrier was for another one: a replicant copies a new state at a newer epoch."""
+
+    async def play() -> None:
+        host = FakeHost()
+        kv = await filled(keys, host)
+        # All that a transaction of many rows waits for.
+        places = [asyncio.create_task(kv._large_reads.__aenter__()) for _ in range(READS_AT_ONCE)]
+        await asyncio.gather(*places)
+        task = asyncio.create_task(work(kv))
+        await kv.budget.turn()
+        await asyncio.sleep(0)
+        assert not task.done()
+        host.machine.reset()
+        host.up(nonce=2, version=KV.version)
+        await kv._large_reads.__aexit__(None, None, None)
+        with pytest.raises(ReadTimeout, match="discarded"):
+            await task
 
     asyncio.run(play())
