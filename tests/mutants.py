@@ -469,7 +469,11 @@ mutant(
     wrapped(
         Composition,
         "take",
-        lambda take: lambda self, size, count, flight, marks: take(self, size, count, flight, ()),
+        lambda take: (
+            lambda self, size, count, flight, marks, reach: take(
+                self, size, count, flight, (), reach
+            )
+        ),
     ),
     test_composition.test_an_entry_and_the_entries_on_their_way_hold_a_bounded_share,
 )

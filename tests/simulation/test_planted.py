@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,24 @@ def test_a_renamed_function_is_an_error_not_a_check_that_never_runs() -> None:
         around(Wal, "no_such_method", lambda original: original)
     with pytest.raises(AttributeError, match="renamed"), replaced(Wal, "no_such_method", None):
         pytest.fail("entered")
+
+
+class Moves:
+    """Its function got a parameter after a bug had been written for it."""
+
+    def mark(self, sub: str, before: int = 0) -> int:
+        return before
+
+
+@pytest.mark.parametrize("replacement", [lambda self, sub: 0, lambda self, sub, before, more: 0])
+def test_other_parameters_are_an_error_not_a_bug_that_is_found(replacement: Any) -> None:
+    with pytest.raises(TypeError, match=r"Moves\.mark takes other parameters"):
+        with replaced(Moves, "mark", replacement):
+            pytest.fail("entered")
+    for fits in (lambda *given: 1, lambda me, name, before=7: 1):
+        with replaced(Moves, "mark", fits):
+            assert Moves().mark("s") == 1
+    assert Moves().mark("s", 2) == 2
 
 
 def test_the_table_has_a_row_for_every_bug_and_no_other() -> None:

@@ -23,7 +23,7 @@ from raftkv_lcr import linear_flow, mixed, modes, order, reaper, registry, servi
 from raftkv_lcr.commands import Ahead, Channel, Registered, Restart
 from raftkv_lcr.handover import Handover
 from raftkv_lcr.owner import ChannelGone
-from raftkv_lcr.wire import Handed, Reply, pack
+from raftkv_lcr.wire import Handed, Reply, pack, unpack
 
 __all__ = ["BUGS", "SEEDS_MAX", "planted"]
 
@@ -236,17 +236,25 @@ def _freeze_for_ever(thaw: Callable[..., None]) -> Callable[..., None]:
 
 @_wrapping(
     "first-page-only",
-    "of a session that takes several pages only the first is fetched, the rest is zeros",
+    "the content of a session that takes several pages is not fetched, and taken for empty",
     takeover.Takeovers,
     "_content",
 )
 def _first_page_only(
     content: Callable[..., Awaitable[bytes | None]],
 ) -> Callable[..., Awaitable[bytes | None]]:
-    async def broken(takeovers: Any, channel: Channel, reply: Reply, until: float) -> bytes | None:
-        if len(reply.page) < reply.size:
-            return pack(())
-        return await content(takeovers, channel, reply, until)
+    async def broken(
+        takeovers: Any, channel: Channel, reply: Reply, until: float, *, refusable: bool = False
+    ) -> bytes | None:
+        whole = await content(takeovers, channel, reply, until, refusable=refusable)
+        if whole is None or len(reply.page) >= reply.size:
+            return whole
+        nothing = pack(())
+        if refusable:
+            # The answer to a begin: the session, and nothing around it.
+            return nothing
+        handed = unpack(whole, Handed)
+        return pack(Handed(None if handed.content is None else nothing, handed.pendings))
 
     return broken
 

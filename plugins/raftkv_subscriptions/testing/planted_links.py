@@ -124,7 +124,7 @@ def _update_goes_on(update: Callable[..., Any]) -> Callable[..., Any]:
 
 @wrapping("marks-are-not-told", "a mark that moves is told to nobody", snapshots, "mark_moved")
 def _marks_are_not_told(mark_moved: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda ctx, topic_name, topic, sub_name, sub: sub
+    return lambda ctx, topic_name, topic, sub_name, sub, before=0: sub
 
 
 @wrapping(
