@@ -65,21 +65,14 @@ def _first_answer_suffices(answered: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-@applying("any-answer-counts", "numbers of answers are not looked at", SnapshotAnswered)
+@applying(
+    "any-answer-counts", "snapshot and round of an answer are not looked at", SnapshotAnswered
+)
 def _any_answer_counts(answered: Callable[..., Any]) -> Callable[..., Any]:
     def broken(command: Any, ctx: Any) -> Any:
         _, pending = _pending(ctx, command)
         if pending is not None:
-            # The first round's answer, said again, stands for the second.
-            for name, position in pending.first:
-                if (
-                    pending.round == 2
-                    and name not in dict(pending.second)
-                    and name != command.region
-                ):
-                    pending = replace(pending, second=(*pending.second, (name, position)))
-                    ctx.table("pending").put(ctx.table("topics").get(command.topic).id, pending)
-                    break
+            command = replace(command, id=pending.id, round=pending.round)
         return answered(command, ctx)
 
     return broken

@@ -14,8 +14,10 @@ after it. The rules, and the name under which each is found broken:
 - *beginnings are right*: a base is that of the position where the subscription begins, or, made by
   another region's word, one that it has had there;
 - *marks are true*: nothing at or below a mark is wanted, and no mark goes back but by a seek;
-- *snapshots are consistent*: whatever is in the other region up to its position is here up to ours;
-  an update names the position of a completed snapshot, and all up to it is acknowledged there;
+- *snapshots are consistent*: a snapshot is made of what each region answered to it, in each round;
+  one that arrives again is not counted; whatever is in the other region up to its position is here
+  up to ours; an update names the position of a completed snapshot, and all up to it is
+  acknowledged there;
 - *one pair of hands*: what a shared subscription hands out is in no live consumer's hands, and is
   wanted; an exclusive one has one live consumer;
 - *limits change when asked*: what is declared of a topic stays, but for what a command names that
@@ -31,7 +33,6 @@ from __future__ import annotations
 from raftkv_subscriptions.commands import (
     Detach,
     Release,
-    SnapshotAnswered,
     Sweep,
     Take,
     Unsubscribe,
@@ -41,7 +42,8 @@ from .storm_hands import consumed
 from .storm_ledger import Ledger, Step
 from .storm_messages import appended, claimed, full, limited, topic_book, trimmed
 from .storm_rules import Found
-from .storm_sets import completed, subscriptions
+from .storm_sets import subscriptions
+from .storm_snapshots import snapshots
 
 __all__ = ["check_step"]
 
@@ -70,8 +72,7 @@ def check_step(step: Step, ledger: Ledger) -> list[Found]:
             found += trimmed(step, ledger, book, row)
     if isinstance(command, Unsubscribe):
         ledger.living.pop((step.region, command.topic, command.sub), None)
-    if isinstance(command, SnapshotAnswered) and step.result.complete:
-        found += completed(step, ledger)
+    found += snapshots(step, ledger)
     found += consumed(step, ledger)
     return _told(step, found)
 

@@ -135,6 +135,11 @@ class Ledger:
         self.detached: set[tuple[str, int]] = set()
         #: (region, topic, id) -> position here, positions there.
         self.snapshots: dict[tuple[str, str, int], tuple[int, dict[str, int]]] = {}
+        #: (region, source, topic, id, round) -> what it answered to that request of the source: the
+        #: end of the topic, by the topic's id and the number of the marker.
+        self.answers: dict[tuple[str, str, str, int, int], dict[tuple[int, int], int]] = {}
+        #: (region, topic, id, round) -> what other regions answered, as counted by the region.
+        self.counted: dict[tuple[str, str, int, int], dict[str, int]] = {}
         #: (topic, sub) that were sought, deleted, or switched off somewhere: no full convergence.
         self.sought: set[tuple[str, str]] = set()
         #: (source, target, topic) -> the last own message of the source that a link has sent.

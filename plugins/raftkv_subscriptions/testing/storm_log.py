@@ -17,12 +17,13 @@ from raftkv.plugin import Context, Host, Service, Setting
 from raftkv.testing.storm_worlds import Answers, tried
 from raftkv_subscriptions import Subscriptions
 from raftkv_subscriptions.api import SubscriptionsApi
-from raftkv_subscriptions.commands import Sweep
+from raftkv_subscriptions.commands import SnapshotAnswered, Sweep
 from raftkv_subscriptions.links.transport import TransportFactory
 from raftkv_subscriptions.service import SubscriptionsService
 
 from .storm_check import check_step
 from .storm_ledger import Ledger, Step
+from .storm_rules import SNAPSHOTS
 
 __all__ = ["Log", "StormSubscriptions"]
 
@@ -93,6 +94,8 @@ class Log:
         else:
             self._answers.first(place, said)
             self._judge(command, ctx, result, refusal)
+            if isinstance(command, SnapshotAnswered) and refusal is None:
+                self._repeat(apply, command, ctx)
         if refusal is not None:
             raise refusal
         return result
@@ -113,3 +116,11 @@ class Log:
         for check, text in check_step(step, self._ledger):
             self._violated(check, [text])
         self._judged(step)
+
+    def _repeat(self, apply: Apply, command: SnapshotAnswered, ctx: Context) -> None:
+        """A proposal of a link without a verdict is repeated, so the same answer may be in the log
+        twice. The second one is not counted and writes nothing, so the state stays as it is."""
+        result, refusal = tried(apply, command, ctx)
+        if refusal is not None or result.counted:
+            text = f"{self.region} index {ctx.index}, {command} arrives again: {refusal or result}"
+            self._violated(SNAPSHOTS, [text])

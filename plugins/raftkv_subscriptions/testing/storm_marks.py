@@ -63,6 +63,7 @@ EXPECTED = (
     "acknowledged before it came",
     "snapshot complete",
     "snapshot of two rounds",
+    "snapshot answer not counted",
     "snapshot timed out",
     "sought back",
     "sought forth",
@@ -107,6 +108,8 @@ def marks_of(step: Step, ledger: Ledger) -> Iterator[str]:
             yield "snapshot complete"
             if command.round == 2:
                 yield "snapshot of two rounds"
+        case SnapshotAnswered() if not result.counted:
+            yield "snapshot answer not counted"
         case SnapshotAbandon() if result.counted:
             yield "snapshot timed out"
         case Seek():

@@ -27,7 +27,7 @@ from raftkv_subscriptions.rows import Advance
 from .storm_ledger import Ledger, Number, Step, SubBook, TopicBook
 from .storm_rules import BEGIN, KEPT, MARKS, ONLY, SNAPSHOTS, Found, expanded, own_of
 
-__all__ = ["completed", "lacking", "subscriptions"]
+__all__ = ["lacking", "subscriptions"]
 
 
 def lacking(source: SubBook, target: SubBook, ranges_max: int) -> set[Number]:
@@ -253,35 +253,6 @@ def _asked(positions: Iterable[int], asked: set[int]) -> Iterator[Found]:
 
 
 # --- snapshots ------------------------------------------------------------------------------------
-
-
-def completed(step: Step, ledger: Ledger) -> Iterator[Found]:
-    """One is complete: whatever is there up to its positions is here up to ours."""
-    command = step.command
-    here = ledger.book(step.region, command.topic)
-    assert here is not None
-    rows = step.tables.table("snapshots").scan(
-        (here.id, 0), (here.id + 1, 0), reverse=True, limit=1
-    )
-    for (_, position), snapshot in rows:
-        if snapshot.id != command.id:
-            yield SNAPSHOTS, f"{command.id} is complete, and not kept"
-            continue
-        positions = dict(snapshot.positions)
-        ledger.snapshots[step.region, command.topic, snapshot.id] = (position, positions)
-        for region, upto in positions.items():
-            there = ledger.book(region, command.topic)
-            if there is None:
-                continue
-            for at in range(there.begin, min(upto, there.next - 1) + 1):
-                number = there.at[at]
-                mine = here.positions.get(number)
-                if mine is None and number in here.holes:
-                    continue
-                if mine is None or mine > position:
-                    text = f"{region} has {number} up to {upto}, here it is at {mine}, "
-                    yield SNAPSHOTS, f"{text}after {position}"
-                    break
 
 
 def _updated(

@@ -51,6 +51,7 @@ def test_every_seed_draws_a_plan_of_its_own() -> None:
 FROM = {
     "retention-forgets-marks": 4,
     "position-at-the-start": 1,
+    "any-answer-counts": 1,
     "backlog-is-all-that-is-kept": 4,
 }
 QUICK = {
@@ -61,6 +62,7 @@ QUICK = {
     "mark-too-far": "subscriptions: marks are true",
     "earliest-is-latest": "subscriptions: beginnings are right",
     "position-at-the-start": "subscriptions: snapshots are consistent",
+    "any-answer-counts": "subscriptions: snapshots are consistent",
     "deliveries-forgotten": "subscriptions: one pair of hands",
     "backlog-is-all-that-is-kept": "subscriptions: full is what is waited for",
 }

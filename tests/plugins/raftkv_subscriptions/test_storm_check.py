@@ -30,6 +30,7 @@ from raftkv_subscriptions.commands import (
     Released,
     ReleaseDelivered,
     Seek,
+    SnapshotAnswer,
     SnapshotAnswered,
     Sought,
     Subscribe,
@@ -41,10 +42,12 @@ from raftkv_subscriptions.commands import (
     Update,
 )
 from raftkv_subscriptions.rows import (
+    Answer,
     Backlog,
     Copy,
     Floor,
     Hole,
+    Marker,
     Message,
     Meta,
     Region,
@@ -95,6 +98,7 @@ class FakeRegion:
         self.tables: dict[str, FakeTable] = {}
         self.table("meta")["state"] = Meta(region=name)
         self.members = {"n1": NODE}
+        self.others: dict[str, FakeRegion] = {}
 
     def table(self, name: str) -> FakeTable:
         return self.tables.setdefault(name, FakeTable())
@@ -455,38 +459,170 @@ def test_what_is_not_replicated_takes_nothing() -> None:
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-def completed(a: FakeRegion, local: int, there: int) -> list[str]:
-    a.table("snapshots")[1, local] = Snapshot(7, (("b", there),), 0)
-    command = SnapshotAnswered("t", "b", 7, 1, there, ())
+def regions(*names: str) -> FakeRegion:
+    """The first of these, which knows the others; each has published one message, "b" two."""
+    ledger = Ledger()
+    made = [FakeRegion(name, ledger) for name in names]
+    for region in made:
+        assert region.declared() == []
+        for other in names:
+            if other != region.name:
+                region.table("regions")[other] = Region()
+        assert region.published(1) == []
+    assert made[1].published(2) == []
+    made[0].others = {region.name: region for region in made[1:]}
+    return made[0]
+
+
+def answers(
+    a: FakeRegion, name: str, *, round: int = 1, position: int | None = None, again: bool = False
+) -> list[str]:
+    """A request of the snapshot 7 arrives there, and is answered with its end, or with `position`.
+    `again`: in the marker that is there."""
+    there = a.others[name]
+    upto = there.next - 1 if position is None else position
+    number = len(there.table("markers")) + (not again)
+    marker = Marker(there.next - 1, Answer(7, a.name, round, name, upto, ()))
+    there.table("markers")[1, number] = marker
+    there.table("marked")[1, f"answer/{a.name}"] = number
+    return there.did(SnapshotAnswer("t", a.name, 7, round), None)
+
+
+def counts(a: FakeRegion, name: str, position: int, *, round: int = 1) -> list[str]:
+    command = SnapshotAnswered("t", name, 7, round, position, ())
+    return a.did(command, Answered(True))
+
+
+def completed(
+    a: FakeRegion, local: int, there: dict[str, int], last: str = "b", *, round: int = 1
+) -> list[str]:
+    """The answer of `last` is the last one."""
+    a.table("snapshots")[1, local] = Snapshot(7, tuple(there.items()), 0)
+    command = SnapshotAnswered("t", last, 7, round, there.get(last, 0), ())
     return a.did(command, Answered(True, True))
 
 
+def answered() -> FakeRegion:
+    """Of two regions, one that has what "b" answered."""
+    a = regions("a", "b")
+    assert answers(a, "b") == []
+    for seq in (1, 2):
+        assert a.delivered("b", seq) == []
+    return a
+
+
+def answered_by_two() -> FakeRegion:
+    """Of three regions, one that has what "b" and "c" answered first."""
+    a = regions("a", "b", "c")
+    for name, last in (("b", 2), ("c", 1)):
+        assert answers(a, name) == []
+        for seq in range(1, last + 1):
+            assert a.delivered(name, seq) == []
+        assert counts(a, name, last) == []
+    return a
+
+
 def test_a_snapshot_behind_everything_is_consistent() -> None:
-    a, _ = one_sub()
-    assert a.delivered("b", 1, b"b1") == []
-    assert completed(a, 4, 3) == []
+    assert completed(answered(), 3, {"b": 2}) == []
 
 
 def test_a_snapshot_that_is_used_too_early_is_found() -> None:
-    a, _ = one_sub()
-    assert completed(a, 3, 3) == [SNAPSHOTS]
+    a = regions("a", "b")
+    assert answers(a, "b") == []
+    assert completed(a, 1, {"b": 2}) == [SNAPSHOTS]
+
+
+def test_a_snapshot_that_is_complete_and_not_kept_is_found() -> None:
+    a = answered()
+    command = SnapshotAnswered("t", "b", 7, 1, 2, ())
+    assert a.did(command, Answered(True, True)) == [SNAPSHOTS]
 
 
 def test_a_position_of_ours_that_is_too_early_is_found() -> None:
-    a, _ = one_sub()
-    assert a.delivered("b", 1, b"b1") == []
-    assert completed(a, 3, 3) == [SNAPSHOTS]
+    assert completed(answered(), 2, {"b": 2}) == [SNAPSHOTS]
+    a = answered()
+    # Nothing of "b", but a message of ours.
+    assert a.published(2) == []
+    assert completed(a, 3, {"b": 2}) == [SNAPSHOTS]
+
+
+def test_an_answer_that_is_not_the_end_is_found() -> None:
+    assert answers(regions("a", "b"), "b", position=1) == [SNAPSHOTS]
+
+
+def test_an_answer_that_was_never_given_is_found() -> None:
+    a = regions("a", "b")
+    assert counts(a, "b", 2) == [SNAPSHOTS]
+    assert answers(a, "b") == []
+    assert counts(a, "b", 1) == [SNAPSHOTS]
+    assert counts(a, "b", 2) == []
+
+
+def test_a_request_that_comes_again_has_the_same_answer() -> None:
+    a = answered()
+    assert a.others["b"].published(3) == []
+    assert answers(a, "b", position=2, again=True) == []
+    assert answers(a, "b", again=True) == [SNAPSHOTS]
+    assert completed(a, 3, {"b": 2}) == []
+
+
+def test_an_answer_that_was_removed_may_be_given_with_a_later_end() -> None:
+    a = answered()
+    assert a.others["b"].published(3) == []
+    assert answers(a, "b") == []
+    assert a.delivered("b", 3) == []
+    assert completed(a, 4, {"b": 3}) == []
+
+
+def test_a_snapshot_of_two_rounds_is_right() -> None:
+    a = answered_by_two()
+    for name in ("b", "c"):
+        assert answers(a, name, round=2) == []
+    assert counts(a, "c", 1, round=2) == []
+    assert completed(a, 4, {"b": 2, "c": 1}, round=2) == []
+
+
+def test_a_snapshot_without_the_second_answer_of_one_is_found() -> None:
+    """Though nothing is missing here: the first answers were right by luck."""
+    a = answered_by_two()
+    assert answers(a, "b", round=2) == []
+    assert completed(a, 4, {"b": 2, "c": 1}, round=2) == [SNAPSHOTS]
+
+
+def test_a_first_answer_that_stands_for_the_second_is_found() -> None:
+    a = answered_by_two()
+    assert answers(a, "b", round=2) == []
+    assert counts(a, "b", 2, round=2) == []
+    assert completed(a, 4, {"b": 2, "c": 1}, "c", round=1) == [SNAPSHOTS]
+
+
+def test_positions_of_the_second_round_are_found() -> None:
+    a = answered_by_two()
+    assert a.others["c"].published(2) == []
+    for name in ("b", "c"):
+        assert answers(a, name, round=2) == []
+    assert a.delivered("c", 2) == []
+    assert counts(a, "c", 2, round=2) == []
+    assert completed(a, 5, {"b": 2, "c": 2}, round=2) == [SNAPSHOTS]
+
+
+def test_a_snapshot_without_an_active_region_is_found() -> None:
+    a = answered()
+    a.table("regions")["c"] = Region()
+    assert completed(a, 3, {"b": 2}) == [SNAPSHOTS]
 
 
 def test_an_update_that_passes_the_exact_position_is_found() -> None:
-    a, b = one_sub()
-    assert completed(a, 3, 2) == []
+    a = answered()
+    assert a.subscribed() == []
+    assert completed(a, 3, {"b": 2}) == []
     a.floor("a", 1)
     a.sub(mark=1)
     assert a.acked(1) == []
-    b.floor("a", 2)
-    b.sub(replicate=True, mark=2)
-    found = b.did(Update("t", "a", "s", "exclusive", 7, 2, ()), Merged(True, 2, 2))
+    b = a.others["b"]
+    b.floor("b", 1)
+    b.sub(replicate=True, mark=1)
+    found = b.did(Update("t", "a", "s", "exclusive", 7, 2, ()), Merged(True, 1, 1))
     assert SNAPSHOTS in found
     assert ONLY in found
 
