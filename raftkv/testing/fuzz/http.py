@@ -89,7 +89,6 @@ class _Deaf:
     """Keyspace, leases and watches: takes every word and has no leader."""
 
     revision = lowest_revision = 1
-    budget = WorkBudget()
 
     def __init__(self) -> None:
         self.budget = WorkBudget()
