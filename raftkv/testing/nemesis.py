@@ -217,13 +217,23 @@ class Nemesis:
 
     def take_down(self, name: str, duration_s: float) -> bool:
         """Kill this one and start it again after so long, unless it or too many are away."""
+        return self._take(name, duration_s) and self._kill(name, duration_s, power_cut=False)
+
+    def keep_away(self, name: str, duration_s: float) -> bool:
+        """Cut this one off for so long, unless it or too many are away."""
+        if not self._take(name, duration_s):
+            return False
+        self._cut_off(name, duration_s)
+        return True
+
+    def _take(self, name: str, duration_s: float) -> bool:
         self._forget_returned()
         host = self._world.host(name)
         ready = host.is_up and not host.is_paused and name not in self._away
         if not ready or name in self.flipped or not self._can_spare([*self._away, name]):
             return False
         self._away[name] = self._world.loop.now + duration_s
-        return self._kill(name, duration_s, power_cut=False)
+        return True
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -297,11 +307,13 @@ class Nemesis:
 
     def _isolate(self, duration_s: float) -> bool:
         name = self._victim(duration_s)
-        if name is None:
-            return False
+        if name is not None:
+            self._cut_off(name, duration_s)
+        return name is not None
+
+    def _cut_off(self, name: str, duration_s: float) -> None:
         self._world.network.isolate(name)
         self._later(duration_s, self._world.network.heal, name)
-        return True
 
     def _expel(self, duration_s: float) -> bool:
         """Its connections break at once and no new ones come: a router that restarts."""

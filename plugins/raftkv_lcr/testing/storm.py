@@ -33,7 +33,7 @@ from raftkv.testing.scenario import Result
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
 from raftkv.testing.world import NotReached
 from raftkv_lcr.api import LcrApi
-from raftkv_lcr.commands import Channel, Mode, Registered, SwitchMode
+from raftkv_lcr.commands import Announce, Channel, Mode, Registered, SwitchMode
 from raftkv_lcr.linear_flow import RETRIES_MAX
 from raftkv_lcr.modes import mode_of, not_adopted, old_nodes
 from raftkv_lcr.owner import Message
@@ -47,6 +47,7 @@ from .storm_check import (
     Ending,
     Story,
     anomalies,
+    check_announcement,
     check_deletion,
     check_ending,
     check_handovers,
@@ -240,6 +241,10 @@ class Storm:
                 self.marks["row taken out under disabled"] += lives
             else:
                 self.violated("rows of live channels stay", check_deletion(deleted, story, lives))
+        if isinstance(decision.command, Announce) and decision.origin is not None:
+            seat = self.seat(decision.origin[0])
+            found = check_announcement(decision, self._living(seat), self.log.registry)
+            self.violated("returned nodes enter their channels", found)
         marks, result = self.marks, decision.result
         mark = _LOG_MARKS.get(getattr(result, "outcome", ""))
         if mark is not None:
@@ -259,6 +264,11 @@ class Storm:
                 marks["time before the oldest"] += given < row.version
             self._entered_again(row)
 
+    def _living(self, seat: Seat | None) -> list[Story]:
+        """The channels that live on the node."""
+        rows = [] if seat is None else seat.broker.channels()
+        return [self.stories[row.channel] for row in rows]
+
     def _entered_again(self, row: Channel) -> None:
         """A channel that was open already has a row again, or for the first time."""
         story = self.stories.get(row.channel)
@@ -277,6 +287,7 @@ class Storm:
         cluster, scenario = self.cluster, self.plan.scenario
         with cluster:
             self.world.spawn(self._keep_modes(), "modes")
+            self.world.spawn(self._send_away(), "away")
             self.world.spawn(self._look_around(), "invariants")
             self.clients.start()
             cluster.storm(
@@ -303,6 +314,23 @@ class Storm:
                 switched = await self._switch(mode)
                 await asyncio.sleep(self._rng.uniform(0.1, 0.5))
         self._last_mode_asked = True
+
+    async def _send_away(self) -> None:
+        """At its time a node is cut off until it is declared dead, with a client that stays."""
+        rng = random.Random(f"{self.plan.seed}/lcr away")
+        await self.first_mode()
+        for number, (at, for_s) in enumerate(self.plan.away):
+            await asyncio.sleep(max(0.0, at - self.world.loop.now))
+            away = False
+            while self.clients.running and not away:
+                away = await self._cut_off(f"stays{number}", for_s, rng)
+                await asyncio.sleep(rng.uniform(0.1, 0.5))
+
+    async def _cut_off(self, client: str, for_s: float, rng: random.Random) -> bool:
+        seat, nemesis = self.any_seat(rng), self.cluster.nemesis
+        if seat is None or nemesis is None or not await self.clients.stay(client, seat):
+            return False
+        return self.clients.running and nemesis.keep_away(seat.host.name, for_s)
 
     async def _switch(self, mode: Mode) -> bool:
         seat = self.any_seat(self._rng)

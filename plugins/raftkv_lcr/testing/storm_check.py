@@ -59,6 +59,7 @@ __all__ = [
     "Registry",
     "Story",
     "anomalies",
+    "check_announcement",
     "check_answer",
     "check_decision",
     "check_deletion",
@@ -252,6 +253,10 @@ class Registry:
     def __init__(self) -> None:
         self.granted: dict[Channel, Granted] = {}
         self.deleted: dict[Channel, int] = {}
+        # (client, channel) of those whose place another one took.
+        self.displaced: set[tuple[str, str]] = set()
+        # Those with (node, incarnation) that were to be entered, and whose place was taken.
+        self.not_entered: set[tuple[str, str, str, int]] = set()
 
     def note(self, decision: Decision) -> Channel | None:
         """Keep a decision. Returns the owner's row that it deleted by its name, if it did."""
@@ -260,6 +265,11 @@ class Registry:
             self.granted[result.channel] = Granted(
                 decision.index, result.took_over, result.session_present
             )
+            if result.took_over is not None:
+                self.displaced.add((result.took_over.client_id, result.took_over.channel))
+        if isinstance(command, Adopt) and isinstance(result, OutdatedLate):
+            row = command.channel
+            self.not_entered.add((row.client_id, row.channel, row.node, row.incarnation))
         if isinstance(command, Unregister):
             row = command.channel
             if _owner(decision.before[row.client_id]) == row:
@@ -374,6 +384,29 @@ def check_deletion(row: Channel, story: Story | None, lives: bool) -> list[str]:
     if story is None or not lives or story.outcome != "ok" or story.ended:
         return []
     return _of(story, [f"lives, and its row {row} was deleted"])
+
+
+def check_announcement(
+    decision: Decision, living: Iterable[Story], registry: Registry
+) -> list[str]:
+    """A node that announces itself has entered what lives on it from its former incarnations.
+
+    Except where another connection has taken the client. `living` are the channels of that node.
+    """
+    if decision.origin is None or decision.refusal or decision.mode == "disabled":
+        return []
+    if decision.command.epoch != decision.epoch:
+        return []
+    node, incarnation = decision.origin
+    found = []
+    for story in living:
+        key = (story.client, story.channel)
+        if story.outcome != "ok" or story.ended or story.row is None:
+            continue
+        left_out = story.row.incarnation < incarnation and key not in registry.displaced
+        if left_out and (*key, node, incarnation) not in registry.not_entered:
+            found += _of(story, [f"is not registered by incarnation {incarnation}"])
+    return found
 
 
 def check_handovers(stories: Mapping[str, Story]) -> list[str]:

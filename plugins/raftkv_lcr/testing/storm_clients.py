@@ -57,6 +57,8 @@ class Clients:
         self._marks = storm.marks
         self._rng = random.Random(f"{storm.plan.seed}/lcr clients")
         self.names = [f"client{number}" for number in range(storm.plan.clients)]
+        # Of those that stay connected where they are.
+        self.staying: list[str] = []
         self.running = False
         # What was begun and has not ended.
         self.under_way = 0
@@ -139,6 +141,24 @@ class Clients:
         except EXCUSED as error:
             story.outcome = story.outcome or type(error).__name__
             self._marks["connect failed"] += 1
+
+    async def stay(self, client: str, seat: Seat) -> bool:
+        """Connect a client that then leaves it at that, with a message. Whether it is there."""
+        if client not in self.staying:
+            self.staying.append(client)
+        self.leave(client)
+        story = self._story(client, seat, clean=False)
+        self.under_way += 1
+        try:
+            await self._world.call(seat.host.name, self._opened(story, seat, None, None))
+        except EXCUSED as error:
+            story.outcome = story.outcome or type(error).__name__
+        finally:
+            self.under_way -= 1
+        if story.outcome != "ok" or self._storm.seat(seat.host.name) is not seat:
+            return False
+        self._messages += 1
+        return self._storm.accept(seat, client, f"m{self._messages}")
 
     def _story(self, client: str, seat: Seat, clean: bool) -> Story:
         self.connects += 1
@@ -302,7 +322,7 @@ class Clients:
 
     async def connect_all_once_more(self) -> None:
         """After healing: each client through another node than its owner's, and all goes well."""
-        for client in self.names:
+        for client in (*self.names, *self.staying):
             if self._plan.keeps_older:
                 self.leave(client)
             former = self.living(client)

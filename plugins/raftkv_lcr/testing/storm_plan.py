@@ -32,6 +32,13 @@ BACK_SHARE = 0.5
 KEEPING_SHARE = 0.2
 # In so many runs a connect time may be little before its entry.
 AGE_SHARE = 0.4
+# In so many a node is cut off until it is declared dead, twice, while a client stays connected to
+# it. Otherwise clients have left such a node long before.
+RETURNING_SHARE = 0.4
+# `node_down_ms` in those runs, and how long the node is cut off: its death is declared within
+# `bound_s` (raftkv/testing/death_drill.py).
+RETURNING_DOWN_MS = 2_000
+RETURNING_AWAY_S = (5.0, 7.0)
 
 # What some of many seeds must hit. ("retries exhausted" takes hundreds: with claims, the newest
 # connection needs two attempts, and it has to meet another owner each of four times.)
@@ -98,13 +105,16 @@ class Plan:
     # Replicated settings that differ from the defaults, and local options.
     settings: dict[str, Any]
     options: type[LcrOptions]
+    # Seconds after the start, and for how many of them a node is then cut off.
+    away: tuple[tuple[float, float], ...] = ()
 
     def __str__(self) -> str:
         modes = " ".join(f"{mode}@{at:.0f}" for at, mode in self.modes) or "disabled"
         settings = " ".join(f"{key}={value}" for key, value in self.settings.items())
+        away = "".join(f", a node away for {for_s:.1f} s @{at:.0f}" for at, for_s in self.away)
         return (
             f"{self.scenario}; {self.clients} clients every {self.pause_s:g} s, "
-            f"modes {modes}, settings {settings or 'default'}"
+            f"modes {modes}, settings {settings or 'default'}{away}"
         )
 
     @property
@@ -141,6 +151,10 @@ def draw(seed: int, seconds: float) -> Plan:
     """The plan of a seed whose storm lasts so long."""
     rng = random.Random(f"{seed}/lcr plan")
     scenario = replace(draw_scenario(seed), rate_per_s=LOAD_PER_S, disaster=False)
+    away = _away(seed, seconds, scenario)
+    if away:
+        raft = msgspec.structs.replace(scenario.raft, node_down_ms=RETURNING_DOWN_MS)
+        scenario = replace(scenario, raft=raft)
     return Plan(
         seed=seed,
         scenario=scenario,
@@ -152,7 +166,18 @@ def draw(seed: int, seconds: float) -> Plan:
         modes=_all_the_way_back(seed, _modes(rng, seconds)),
         settings=_settings(rng) | _older(seed) | _age(seed),
         options=_options(rng),
+        away=away,
     )
+
+
+def _away(seed: int, seconds: float, scenario: Scenario) -> tuple[tuple[float, float], ...]:
+    """In some runs nodes return after they were declared dead, which takes three cores."""
+    # Chance of its own, so that all other runs stay what they were.
+    rng = random.Random(f"{seed}/lcr returns")
+    if scenario.cores < 3 or rng.random() >= RETURNING_SHARE:
+        return ()
+    starts = (rng.uniform(0.05, 0.2) * seconds, rng.uniform(0.5, 0.6) * seconds)
+    return tuple((at, rng.uniform(*RETURNING_AWAY_S)) for at in starts)
 
 
 def _modes(rng: random.Random, seconds: float) -> tuple[tuple[float, Mode], ...]:

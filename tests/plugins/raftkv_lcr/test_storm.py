@@ -62,6 +62,10 @@ def test_every_seed_draws_a_plan_of_its_own() -> None:
     assert any(plan.settings.get("policy") == "refuse" for plan in drawn)
     assert any(plan.settings.get("history_ms") for plan in drawn)
     assert not any(plan.scenario.disaster for plan in drawn)
+    returning = [plan for plan in drawn if plan.away]
+    assert 20 < len(returning) < 100
+    assert {plan.scenario.raft.node_down_ms for plan in returning} == {2_000}
+    assert min(plan.scenario.cores for plan in returning) == 3
     assert str(draw(7, SECONDS)) == str(draw(7, SECONDS))
     assert len({str(plan) for plan in drawn}) > 100
     for plan in drawn:
@@ -81,6 +85,11 @@ QUICK = {
 @pytest.mark.parametrize("bug", QUICK)
 def test_a_planted_bug_is_found_within_a_few_short_storms(bug: str) -> None:
     storm_checks.sees(run_storm, bug, QUICK[bug], (5, 7, 6, 0), SECONDS)
+
+
+def test_a_node_that_goes_on_as_before_it_was_declared_dead_is_found() -> None:
+    check = "lcr: returned nodes enter their channels"
+    storm_checks.sees(run_storm, "returned-as-before", check, (0,), 20.0)
 
 
 def test_there_are_at_least_eight_bugs_and_each_can_be_planted() -> None:

@@ -11,6 +11,8 @@ from raftkv_lcr.commands import (
     Adopt,
     Ahead,
     AheadAt,
+    Announce,
+    Announced,
     Channel,
     Claim,
     Cleaned,
@@ -31,6 +33,7 @@ from raftkv_lcr.testing.storm_check import (
     Registry,
     Story,
     anomalies,
+    check_announcement,
     check_answer,
     check_decision,
     check_deletion,
@@ -349,6 +352,31 @@ def test_rows_of_live_channels_must_stay() -> None:
     assert check_deletion(NEW, None, lives=True) == []
     live.outcome = ""
     assert check_deletion(NEW, live, lives=True) == []
+
+
+def test_a_returned_node_that_announces_itself_too_early_is_found() -> None:
+    back = {"origin": ("n1", 2), "lives": {"n1": 2, "n2": 1}}
+    announced = Announced("enabled", EPOCH, INDEX)
+
+    def found(channel: Story, registry: Registry, epoch: int = EPOCH, **more: Any) -> list[str]:
+        decision = decide(Announce(2, epoch, 2), announced, None, None, **{**back, **more})
+        return check_announcement(decision, [channel], registry)
+
+    stayed = story("old", row=OLD)
+    assert found(stayed, Registry()) == [f"{stayed} is not registered by incarnation 2"]
+    again = row("old", 10, incarnation=2)
+    assert found(story("old", row=again), Registry()) == []
+    # Another connection has the client: since before the node returned, or when it asked.
+    assert found(stayed, log_of(TOOK_OVER)) == []
+    asked = decide(Adopt(again, True), OutdatedLate(NEW, INDEX), entry(NEW), entry(NEW), **back)
+    assert found(stayed, log_of(asked)) == []
+    # What it asked in a former incarnation is no answer for this one.
+    assert found(stayed, log_of(asked), origin=("n1", 3))
+    assert found(story("old", row=OLD, ended="kicked"), Registry()) == []
+    assert found(story("old", row=None, outcome="given up"), Registry()) == []
+    assert found(stayed, Registry(), epoch=EPOCH - 1) == []
+    assert found(stayed, Registry(), mode="disabled") == []
+    assert found(stayed, Registry(), refusal="NotAMember") == []
 
 
 def test_the_deletion_of_a_claim_deletes_no_owner() -> None:
