@@ -47,8 +47,11 @@ def around(
 
 def _require_parameters(before: Callable[..., Any], replacement: Callable[..., Any]) -> None:
     """Raises TypeError if the replacement cannot be called with all parameters of what it replaces,
-    or with only those that have no default."""
+    or with only those that have no default. The wrapper of an observer takes any, so it is
+    not checked."""
     parameters = inspect.signature(before).parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        return
     takes = inspect.signature(replacement)
     for given in (parameters, [each for each in parameters if each.default is each.empty]):
         positional = [each for each in given if each.kind in _POSITIONAL]

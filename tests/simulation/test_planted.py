@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,14 @@ def test_other_parameters_are_an_error_not_a_bug_that_is_found(replacement: Any)
         with replaced(Moves, "mark", fits):
             assert Moves().mark("s") == 1
     assert Moves().mark("s", 2) == 2
+
+
+def test_what_an_observer_has_wrapped_can_be_replaced() -> None:
+    def observed(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: original(*given, **named)
+
+    with around(Moves, "mark", observed), replaced(Moves, "mark", lambda me, name: 1):
+        assert Moves().mark("s") == 1
 
 
 def test_the_table_has_a_row_for_every_bug_and_no_other() -> None:
