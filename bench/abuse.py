@@ -113,8 +113,7 @@ async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], 
     kinds = []
     async with Nodes(side, given.cores, 0) as nodes:
         async with Client(nodes.endpoints) as client:
-            value = {"value": HISTORY_BYTES_MAX}
-            await client.call("PUT", "/v1/kv/settings/history_bytes_max", value)
+            await _bound_history(client)
             await fill(client, KEYS)
         for name in given.only or KINDS:
             step(f"{name} for {given.seconds:g} s")
@@ -124,6 +123,13 @@ async def measure(given: argparse.Namespace, place: Path, step: Callable[[str], 
             await _rest(DevCluster(nodes.directory).endpoint(leader))
     found = conditions(place, fsync=True, arguments=vars(given))
     return Report(kinds=kinds, memory_mib_max=given.memory, conditions=found)
+
+
+async def _bound_history(client: Client) -> None:
+    body = {"value": HISTORY_BYTES_MAX}
+    answer = await client.call("PUT", "/v1/kv/settings/history_bytes_max", body)
+    if not answer.good:
+        raise WorstError(f"the history cannot be bounded: {answer.status} {answer.body}")
 
 
 async def _rest(endpoint: str) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 __all__ = ["SWITCH_S", "tune_threads"]
 
-#: Of two pieces of large work on the event loop, each takes some two milliseconds.
+#: A quarter of what a piece of large work on the event loop takes.
 SWITCH_S: Final = 0.0005
 
 

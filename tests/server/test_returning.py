@@ -24,7 +24,9 @@ def test_it_is_returned_after_a_fall_and_not_again_and_again() -> None:
     assert not returning.is_due(0, 2.0 + 2 * PAUSE_S)
 
 
-def test_a_thread_that_is_late_hinders_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_returned_in_a_thread_whose_delay_hinders_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Slow clients are cut off by the same task, and the program may use up the loop's threads."""
     begun, gate = list[Any](), threading.Event()
 
@@ -43,30 +45,11 @@ def test_a_thread_that_is_late_hinders_no_look(monkeypatch: pytest.MonkeyPatch) 
 
         server.run(moved(FALL_BYTES))
         until(server, lambda _: server.door._returning._most == FALL_BYTES)
+        assert not begun
         server.run(moved(-FALL_BYTES))
         until(server, lambda _: begun)
         server.run(moved(5))
         until(server, lambda _: server.door._returning._most == 5)
     finally:
         gate.set()
-        server.stop()
-
-
-def test_the_http_api_looks_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[Any] = []
-    monkeypatch.setattr(door, "trim", lambda: called.append(1))
-    monkeypatch.setattr(door, "CHECK_S", 0.01)
-    server = Served()
-    server.start()
-    try:
-
-        async def moved(size: int) -> None:
-            server.app.outgoing.moved(size)
-
-        server.run(moved(FALL_BYTES))
-        until(server, lambda _: server.door._returning._most == FALL_BYTES)
-        assert not called
-        server.run(moved(-FALL_BYTES))
-        until(server, lambda _: called)
-    finally:
         server.stop()
