@@ -55,9 +55,9 @@ from .commands import (
 )
 from .hashing import KeyspaceHash, hash_in_slices
 from .history import lowest_revision, revision_of
-from .large import SLICE_KEYS, is_large, read_in_slices
+from .large import SLICE_KEYS, is_large, read_in_slices, rows_of
 from .leases import LeaseApi
-from .ranges import count_range, read_range, reads_all
+from .ranges import read_range, reads_all
 from .read_only import WAIT_S, LargeReads, ReadOnlyTxn, has_history
 from .transactions import flatten, too_many, unflatten
 from .walk import Pasts, Walk, require_kept_state
@@ -239,11 +239,7 @@ class KVApi:
 
     def rows(self, operation: RangeOp) -> int:
         """How many rows of this node's copy, as it is now, a read looks at."""
-        if operation.count_only:
-            return 0
-        count = count_range(self._host.view().table("keys"), operation.key, operation.range_end)
-        limited = operation.limit > 0 and not reads_all(operation)
-        return min(operation.limit, count) if limited else count
+        return rows_of(self._host.view().table("keys"), operation)
 
     async def _read_large(self, operation: RangeOp) -> RangeResult:
         limit = 0 if reads_all(operation) else operation.limit

@@ -28,7 +28,15 @@ from .ranges import Keys, bare, count_range, passes, reads_all, sort_key
 from .walk import Walk
 from .work_budget import WorkBudget
 
-__all__ = ["RUN_KEYS", "SLICE_KEYS", "SORTED_BYTES_MAX", "Chosen", "is_large", "read_in_slices"]
+__all__ = [
+    "RUN_KEYS",
+    "SLICE_KEYS",
+    "SORTED_BYTES_MAX",
+    "Chosen",
+    "is_large",
+    "read_in_slices",
+    "rows_of",
+]
 
 # A slice takes one to three milliseconds: a twentieth of a heartbeat's period at most.
 SLICE_KEYS: Final = 1000
@@ -41,11 +49,16 @@ SORTED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 def is_large(keys: Keys, operation: RangeOp) -> bool:
     """Whether a read takes longer than a slice."""
-    if not operation.range_end or operation.count_only:
-        return False
-    if 0 < operation.limit <= SLICE_KEYS and not reads_all(operation):
-        return False
-    return count_range(keys, operation.key, operation.range_end) > SLICE_KEYS
+    return bool(operation.range_end) and rows_of(keys, operation) > SLICE_KEYS
+
+
+def rows_of(keys: Keys, operation: RangeOp) -> int:
+    """How many rows a read looks at."""
+    if operation.count_only:
+        return 0
+    count = count_range(keys, operation.key, operation.range_end)
+    limited = operation.limit > 0 and not reads_all(operation)
+    return min(operation.limit, count) if limited else count
 
 
 async def read_in_slices(walk: Walk, operation: RangeOp, budget: WorkBudget) -> RangeResult:
