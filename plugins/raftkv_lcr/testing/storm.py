@@ -52,7 +52,7 @@ from .storm_check import (
     check_ending,
     check_handovers,
 )
-from .storm_clients import CALL_S, EXCUSED, PUBLISH, Clients
+from .storm_clients import CALL_S, EXCUSED, PUBLISH, REACH, Clients
 from .storm_log import Log, StormLCR
 from .storm_plan import Plan, draw
 
@@ -111,6 +111,7 @@ class Seat:
         self.boots = storm.world.host(host.name).boots
         self.attached = False
         host.rpc.register(PUBLISH, self._on_publish)
+        host.rpc.register(REACH, self._on_reach)
         self._call, self._refused = host.rpc.call, Counter[tuple[str, bytes]]()
         host.rpc.call = self._calling  # type: ignore[method-assign]
         host.spawn(self._attach(), "storm broker")
@@ -146,6 +147,9 @@ class Seat:
         manager: Any = self.broker.manager
         gauges = {each.name: each.value for each in manager.metrics()}
         return int(sum(gauges[name] for name in _REMEMBERED))
+
+    async def _on_reach(self, sender: str, payload: bytes) -> bytes:
+        return b""
 
     async def _on_publish(self, sender: str, payload: bytes) -> bytes:
         client, message = msgspec.msgpack.decode(payload, type=tuple[str, str])
@@ -373,6 +377,8 @@ class Storm:
             return
         self._wait(self._agreed, AGREE_S, "the same owners in the registry and in the brokers")
         self.violated("sessions go on whole", check_handovers(self.stories))
+        reaching = self.world.spawn(self.clients.reach_each_other(), "reach")
+        self._wait(reaching.done, CALM_S, "an answer of every node to every other one")
         calm = self.world.spawn(self.clients.connect_all_once_more(), "calm")
         self._wait(calm.done, CALM_S, "the last connect of every client")
         self._wait(self._forgotten, FORGET_S, "an end of all that nodes remember")

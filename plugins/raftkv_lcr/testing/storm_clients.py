@@ -29,10 +29,14 @@ from .storm_check import Story, check_answer, check_older
 if TYPE_CHECKING:
     from .storm import Seat, Storm
 
-__all__ = ["CALL_S", "EXCUSED", "PUBLISH", "Clients"]
+__all__ = ["CALL_S", "EXCUSED", "PUBLISH", "REACH", "Clients"]
 
 PUBLISH = "storm.publish"
+# Answered by every node that has its plugins.
+REACH = "storm.reach"
 CALL_S = 2.0
+REACH_S = 0.5
+REACH_TRIES = 10
 # Versions that connects bring: milliseconds of clocks that are ahead by up to so much, and coarse,
 # so that some are equal.
 SKEW_MS = 40
@@ -319,6 +323,28 @@ class Clients:
             )
 
     # --- in peace ---
+
+    async def reach_each_other(self) -> None:
+        """Every node gets an answer from every other one.
+
+        A link that has swallowed what was sent is closed after the first call that gets no answer,
+        and a hand-over with a short time to answer would be that call.
+        """
+        seats = self._storm.all_seats()
+        for seat in seats:
+            for other in seats:
+                if other is not seat:
+                    await self._reach(seat, other.host.name)
+
+    async def _reach(self, seat: Seat, other: str) -> None:
+        for _ in range(REACH_TRIES):
+            call = seat.host.rpc.call(other, REACH, b"", REACH_S)
+            try:
+                await self._world.call(seat.host.name, call)
+            except EXCUSED:
+                await asyncio.sleep(REACH_S)
+            else:
+                return
 
     async def connect_all_once_more(self) -> None:
         """After healing: each client through another node than its owner's, and all goes well."""

@@ -26,6 +26,12 @@ def test_a_storm_finds_nothing(seed: int) -> None:
     storm_checks.finds_nothing(run_storm, seed, SECONDS, "registered", operations=10)
 
 
+def test_links_that_have_swallowed_calls_are_replaced_before_the_last_connects() -> None:
+    """Seed 0 with 3 s of faults heals such a link, and an `end` may be answered within 0.3 s."""
+    result = run_storm(0, seconds=3)
+    assert not result.check, result.message
+
+
 def test_a_seed_takes_the_same_steps_again() -> None:
     storm_checks.takes_the_same_steps(run_storm, 5, 3)
 
