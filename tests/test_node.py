@@ -524,6 +524,22 @@ async def test_a_replicant_leaves_an_upstream_that_has_lost_the_leader() -> None
 
 
 @in_loop
+async def test_nodes_of_a_local_cluster_know_each_other_from_the_start() -> None:
+    class Early(LocalCluster):
+        """A node that is ready may not have applied yet that another one is."""
+
+        async def wait_ready(self, timeout_s: float = 30.0) -> None:
+            pass
+
+    async with Early(cores=2, replicants=1) as cluster:
+        for node in cluster.nodes:
+            members = node.machine.members
+            assert {name: members[name].incarnation for name in cluster.configs} == {
+                other.name: 1 for other in cluster.nodes
+            }
+
+
+@in_loop
 async def test_nodes_call_each_other() -> None:
     async with LocalCluster(cores=2, replicants=1) as cluster:
         core, other = cluster.cores

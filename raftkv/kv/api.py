@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Final
 
 from msgspec.structs import replace
@@ -55,7 +56,7 @@ from .commands import (
 )
 from .hashing import KeyspaceHash, hash_in_slices
 from .history import lowest_revision, revision_of
-from .large import SLICE_KEYS, is_large, read_in_slices, rows_of
+from .large import SLICE_KEYS, RangePlaces, is_large, read_in_slices, rows_max_of, rows_of
 from .leases import LeaseApi
 from .ranges import read_range, reads_all
 from .read_only import WAIT_S, LargeReads, ReadOnlyTxn, has_history
@@ -93,6 +94,7 @@ class KVApi:
         self.hub: WatchHub | None = None
         self.leases = LeaseApi(host, self.budget)
         self.pasts: Pasts = Pasts(host, self.budget)
+        self._places: RangePlaces = RangePlaces() if whole is None else whole._places
         self._large_reads: LargeReads = LargeReads() if whole is None else whole._large_reads
         #: Transactions of this node's callers that were refused as TxnTooCostly.
         self.too_costly = 0
@@ -230,21 +232,43 @@ class KVApi:
                 await self.budget.rows(rows)
                 self.budget.spend(rows)
                 require_kept_state(self._host.view(), discards)
-        keys = self._host.view().table("keys")
-        if is_large(keys, operation):
+        view = self._host.view()
+        if is_large(view, operation):
             return await self._read_large(operation)
         if operation.revision > 0:
             return await self.pasts.read(operation)
-        return read_range(keys, operation, self.revision)
+        return read_range(view.table("keys"), operation, self.revision)
 
     def rows(self, operation: RangeOp) -> int:
         """How many rows of this node's copy, as it is now, a read looks at."""
-        return rows_of(self._host.view().table("keys"), operation)
+        return rows_of(self._host.view(), operation)
+
+    def rows_max(self, operation: RangeOp) -> int:
+        """How many rows a read may hold at most, by this node's copy as it is now."""
+        return rows_max_of(self._host.view(), operation)
+
+    @asynccontextmanager
+    async def place(
+        self,
+        operation: RangeOp,
+        consistency: Consistency = "local",
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[None]:
+        """A place to read a range in slices, in a state as new as `consistency` demands.
+
+        Raises ReadTimeout if this node discarded its state while it waited for the place.
+        """
+        await self._host.barrier(consistency, timeout_s=timeout_s)
+        discards = self._host.view().discards
+        async with self._places.of(self.rows(operation)):
+            require_kept_state(self._host.view(), discards)
+            yield
 
     async def _read_large(self, operation: RangeOp) -> RangeResult:
         limit = 0 if reads_all(operation) else operation.limit
         walk = RangeOp(operation.key, operation.range_end, limit, revision=operation.revision)
-        found = await read_in_slices(self._walk(walk), operation, self.budget)
+        async with self.place(operation):
+            found = await read_in_slices(self._walk(walk), operation, self.budget)
         # As in etcd the answer tells the newest revision, whichever one was read.
         return replace(found, revision=self.revision) if operation.revision > 0 else found
 
@@ -300,9 +324,10 @@ class KVApi:
         holds by now.
         """
         check_revisions(revision=revision)
-        await self._host.barrier(consistency, timeout_s=timeout_s)
-        walk = self._walk(RangeOp(b"\0", FROM_KEY, revision=revision))
-        return await hash_in_slices(walk, self.budget)
+        operation = RangeOp(b"\0", FROM_KEY, revision=revision)
+        async with self.place(operation, consistency, timeout_s):
+            walk = self._walk(operation)
+            return await hash_in_slices(walk, self.budget)
 
     @checked
     async def delete(

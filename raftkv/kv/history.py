@@ -50,7 +50,10 @@ __all__ = [
     "NEVER_COMPACTED",
     "Past",
     "Tables",
-    "key_at",
+    "bytes_behind",
+    "events_behind",
+    "former",
+    "leads_back",
     "lowest_revision",
     "record",
     "require_in",
@@ -163,20 +166,43 @@ def record(
     return row
 
 
-def key_at(tables: Tables, key: bytes, revision: int) -> KeyValue | None:
-    """What a key was at `revision`, which must be readable. None: not to be told in this way.
+def events_behind(tables: Tables, revision: int, enough: int) -> int:
+    """How many events there are since `revision`; the counting ends once there are `enough`.
 
-    Goes from event to event of that key alone, so it costs little. It needs a key that exists, and
-    has existed since then: who was deleted and created anew has nothing that leads back.
+    0 if what followed it is not kept.
     """
-    kv: KeyValue | None = tables.table("keys").get(key)
-    if kv is None or kv.create_revision > revision:
-        return None
-    history = tables.table("history")
-    while kv is not None and kv.mod_revision > revision:
-        events = events_of(history[kv.mod_revision])
-        kv = next(event.prev for event in events if event.kv.key == key)
-    return kv
+    history, newest, events = tables.table("history"), revision_of(tables), 0
+    number = revision + 1
+    while number <= newest and events < enough and number in history:
+        events += 1 + len(history[number].more)
+        number += 1
+    return events
+
+
+def bytes_behind(tables: Tables, revision: int) -> int:
+    """What the rows since `revision` count against `history_bytes_max`, as long as it is kept."""
+    history, newest = tables.table("history"), revision_of(tables)
+    if revision >= newest or revision + 1 not in history:
+        return 0
+    last = history[newest]
+    size: int = last.bytes_before + row_bytes(last) - history[revision + 1].bytes_before
+    return size
+
+
+def leads_back(kv: KeyValue | None, revision: int) -> bool:
+    """Whether what a key was at `revision` can be told from its own events alone.
+
+    `kv` is what it is now. Who was deleted and created anew has nothing that leads back.
+    """
+    return kv is not None and kv.create_revision <= revision
+
+
+def former(tables: Tables, kv: KeyValue) -> KeyValue:
+    """What a key was before its last change. `leads_back` to a revision before that."""
+    row: Revision = tables.table("history")[kv.mod_revision]
+    prev = next(event.prev for event in events_of(row) if event.kv.key == kv.key)
+    assert prev is not None, "it was not created by that change"
+    return prev
 
 
 class Past:
@@ -191,6 +217,8 @@ class Past:
         self.key = key
         self.range_end = range_end
         self._next = revision + 1
+        # How many events of that row were looked at.
+        self._looked = 0
         self._was: SortedDict = SortedDict()  # key -> KeyValue, or None: there was none
         self._gone: SortedSet = SortedSet()  # were there then, and are not now
         self._new: SortedSet = SortedSet()  # were not there then, and are now
@@ -204,21 +232,31 @@ class Past:
         return max(0, newest + 1 - self._next)
 
     def catch_up(self, tables: Tables, events_max: int) -> int:
-        """Look at further rows of the history, until they hold `events_max`; how many they held.
+        """Look at `events_max` further events of the history, or at all; how many it looked at.
 
-        They must be readable, see `require_kept`. The last row may hold more.
+        Their rows must be readable, see `require_kept`. It may stop within a row: one deletion has
+        an event for each key.
         """
         history = tables.table("history")
         newest = revision_of(tables)
-        events = 0
-        while self._next <= newest and events < events_max:
-            row = history[self._next]
+        left = events_max
+        while self._next <= newest and left > 0:
+            left -= self._look_at(history[self._next], left)
+        return events_max - left
+
+    def _look_at(self, row: Revision, events_max: int) -> int:
+        """Look at further events of the row; how many."""
+        begin, events = self._looked, 1 + len(row.more)
+        end = min(begin + events_max, events)
+        if not begin:
             self._undo(row.kv, row.prev)
-            for event in row.more:
-                self._undo(event.kv, event.prev)
-            self._next += 1
-            events += 1 + len(row.more)
-        return events
+        for event in row.more[max(begin - 1, 0) : end - 1]:
+            self._undo(event.kv, event.prev)
+        if end == events:
+            self._next, self._looked = self._next + 1, 0
+        else:
+            self._looked = end
+        return end - begin
 
     def require_kept(self, tables: Tables) -> None:
         """Raise Compacted unless all that has changed since the last look is still there.
@@ -238,9 +276,11 @@ class Past:
         for event in events:
             self._undo(event.kv, event.prev)
 
-    def settle(self, was: KeyValue) -> None:
-        """What a key was is known otherwise (`key_at`). It exists now."""
+    def settle(self, was: KeyValue, exists: bool) -> None:
+        """What a key was is known otherwise, by its own events; and whether it exists now."""
         self._was[was.key] = was
+        if not exists:
+            self._gone.add(was.key)
 
     def forget_before(self, key: bytes) -> None:
         """Nobody will ask for what lies below `key`."""

@@ -16,15 +16,18 @@ be in the answer is held until the end, so its bytes are bounded: SORTED_BYTES_M
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
 from typing import Final
 
 from raftkv.errors import TooLarge
 
 from .commands import KeyValue, RangeOp, RangeResult
-from .ranges import Keys, bare, count_range, passes, reads_all, sort_key
+from .history import EVENT_BYTES, Tables, bytes_behind, events_behind
+from .ranges import bare, count_range, passes, reads_all, sort_key
 from .walk import Walk
 from .work_budget import WorkBudget
 
@@ -33,13 +36,19 @@ __all__ = [
     "SLICE_KEYS",
     "SORTED_BYTES_MAX",
     "Chosen",
+    "RangePlaces",
     "is_large",
     "read_in_slices",
+    "rows_max_of",
     "rows_of",
 ]
 
 # A slice takes one to three milliseconds: a twentieth of a heartbeat's period at most.
 SLICE_KEYS: Final = 1000
+# Of ranges of more keys a few are read at once, beside a few of those with fewer.
+LONG_KEYS: Final = 20 * SLICE_KEYS
+LONG_AT_ONCE: Final = 4
+SHORT_AT_ONCE: Final = 8
 # Sorted in about four milliseconds.
 RUN_KEYS: Final = 8192
 #: Bytes of keys and values that one read by another order than that of the keys holds: as much as
@@ -47,18 +56,46 @@ RUN_KEYS: Final = 8192
 SORTED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
-def is_large(keys: Keys, operation: RangeOp) -> bool:
+class RangePlaces:
+    """The places for ranges that are read in slices; a read of so many rows takes one.
+
+    One that has begun looks at all that is changed until its end. Without a bound, hundreds of them
+    would look at more with each slice than can be changed in it, and never end. Those of up to
+    LONG_KEYS rows have places of their own, so that they wait behind none that take seconds.
+    """
+
+    def __init__(self) -> None:
+        self._short = asyncio.Semaphore(SHORT_AT_ONCE)
+        self._long = asyncio.Semaphore(LONG_AT_ONCE)
+
+    def of(self, rows: int) -> AbstractAsyncContextManager[None]:
+        if rows <= SLICE_KEYS:
+            return nullcontext()
+        return self._short if rows <= LONG_KEYS else self._long
+
+
+def is_large(tables: Tables, operation: RangeOp) -> bool:
     """Whether a read takes longer than a slice."""
-    return bool(operation.range_end) and rows_of(keys, operation) > SLICE_KEYS
+    return bool(operation.range_end) and rows_of(tables, operation) > SLICE_KEYS
 
 
-def rows_of(keys: Keys, operation: RangeOp) -> int:
-    """How many rows a read looks at."""
+def rows_of(tables: Tables, operation: RangeOp) -> int:
+    """How many rows a read looks at; the counting of those that are gone ends behind SLICE_KEYS."""
     if operation.count_only:
         return 0
-    count = count_range(keys, operation.key, operation.range_end)
+    count = count_range(tables.table("keys"), operation.key, operation.range_end)
+    if operation.revision > 0 and operation.range_end:
+        count += events_behind(tables, operation.revision, SLICE_KEYS + 1)
     limited = operation.limit > 0 and not reads_all(operation)
     return min(operation.limit, count) if limited else count
+
+
+def rows_max_of(tables: Tables, operation: RangeOp) -> int:
+    """How many rows a read may hold at most: each change since may be of a key that is gone."""
+    rows = rows_of(tables, operation)
+    if operation.revision > 0 and rows > SLICE_KEYS:
+        rows += bytes_behind(tables, operation.revision) // EVENT_BYTES
+    return rows
 
 
 async def read_in_slices(walk: Walk, operation: RangeOp, budget: WorkBudget) -> RangeResult:

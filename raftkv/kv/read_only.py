@@ -42,12 +42,20 @@ from .commands import (
     Txn,
     TxnOutcome,
 )
-from .history import FIRST_REVISION, Past, Tables, lowest_revision, require_in, revision_of
+from .history import (
+    FIRST_REVISION,
+    Past,
+    Tables,
+    events_behind,
+    lowest_revision,
+    require_in,
+    revision_of,
+)
 from .large import SLICE_KEYS, Chosen
 from .plain import OPERATORS, TARGETS
 from .ranges import Keys, bare, count_range, reads_all
 from .transactions import branch_of, check_words, part_of
-from .walk import PAST_EVENTS, caught_up
+from .walk import PAST_EVENTS, caught_up, require_kept_state
 from .work_budget import WORK_MAX, WorkBudget
 
 __all__ = [
@@ -125,7 +133,7 @@ class ReadOnlyTxn:
 
     def rows(self) -> int:
         """How many rows may have to be looked at; the counting ends behind SLICE_KEYS."""
-        rows = 0
+        rows, view = 0, self._host.view()
         parts: tuple[Txn | FlatTxn, ...] = (self._txn, *self._txn.nested)
         for part in parts:
             for item in (*part.compare, *part.success, *part.failure):
@@ -133,7 +141,7 @@ class ReadOnlyTxn:
                     continue
                 rows += count_range(self._keys, item.key, item.range_end)
                 if isinstance(item, RangeOp) and item.revision > 0:
-                    rows += max(0, self._revision - item.revision)
+                    rows += events_behind(view, item.revision, SLICE_KEYS + 1 - rows)
                 if rows > SLICE_KEYS:
                     return rows
         return rows
@@ -224,9 +232,10 @@ class ReadOnlyTxn:
 
     async def _reserve_changes(self, after: int) -> None:
         while after < self._revision:
-            upto = min(after + SLICE_KEYS, self._revision)
-            await self._look(upto - after)
+            upto, events = self._upto(after)
+            await self._look(events)
             view = self._host.view()
+            require_kept_state(view, self._discards)
             if after + 1 not in view.table("history"):
                 lowest = lowest_revision(view)
                 raise Compacted(
@@ -236,6 +245,17 @@ class ReadOnlyTxn:
                 )
             reserve_changes(view, after, upto, self._budget)
             after = upto
+
+    def _upto(self, after: int) -> tuple[int, int]:
+        """The next revisions with up to SLICE_KEYS events, or one with more; how many they are."""
+        history = self._host.view().table("history")
+        upto, events = after, 0
+        while upto < self._revision and upto + 1 in history:
+            more = 1 + len(history[upto + 1].more)
+            if events and events + more > SLICE_KEYS:
+                break
+            upto, events = upto + 1, events + more
+        return max(upto, after + 1), events
 
     async def _read(self, operation: RangeOp) -> RangeResult:
         key, range_end = operation.key, operation.range_end

@@ -22,17 +22,26 @@ from typing import Final
 from raftkv.errors import ReadTimeout
 from raftkv.plugin import Consistency, Host, View
 
-from .commands import RangeOp, RangeResult
-from .history import Past, Tables, key_at, lowest_revision, require_readable, revision_of
+from .commands import KeyValue, RangeOp, RangeResult
+from .history import (
+    Past,
+    Tables,
+    former,
+    leads_back,
+    lowest_revision,
+    require_readable,
+    revision_of,
+)
 from .ranges import count_range
 from .work_budget import FEW_ROWS, WorkBudget
 
 __all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up", "require_kept_state"]
 
-# Changes looked at in one turn of the loop, for a read of the past. (One row more, perhaps, which
-# has those of a whole revision.)
+# Changes looked at in one turn of the loop, for a read of the past.
 PAST_EVENTS: Final = 2000
-# The same for a read that has little to look at and so waits behind no large ones.
+# A read that is no further behind has the next turns to itself: some 50 ms.
+NEAR_REVISIONS: Final = 10 * PAST_EVENTS
+# The changes of one turn for a read that has little to look at and so waits behind no large ones.
 FEW_EVENTS: Final = 100
 
 # So many clients at once page at no further cost. One past holds at most what the history holds:
@@ -134,25 +143,54 @@ class Pasts:
     async def read(self, operation: RangeOp) -> RangeResult:
         """Answer a read as of `operation.revision`. Raises Compacted, FutureRevision."""
         host, revision = self._host, operation.revision
-        view = host.view()
-        require_readable(view, revision)
+        # A view shows the state of the moment: what it tells is taken before anything is awaited.
+        discards = host.view().discards
+        require_readable(host.view(), revision)
+        await self._budget.room(FEW_EVENTS)
+        require_kept_state(host.view(), discards)
+        require_readable(host.view(), revision)
         past = self._found(operation)
-        was = None if operation.range_end else key_at(view, operation.key, revision)
+        was = None if operation.range_end else await self._key_at(operation, discards)
         if was is not None:
-            past.settle(was)
+            view = host.view()
+            past.settle(was, operation.key in view.table("keys"))
         else:
-            await self._budget.room(FEW_EVENTS)
             view = await caught_up(
                 host,
                 past,
                 lambda tables: require_readable(tables, revision),
-                view.discards,
+                discards,
                 self._budget,
                 FEW_EVENTS,
             )
         answer = past.read(view.table("keys"), operation, revision_of(view))
         self._keep(past, answer.more)
         return answer
+
+    async def _key_at(self, operation: RangeOp, discards: int) -> KeyValue | None:
+        """What one key was, if it exists and has existed since then; else None.
+
+        Goes from event to event of that key alone, so it costs little. In this turn it looks at
+        FEW_EVENTS changes, for which the caller has found room.
+        """
+        host, revision = self._host, operation.revision
+        view = host.view()
+        found: KeyValue | None = view.table("keys").get(operation.key)
+        if not leads_back(found, revision):
+            return None
+        left = FEW_EVENTS
+        while found is not None and found.mod_revision > revision:
+            events = 1 + len(view.table("history")[found.mod_revision].more)
+            if events > left:
+                await self._budget.room(goes_on=True)
+                view = host.view()
+                require_kept_state(view, discards)
+                require_readable(view, revision)
+                left = max(events, PAST_EVENTS)
+            self._budget.spend(events)
+            left -= events
+            found = former(view, found)
+        return found
 
     def compacted(self) -> None:
         """Let go what nobody may read any more."""
@@ -205,5 +243,7 @@ async def caught_up(
             budget.spend(past.catch_up(view, events_max))
         if not past.is_behind(view):
             return view
-        await budget.room()
+        # If it is near, at once, before others read on: behind all of them it would never catch up
+        # with a keyspace in which more than PAST_EVENTS are changed until it has its next turn.
+        await budget.room(goes_on=past.revisions_behind(revision_of(view)) <= NEAR_REVISIONS)
         events_max = PAST_EVENTS

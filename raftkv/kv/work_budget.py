@@ -30,21 +30,27 @@ class WorkBudget:
 
     def __init__(self) -> None:
         self._left = WORK_MAX
+        # Of these, what those take that were woken for this turn.
+        self._promised = 0
         self._renews = False
         # With the units that each will take: those of less than a turn, and the others.
         self._small: deque[tuple[asyncio.Future[None], int]] = deque()
         self._large: deque[tuple[asyncio.Future[None], int]] = deque()
 
-    async def room(self, units: int = WORK_MAX) -> None:
+    async def room(self, units: int = WORK_MAX, *, goes_on: bool = False) -> None:
         """Return in a turn that has room for work. The caller reports what it did with `spend`.
 
-        Who waits and knows its `units` shares a turn with others, else it has one of its own. It
-        awaits futures only, so it can be awaited on the short way (hot.py).
+        Who waits and knows its `units` shares a turn with others, else it has one of its own. Work
+        that `goes_on` has the next turn, before all that wait. It awaits futures only, so it can be
+        awaited on the short way (hot.py).
         """
         waiting = self._small if units < WORK_MAX else self._large
-        if self._left <= 0 or waiting:
+        if self._left <= self._promised or waiting:
             waiter = asyncio.get_running_loop().create_future()
-            waiting.append((waiter, units))
+            if goes_on:
+                waiting.appendleft((waiter, units))
+            else:
+                waiting.append((waiter, units))
             await waiter
 
     async def rows(self, count: int) -> None:
@@ -70,6 +76,7 @@ class WorkBudget:
         """Called in the turn after one in which something was done."""
         self._renews = False
         self._left = WORK_MAX
+        self._promised = 0
         self._wake(self._small, WORK_MAX // 2 if self._large else WORK_MAX)
         self._wake(self._large, 1)
 
@@ -80,5 +87,6 @@ class WorkBudget:
             if not waiter.done():  # else its request was cancelled
                 # It runs in the next turn, before `_next` is called again.
                 waiter.set_result(None)
+                self._promised += takes
                 units -= max(takes, 1)
                 self._renew()

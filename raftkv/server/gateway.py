@@ -40,7 +40,7 @@ from .encoding import (
 )
 from .large_answer import ANSWER_BYTES_MAX, Given, LargeAnswer
 from .outgoing import Outgoing
-from .ports import DoorNode, Writer
+from .ports import DoorNode, Walk, Writer
 
 __all__ = ["BARE_ROW_BYTES", "PAGE_KEYS", "ROW_BYTES", "Gateway"]
 
@@ -158,10 +158,18 @@ class Gateway:
     async def _paged(
         self, operation: RangeOp, consistency: Literal["local", "linearizable"]
     ) -> bytes:
-        walk = self._node.kv.walk(operation)
+        kv = self._node.kv
+        if kv.rows(operation) <= PAGE_KEYS:
+            return await self._all_pages(kv.walk(operation), operation.revision, consistency)
+        async with kv.place(operation, consistency):
+            return await self._all_pages(kv.walk(operation), operation.revision, "local")
+
+    async def _all_pages(
+        self, walk: Walk, revision: int, consistency: Literal["local", "linearizable"]
+    ) -> bytes:
         page = await walk.page(PAGE_KEYS, consistency=consistency)
         # In the header stands the newest revision, whichever one is read.
-        revision = self._node.kv.revision if operation.revision > 0 else page.revision
+        revision = self._node.kv.revision if revision > 0 else page.revision
         count = page.count
         if walk.done() and not _is_large(page.kvs):
             return range_answer(self._header(revision), page.kvs, page.more, count)
@@ -184,7 +192,7 @@ class Gateway:
             await self._budget.room()
         else:
             consistency = "local"  # the state is still that of the barrier
-        count = self._node.kv.rows(operation)
+        count = self._node.kv.rows_max(operation)
         held = count * (BARE_ROW_BYTES if operation.keys_only else ROW_BYTES)
         self._outgoing.require_room(held)
         self._outgoing.moved(held)

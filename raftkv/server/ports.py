@@ -10,6 +10,7 @@ session and the number of the request, so that the write is applied once however
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from raftkv.kv import (
@@ -106,7 +107,13 @@ class Keyspace(KeyspaceWriter, Protocol):
 
     def rows(self, operation: RangeOp) -> int: ...
 
+    def rows_max(self, operation: RangeOp) -> int: ...
+
     def walk(self, operation: RangeOp) -> Walk: ...
+
+    def place(
+        self, operation: RangeOp, consistency: Consistency = "local"
+    ) -> AbstractAsyncContextManager[None]: ...
 
     async def hash(
         self, revision: int = 0, *, consistency: Consistency = "linearizable"

@@ -102,6 +102,7 @@ class LocalCluster:
         try:
             await asyncio.gather(*(self.start(name) for name in self.configs))
             await self.wait_ready()
+            await self._acquainted()
         except BaseException:
             await self.close()
             raise
@@ -178,6 +179,25 @@ class LocalCluster:
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return once every running node has a session."""
         await asyncio.gather(*(node.wait_ready(timeout_s) for node in self.nodes))
+
+    async def _acquainted(self, timeout_s: float = 30.0) -> None:
+        """Return once every running node knows every other one by its copy of the state.
+
+        A node that is ready knows itself. Until it has applied the start of another one, it has no
+        address for a call to it.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if all(self._knows_all(node) for node in self.nodes):
+                    return
+                await asyncio.sleep(0.005)
+
+    def _knows_all(self, node: Node) -> bool:
+        members = node.machine.members
+        return all(
+            other.name in members and members[other.name].incarnation >= other.incarnation
+            for other in self.nodes
+        )
 
     async def converge(self, timeout_s: float = 10.0) -> int:
         """Wait until every running node has applied what the leader has; returns the index."""
