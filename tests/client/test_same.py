@@ -185,7 +185,17 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
 
 
 # A copy on this very node has revisions and a hash; a client has no copy. The rest is the door's.
-NODES_OWN = {"revision", "lowest_revision", "hash", "hub", "leases", "rows", "walk"}
+NODES_OWN = {
+    "revision",
+    "lowest_revision",
+    "hash",
+    "hub",
+    "leases",
+    "rows",
+    "rows_max",
+    "place",
+    "walk",
+}
 
 
 @pytest.mark.parametrize(
