@@ -26,6 +26,7 @@ from .commands import KeyValue, RangeOp, RangeResult
 from .history import (
     Past,
     Tables,
+    events_behind,
     former,
     leads_back,
     lowest_revision,
@@ -117,9 +118,15 @@ class Walk:
         return self._past
 
     def _rows_left(self) -> int:
-        """How many rows of the range there are now: about as many as there were."""
-        key = self._operation.key if self._past is None else self._past.key
-        return count_range(self._host.view().table("keys"), key, self._operation.range_end)
+        """About how many rows of the range are to come, those included that are gone by now."""
+        view, operation, past = self._host.view(), self._operation, self._past
+        keys = view.table("keys")
+        if past is not None:
+            return past.count(keys, past.key, past.range_end)
+        rows = count_range(keys, operation.key, operation.range_end)
+        if operation.revision > 0:
+            rows += events_behind(view, operation.revision, FEW_ROWS + 1)
+        return rows
 
     def _changes_left(self) -> int:
         """How many revisions lie behind the one that is read and were not looked at."""

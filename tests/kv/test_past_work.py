@@ -72,6 +72,34 @@ def test_one_change_of_many_keys_is_looked_at_in_several_turns(
     asyncio.run(play())
 
 
+def test_rows_that_are_gone_are_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, spent = 0, Counter[int]()
+    spend = WorkBudget.spend
+
+    def counted(budget: WorkBudget, units: int) -> None:
+        spent[now] += units
+        spend(budget, units)
+
+    async def play() -> None:
+        nonlocal now
+        _, kv = await filled(3_000)
+        before = kv.revision
+        await kv.delete(prefix=b"k")
+        walks = [kv.walk(RangeOp(b"k", b"l", revision=before)) for _ in range(20)]
+        for walk in walks:
+            await walk.page(1_000)
+        monkeypatch.setattr(WorkBudget, "spend", counted)
+        tasks = [asyncio.create_task(walk.page(1_000)) for walk in walks]
+        while not all(task.done() for task in tasks):
+            now += 1
+            await asyncio.sleep(0)
+        assert {len((await task).kvs) for task in tasks} == {1_000}
+        # Two turns of the loop may count as one here.
+        assert max(spent.values()) <= 2 * WORK_MAX
+
+    asyncio.run(play())
+
+
 def test_a_get_follows_the_changes_of_its_key_in_several_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
