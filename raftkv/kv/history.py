@@ -192,7 +192,7 @@ def bytes_behind(tables: Tables, revision: int) -> int:
 def leads_back(kv: KeyValue | None, revision: int) -> bool:
     """Whether what a key was at `revision` can be told from its own events alone.
 
-    `kv` is what it is now. Who was deleted and created anew has nothing that leads back.
+    `kv` is what it is now. Nothing leads back from a key that was deleted and created again.
     """
     return kv is not None and kv.create_revision <= revision
 
