@@ -26,6 +26,8 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+from .fork import not_for_children
+
 __all__ = [
     "File",
     "Files",
@@ -37,7 +39,6 @@ __all__ = [
     "Runtime",
     "Space",
     "Timer",
-    "not_for_children",
 ]
 
 
@@ -161,40 +162,6 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Release the worker thread. The last call."""
-
-
-class Descriptors(Protocol):
-    """What holds open files that are not for a forked child."""
-
-    def descriptors(self) -> list[int]: ...
-
-
-_not_for_children: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def not_for_children(holder: Descriptors) -> None:
-    """Have a forked child let go of these files: of a lock and of a port that this process holds.
-
-    A child, as a process pool's worker, shares them. It would keep the lock, and the port with
-    connections that it never answers, when this process has ended.
-    """
-    _not_for_children.add(holder)
-
-
-def _let_go() -> None:
-    """In the child: put /dev/null in their place, for their numbers must not be used again."""
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for holder in list(_not_for_children):
-            for number in holder.descriptors():
-                if number >= 0:
-                    os.dup2(null, number, inheritable=False)
-    finally:
-        os.close(null)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
 
 
 class OsFile:
@@ -433,6 +400,13 @@ class OsRuntime:
         self._worker = OsWorker(self._loop, "raftkv-disk")
         self._bulk = OsWorker(self._loop, "raftkv-bulk")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._connected: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        not_for_children(self)
+
+    def descriptors(self) -> list[int]:
+        """What a forked child must not keep: the connections to other nodes."""
+        sockets = (each.get_extra_info("socket") for each in self._connected)
+        return [each.fileno() for each in sockets if each is not None]
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -472,6 +446,7 @@ class OsRuntime:
             if _refused_by_all(error):
                 raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
             raise
+        self._connected.add(transport)
         return transport
 
     def close(self) -> None:

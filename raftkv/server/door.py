@@ -17,8 +17,8 @@ from typing import Final
 import uvicorn
 
 from raftkv.allocator import trim
+from raftkv.fork import not_for_children
 from raftkv.plugin import Metric
-from raftkv.runtime import not_for_children
 from raftkv.start_errors import error_of_listening
 
 from .accepting import TlsAccepting
@@ -118,8 +118,7 @@ class Door:
         return f"http{'s' if self._tls else ''}://{host}:{self._port}"
 
     def descriptors(self) -> list[int]:
-        """What a forked child must not keep: the port, and connections that only this process
-        answers."""
+        """What a forked child must not keep: the port and, once it is closed, what it accepted."""
         sockets = [] if self._listener is None else [self._listener]
         for connection in self._state.connections:
             found = connection.transport.get_extra_info("socket")
