@@ -260,7 +260,7 @@ class KVApi:
         """
         await self._host.barrier(consistency, timeout_s=timeout_s)
         discards = self._host.view().discards
-        async with self._places.of(self.rows(operation)):
+        async with self._places.of(self.rows_max(operation)):
             require_kept_state(self._host.view(), discards)
             yield
 

@@ -173,6 +173,8 @@ def events_behind(tables: Tables, revision: int, enough: int) -> int:
     """
     history, newest, events = tables.table("history"), revision_of(tables), 0
     number = revision + 1
+    if newest - revision >= enough and number in history:
+        return newest - revision  # each has one at least
     while number <= newest and events < enough and number in history:
         events += 1 + len(history[number].more)
         number += 1
@@ -226,6 +228,11 @@ class Past:
     def is_behind(self, tables: Tables) -> bool:
         """Whether there are rows of the history that it has not looked at."""
         return self.revisions_behind(revision_of(tables)) > 0
+
+    @property
+    def seen(self) -> int:
+        """The last revision of which it has looked at all changes."""
+        return self._next - 1
 
     def revisions_behind(self, newest: int) -> int:
         """How many rows of the history up to `newest` it has not looked at."""
@@ -320,29 +327,48 @@ class Past:
     def scan(self, keys: Keys, key: bytes, range_end: bytes, limit: int = 0) -> Iterator[KeyValue]:
         """The keys of the range in order; at most `limit`, 0 for all."""
         left = limit if limit > 0 else -1
-        for kv in self._merged(keys, key, range_end):
-            yield kv
-            left -= 1
-            if left == 0:
-                return
+        for _, kv in self._merged(keys, key, range_end):
+            if kv is not None:
+                yield kv
+                left -= 1
+                if left == 0:
+                    return
 
-    def _merged(self, keys: Keys, key: bytes, range_end: bytes) -> Iterator[KeyValue]:
+    def slice(
+        self, keys: Keys, key: bytes, range_end: bytes, limit: int, rows_max: int
+    ) -> tuple[list[KeyValue], int, bytes | None]:
+        """The first keys of the range: (keys, rows looked at, the key to go on at).
+
+        At most `limit` keys, from at most `rows_max` rows: a key that was created since is a row
+        without one. The last is None at the end of the range.
+        """
+        found: list[KeyValue] = []
+        looked = 0
+        for name, kv in self._merged(keys, key, range_end):
+            looked += 1
+            if kv is not None:
+                found.append(kv)
+            if len(found) == limit or looked == rows_max:
+                return found, looked, name + b"\0"
+        return found, looked, None
+
+    def _merged(
+        self, keys: Keys, key: bytes, range_end: bytes
+    ) -> Iterator[tuple[bytes, KeyValue | None]]:
+        """Each key that exists or has changed since, with what it was."""
         changed = self._changed(key, range_end)
         other = next(changed, None)
         for name, kv in scan_range(keys, key, range_end):
             while other is not None and other[0] < name:
-                if other[1] is not None:
-                    yield other[1]
+                yield other
                 other = next(changed, None)
             if other is None or other[0] != name:
-                yield kv
+                yield name, kv
             else:
-                if other[1] is not None:
-                    yield other[1]
+                yield other
                 other = next(changed, None)
         while other is not None:
-            if other[1] is not None:
-                yield other[1]
+            yield other
             other = next(changed, None)
 
     def _changed(self, key: bytes, range_end: bytes) -> Iterator[tuple[bytes, KeyValue | None]]:

@@ -84,9 +84,10 @@ def rows_of(tables: Tables, operation: RangeOp) -> int:
     if operation.count_only:
         return 0
     count = count_range(tables.table("keys"), operation.key, operation.range_end)
-    if operation.revision > 0 and operation.range_end:
-        count += events_behind(tables, operation.revision, SLICE_KEYS + 1)
     limited = operation.limit > 0 and not reads_all(operation)
+    enough = min(operation.limit, SLICE_KEYS + 1) if limited else SLICE_KEYS + 1
+    if operation.revision > 0 and operation.range_end and count < enough:
+        count += events_behind(tables, operation.revision, enough - count)
     return min(operation.limit, count) if limited else count
 
 

@@ -39,8 +39,10 @@ from .commands import (
     NestedTxn,
     RangeOp,
     RangeResult,
+    Revision,
     Txn,
     TxnOutcome,
+    events_of,
 )
 from .history import (
     FIRST_REVISION,
@@ -233,7 +235,8 @@ class ReadOnlyTxn:
     async def _reserve_changes(self, after: int) -> None:
         while after < self._revision:
             upto, events = self._upto(after)
-            await self._look(events)
+            if events <= SLICE_KEYS:
+                await self._look(events)
             view = self._host.view()
             require_kept_state(view, self._discards)
             if after + 1 not in view.table("history"):
@@ -243,8 +246,22 @@ class ReadOnlyTxn:
                     f"the lowest that is kept is {lowest}",
                     lowest,
                 )
-            reserve_changes(view, after, upto, self._budget)
+            row: Revision = view.table("history")[upto]
+            if len(row.more) < SLICE_KEYS:
+                reserve_changes(view, after, upto, self._budget)
+            else:
+                await self._reserve_large(row)
             after = upto
+
+    async def _reserve_large(self, row: Revision) -> None:
+        """`reserve_changes` of one row with more than SLICE_KEYS events."""
+        self._budget.rows(1 + len(row.more))
+        events = iter(events_of(row))
+        while part := list(islice(events, SLICE_KEYS)):
+            await self._look(len(part))
+            require_kept_state(self._host.view(), self._discards)
+            for event in part:
+                self._budget.bytes(len(event.kv.key))
 
     def _upto(self, after: int) -> tuple[int, int]:
         """The next revisions with up to SLICE_KEYS events, or one with more; how many they are."""
@@ -283,10 +300,19 @@ class ReadOnlyTxn:
 
     async def _page(self, past: Past, key: bytes, range_end: bytes, limit: int) -> list[KeyValue]:
         """The first `limit` keys of a range, which has as many."""
-        rows = await self._rows_for(past, limit)
-        kvs = list(past.scan(rows, key, range_end, limit))
-        assert kvs, "counted as of the same revision"
-        return kvs
+        found: list[KeyValue] = []
+        rows, begin = await self._rows_for(past, limit), key
+        while True:
+            left = limit - len(found)
+            kvs, _, goes_on_at = past.slice(rows, begin, range_end, left, SLICE_KEYS)
+            found += kvs
+            if goes_on_at is None or len(found) == limit:
+                break
+            # There were keys that have been created since.
+            begin = goes_on_at
+            rows = await self._rows_for(past, SLICE_KEYS)
+        assert found, "counted as of the same revision"
+        return found
 
     async def _listed(self, kvs: Iterator[KeyValue], keys_only: bool) -> tuple[KeyValue, ...]:
         """The keys as a result holds them, if they have room in it."""

@@ -33,14 +33,15 @@ from .history import (
     require_readable,
     revision_of,
 )
-from .ranges import count_range
+from .ranges import bare, count_range, reads_all
 from .work_budget import FEW_ROWS, WorkBudget
 
 __all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up", "require_kept_state"]
 
 # Changes looked at in one turn of the loop, for a read of the past.
 PAST_EVENTS: Final = 2000
-# A read that is no further behind has the next turns to itself: some 50 ms.
+# A read that is no further behind shares the turns with other large work by halves: behind all of
+# that it might never catch up.
 NEAR_REVISIONS: Final = 10 * PAST_EVENTS
 # The changes of one turn for a read that has little to look at and so waits behind no large ones.
 FEW_EVENTS: Final = 100
@@ -96,18 +97,27 @@ class Walk:
         await self._budget.rows(rows)
         # As of now, not of when it came: what is changed until then costs nothing.
         past = self._begin() if self._past is None else self._past
-        events_max = FEW_EVENTS if rows <= FEW_ROWS else PAST_EVENTS
+        events_max = max(rows, 1) if rows <= FEW_ROWS else PAST_EVENTS
         view = await caught_up(
             self._host, past, past.require_kept, self._discards, self._budget, events_max
         )
-        rest = RangeOp(past.key, past.range_end, limit, self._operation.keys_only)
-        page = past.read(view.table("keys"), rest, past.revision)
-        self._budget.spend(len(page.kvs))
-        self._done = not page.more or len(page.kvs) == self._left
+        count = past.count(view.table("keys"), past.key, past.range_end)
+        kvs = await read_rows(
+            self._host,
+            past,
+            RangeOp(past.key, past.range_end, limit),
+            past.require_kept,
+            self._discards,
+            self._budget,
+            events_max,
+        )
+        more = count > len(kvs)
+        self._done = not more or len(kvs) == self._left
         if not self._done:
-            self._left -= len(page.kvs) if self._left else 0
-            past.forget_before(page.kvs[-1].key + b"\0")
-        return page
+            self._left -= len(kvs) if self._left else 0
+            past.forget_before(kvs[-1].key + b"\0")
+        shown = map(bare, kvs) if self._operation.keys_only else kvs
+        return RangeResult(past.revision, tuple(shown), count, more)
 
     def _begin(self) -> Past:
         operation, view = self._operation, self._host.view()
@@ -122,18 +132,20 @@ class Walk:
         view, operation, past = self._host.view(), self._operation, self._past
         keys = view.table("keys")
         if past is not None:
-            return past.count(keys, past.key, past.range_end)
+            # Below 0 if more was deleted since than the range holds now.
+            rows = max(0, past.count(keys, past.key, past.range_end))
+            return rows + events_behind(view, past.seen, FEW_ROWS + 1)
         rows = count_range(keys, operation.key, operation.range_end)
         if operation.revision > 0:
             rows += events_behind(view, operation.revision, FEW_ROWS + 1)
         return rows
 
     def _changes_left(self) -> int:
-        """How many revisions lie behind the one that is read and were not looked at."""
-        newest = revision_of(self._host.view())
-        if self._past is not None:
-            return self._past.revisions_behind(newest)
-        return max(0, newest - self._operation.revision) if self._operation.revision > 0 else 0
+        """How many changes it has not looked at; the counting ends behind FEW_ROWS."""
+        revision = self._operation.revision if self._past is None else self._past.seen
+        if revision <= 0:
+            return 0
+        return events_behind(self._host.view(), revision, FEW_ROWS + 1)
 
 
 class Pasts:
@@ -170,9 +182,29 @@ class Pasts:
                 self._budget,
                 FEW_EVENTS,
             )
-        answer = past.read(view.table("keys"), operation, revision_of(view))
+        if operation.limit <= 0 or operation.count_only or reads_all(operation):
+            answer = past.read(view.table("keys"), operation, revision_of(view))
+        else:
+            answer = await self._limited(past, operation, discards)
         self._keep(past, answer.more)
         return answer
+
+    async def _limited(self, past: Past, operation: RangeOp, discards: int) -> RangeResult:
+        """The first keys of a range: keys that were created since may lie before them."""
+        host, revision = self._host, operation.revision
+        count = past.count(host.view().table("keys"), operation.key, operation.range_end)
+        kvs = await read_rows(
+            host,
+            past,
+            operation,
+            lambda tables: require_readable(tables, revision),
+            discards,
+            self._budget,
+            operation.limit + FEW_EVENTS,
+        )
+        shown = map(bare, kvs) if operation.keys_only else kvs
+        newest = revision_of(host.view())
+        return RangeResult(newest, tuple(shown), count, count > len(kvs))
 
     async def _key_at(self, operation: RangeOp, discards: int) -> KeyValue | None:
         """What one key was, if it exists and has existed since then; else None.
@@ -231,6 +263,37 @@ def require_kept_state(view: View, discards: int) -> None:
     """
     if view.discards != discards:
         raise ReadTimeout("this node's state was discarded while it was read: ask again")
+
+
+async def read_rows(
+    host: Host,
+    past: Past,
+    operation: RangeOp,
+    require: Require,
+    discards: int,
+    budget: WorkBudget,
+    rows_max: int,
+) -> list[KeyValue]:
+    """The first `limit` keys of a range as of the revision of `past`, which has just caught up.
+
+    In this turn it looks at `rows_max` rows, for which the caller has found room in `budget`. For
+    the other arguments see `caught_up`.
+    """
+    limit, range_end = operation.limit, operation.range_end
+    found: list[KeyValue] = []
+    view, begin = host.view(), operation.key
+    while True:
+        kvs, looked, goes_on_at = past.slice(
+            view.table("keys"), begin, range_end, limit - len(found), rows_max
+        )
+        budget.spend(looked)
+        found += kvs
+        if goes_on_at is None or len(found) == limit:
+            return found
+        begin = goes_on_at
+        await budget.room(goes_on=True)
+        view = await caught_up(host, past, require, discards, budget, PAST_EVENTS)
+        rows_max = PAST_EVENTS
 
 
 async def caught_up(

@@ -6,7 +6,8 @@ the loop it would hold up the heartbeats until the leader is deposed. So a turn 
 WORK_MAX units; work that finds none waits for a turn of its own, in the order of asking. Small
 pieces, like a read of few rows, a request of a stream, a page of status or a part of a body or of
 an answer, have a queue of their own, so that they wait behind no large ones: up to WORK_MAX // 2
-units of them are done in a turn beside a large one. Everything else goes on between the turns.
+units of them are done in a turn beside a large one. Reads that keep up with the changes of others
+have every second of the turns for large work. Everything else goes on between the turns.
 
 There is one budget for a node, `KVApi.budget`. The HTTP API shares it.
 """
@@ -36,21 +37,21 @@ class WorkBudget:
         # With the units that each will take: those of less than a turn, and the others.
         self._small: deque[tuple[asyncio.Future[None], int]] = deque()
         self._large: deque[tuple[asyncio.Future[None], int]] = deque()
+        # Those that go on, which share the turns for large work with those that begin.
+        self._near: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._near_first = True
 
     async def room(self, units: int = WORK_MAX, *, goes_on: bool = False) -> None:
         """Return in a turn that has room for work. The caller reports what it did with `spend`.
 
-        Who waits and knows its `units` shares a turn with others, else it has one of its own. Work
-        that `goes_on` has the next turn, before all that wait. It awaits futures only, so it can be
-        awaited on the short way (hot.py).
+        Work that waits and knows its `units` shares a turn with others, else it has one of its own.
+        Large work that `goes_on` waits behind its like only, and has every second turn while other
+        large work waits. It awaits futures only, so it can be awaited on the short way (hot.py).
         """
-        waiting = self._small if units < WORK_MAX else self._large
+        waiting = self._small if units < WORK_MAX else self._near if goes_on else self._large
         if self._left <= self._promised or waiting:
             waiter = asyncio.get_running_loop().create_future()
-            if goes_on:
-                waiting.appendleft((waiter, units))
-            else:
-                waiting.append((waiter, units))
+            waiting.append((waiter, max(units, 0)))
             await waiter
 
     async def rows(self, count: int) -> None:
@@ -77,16 +78,23 @@ class WorkBudget:
         self._renews = False
         self._left = WORK_MAX
         self._promised = 0
-        self._wake(self._small, WORK_MAX // 2 if self._large else WORK_MAX)
-        self._wake(self._large, 1)
+        self._wake(self._small, WORK_MAX // 2 if self._large or self._near else WORK_MAX)
+        near, large = self._near, self._large
+        first, second = (near, large) if self._near_first else (large, near)
+        self._near_first = not self._near_first
+        if not self._wake(first, 1):
+            self._wake(second, 1)
 
-    def _wake(self, waiting: deque[tuple[asyncio.Future[None], int]], units: int) -> None:
-        """Let those go on that begin within so many units."""
+    def _wake(self, waiting: deque[tuple[asyncio.Future[None], int]], units: int) -> bool:
+        """Let those go on that begin within so many units; whether there is one."""
+        woken = False
         while waiting and units > 0:
             waiter, takes = waiting.popleft()
             if not waiter.done():  # else its request was cancelled
                 # It runs in the next turn, before `_next` is called again.
                 waiter.set_result(None)
+                woken = True
                 self._promised += takes
                 units -= max(takes, 1)
                 self._renew()
+        return woken

@@ -159,15 +159,16 @@ class Gateway:
         self, operation: RangeOp, consistency: Literal["local", "linearizable"]
     ) -> bytes:
         kv = self._node.kv
+        await self._node.barrier(consistency)
+        # Only now the copy shows how large the range is.
         if kv.rows(operation) <= PAGE_KEYS:
-            return await self._all_pages(kv.walk(operation), operation.revision, consistency)
-        async with kv.place(operation, consistency):
-            return await self._all_pages(kv.walk(operation), operation.revision, "local")
+            return await self._all_pages(kv.walk(operation), operation.revision)
+        async with kv.place(operation):
+            return await self._all_pages(kv.walk(operation), operation.revision)
 
-    async def _all_pages(
-        self, walk: Walk, revision: int, consistency: Literal["local", "linearizable"]
-    ) -> bytes:
-        page = await walk.page(PAGE_KEYS, consistency=consistency)
+    async def _all_pages(self, walk: Walk, revision: int) -> bytes:
+        """Needs no barrier: the caller has waited for one."""
+        page = await walk.page(PAGE_KEYS, consistency="local")
         # In the header stands the newest revision, whichever one is read.
         revision = self._node.kv.revision if revision > 0 else page.revision
         count = page.count

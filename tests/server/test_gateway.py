@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from raftkv import errors
 from raftkv.client.failures import error_of
-from raftkv.kv import TxnTooCostly
+from raftkv.kv import KVApi, PutOp, TxnTooCostly
+from raftkv.kv.large import SHORT_AT_ONCE
+from raftkv.plugin import Host
 from raftkv.server.answers import failure_of
 from raftkv.server.gateway import Gateway
 from raftkv.state import SetSetting
+from tests.kv.fake_host import FakeHost
 from tests.server.conftest import Served, b64
 
 ALL = {"key": b64(b"\0"), "range_end": b64(b"\0")}
@@ -413,3 +417,39 @@ def test_c9_a_fault_is_answered_without_its_text() -> None:
     assert (failure.status, failure.reason) == (503, "disk_failed")
     assert b"/srv" not in failure.body
     assert b"its log has the reason" in failure.body
+
+
+def test_a_large_range_takes_a_place_by_what_the_barrier_has_waited_for() -> None:
+    """The copy was empty when the request came."""
+
+    class LateHost(FakeHost):
+        def __init__(self) -> None:
+            super().__init__()
+            self.applied = asyncio.Event()
+
+        async def barrier(
+            self, consistency: str = "linearizable", *, timeout_s: float | None = None
+        ) -> None:
+            if consistency == "linearizable":
+                await self.applied.wait()
+
+    async def play() -> None:
+        host = LateHost()
+        kv = KVApi(cast(Host, host))
+        node = SimpleNamespace(kv=kv, barrier=host.barrier)
+        gateway = Gateway(cast(Any, node), cast(Any, SimpleNamespace(json=lambda revision: b"{}")))
+        body = json.dumps({"key": b64(b"k"), "range_end": b64(b"l")}).encode()
+        tasks = [asyncio.create_task(gateway.range(body)) for _ in range(20)]
+        await asyncio.sleep(0)
+        for begin in range(0, 3_000, 100):
+            names = range(begin, begin + 100)
+            await kv.txn(success=[PutOp(b"k%06d" % number, b"v") for number in names])
+        host.applied.set()
+        at_once = 0
+        while not all(task.done() for task in tasks):
+            at_once = max(at_once, SHORT_AT_ONCE - kv._places._short._value)
+            await asyncio.sleep(0)
+        assert at_once == SHORT_AT_ONCE
+        assert {json.loads(await task)["count"] for task in tasks} == {"3000"}
+
+    asyncio.run(play())
