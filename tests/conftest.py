@@ -2,7 +2,8 @@
 
 When the tests are spread over several workers, a file stays on one, and so do all files that start
 Spark in their own process: its virtual machine stays for the next one and is warm by then, and two
-of them do not compete for the memory. The longest files begin.
+of them do not compete for the memory. The longest files begin. Processes that the tests of a folder
+share end with its last test on a worker, or they would take processor time from all that follow.
 
 A virtual machine of Java lives for a minute or two here, which is too short for its second
 compiler: that would take more processor time than it saves.
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +42,27 @@ for number, usual in (
 SPARK = ("tests/bench/test_analysis", "tests/bench/test_check.py")
 # Each takes one worker a minute or more, and they are the last to be collected.
 LONG = ("tests/testing/test_conformance.py", "tests/upgrade/")
+
+
+_folder_ends: dict[Path, list[Callable[[], object]]] = {}
+
+
+@pytest.fixture(scope="session")
+def at_folder_end() -> Callable[[Path, Callable[[], object]], None]:
+    """Registers a call for the time after the last test of a folder; the folder may begin again."""
+
+    def register(folder: Path, end: Callable[[], object]) -> None:
+        _folder_ends.setdefault(folder, []).append(end)
+
+    return register
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    yield
+    if nextitem is not None and nextitem.path.parent != item.path.parent:
+        for end in _folder_ends.get(item.path.parent, ()):
+            end()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

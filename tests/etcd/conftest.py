@@ -7,7 +7,8 @@ Where neither works the tests that need it are skipped, with the reason.
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ from raftkv.cli.devcluster import DevCluster
 UP_S = 60.0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """One etcd and one raftkv at the same revision. What does not agree leaves them apart."""
     try:
@@ -31,9 +32,13 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture(scope="session")
-def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def three_nodes(
+    tmp_path_factory: pytest.TempPathFactory,
+    at_folder_end: Callable[[Path, Callable[[], object]], None],
+) -> Iterator[DevCluster]:
     dev = DevCluster(tmp_path_factory.mktemp("etcd") / "dev")
     dev.create(cores=3, replicants=0, plugins=[])
+    at_folder_end(Path(__file__).parent, dev.down)
     yield dev
     dev.down()
 

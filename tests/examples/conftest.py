@@ -86,7 +86,7 @@ class BrokerProcess:
         return code
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerProcess]:
     pytest.importorskip("amqtt", reason="amqtt is not installed (the extra `dev` names it)")
     started = BrokerProcess()
