@@ -181,14 +181,14 @@ class LocalCluster:
         await asyncio.gather(*(node.wait_ready(timeout_s) for node in self.nodes))
 
     async def _acquainted(self, timeout_s: float = 30.0) -> None:
-        """Return once every running node knows every other one by its copy of the state.
+        """Return once every running node knows every other one, and all use the same formats.
 
         A node that is ready knows itself. Until it has applied the start of another one, it has no
-        address for a call to it.
+        address for a call to it; until a raise of the formats, it decides as a former release.
         """
         async with asyncio.timeout(timeout_s):
             while True:
-                if all(self._knows_all(node) for node in self.nodes):
+                if all(self._knows_all(node) and self._is_raised(node) for node in self.nodes):
                     return
                 await asyncio.sleep(0.005)
 
@@ -198,6 +198,18 @@ class LocalCluster:
             other.name in members and members[other.name].incarnation >= other.incarnation
             for other in self.nodes
         )
+
+    def _is_raised(self, node: Node) -> bool:
+        """Whether it uses the newest formats of plugins that all running nodes know.
+
+        A node that stands for a former release may hold that up for good.
+        """
+        if self.core_formats:
+            return True
+        known = [other.machine.plugin_versions for other in self.nodes]
+        newest = {name: min(each.get(name, 0) for each in known) for name in known[0]}
+        active = node.machine.active_versions
+        return all(active.get(name, 0) >= version for name, version in newest.items())
 
     async def converge(self, timeout_s: float = 10.0) -> int:
         """Wait until every running node has applied what the leader has; returns the index."""

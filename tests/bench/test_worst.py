@@ -32,7 +32,7 @@ def test_every_role_gets_answers_from_a_cluster() -> None:
 
     for role, figures in asyncio.run(story()).items():
         assert (figures.role, figures.errors) == (role, {})
-        assert figures.done > 5
+        assert figures.done > 0
         assert 0 < figures.p50_ms <= figures.p99_ms <= figures.worst_ms
         assert figures.per_s == figures.done / figures.seconds
 

@@ -141,7 +141,9 @@ def test_a_read_of_few_keys_counts_no_more_changes_than_these() -> None:
     [
         lambda kv, revision: kv.range(prefix=b"k", limit=1, revision=revision),
         lambda kv, revision: kv.walk(RangeOp(b"k", b"l", revision=revision)).page(1),
-        lambda kv, revision: kv.txn(success=[RangeOp(b"k", b"l", 1, revision=revision)]),
+        lambda kv, revision: kv.txn(
+            success=[RangeOp(b"k", b"l", 1, revision=revision)], timeout_s=120
+        ),
     ],
     ids=["limited", "page", "transaction"],
 )

@@ -188,6 +188,8 @@ class TxCluster(LocalCluster):
         # (node, kind) -> how many are waiting at that gate
         self.held: Counter[tuple[str, str]] = Counter()
         self._gates: dict[tuple[str, str], asyncio.Event] = {}
+        # (node, kind) -> how many that gate lets through first
+        self._passing: Counter[tuple[str, str]] = Counter()
         self._starting: set[str] = set()
 
     def leader(self) -> Node | None:
@@ -216,7 +218,9 @@ class TxCluster(LocalCluster):
             key = name, type(command).__name__
             self.proposed[key] += 1
             gate = self._gates.get(key)
-            if gate is not None:
+            if gate is not None and self._passing[key] > 0:
+                self._passing[key] -= 1
+            elif gate is not None:
                 self.held[key] += 1
                 try:
                     await gate.wait()
@@ -319,10 +323,14 @@ class TxCluster(LocalCluster):
         await self.wait_ready(DEADLINE_S)
         await self.has_leader()
 
-    def hold(self, kind: type[msgspec.Struct], *names: str) -> Callable[[], None]:
-        """From now on these nodes' commands of this kind wait, until the result is called."""
+    def hold(self, kind: type[msgspec.Struct], *names: str, passing: int = 0) -> Callable[[], None]:
+        """From now on these nodes' commands of this kind wait, until the result is called.
+
+        `passing` of each node go through first.
+        """
         gates = []
         for name in names:
+            self._passing[name, kind.__name__] = passing
             gate = self._gates[name, kind.__name__] = asyncio.Event()
             gates.append((name, gate))
 

@@ -17,7 +17,7 @@ import pytest
 
 from raftkv.config import RaftTimes
 from raftkv.errors import RaftkvError
-from raftkv_txqueue.commands import COMMAND_BYTES, ROWS_MAX, Message, size_of
+from raftkv_txqueue.commands import COMMAND_BYTES, ROWS_MAX, Message, Sweep, size_of
 from raftkv_txqueue.errors import TransactionAborted
 from raftkv_txqueue.session import Session
 from tests.plugins.raftkv_txqueue.cluster import (
@@ -429,16 +429,21 @@ def test_who_moves_rows_dies_while_a_big_commit_is_unfolded(who: str) -> None:
         await fill(session, "b", count // 2)
         await session.flush()
         witness = Witness(cluster, equal)
+        # Some rows are moved; the rest is not before the node has died, however fast it is.
+        release = cluster.hold(Sweep, *cluster.running, passing=2)
         await session.commit(timeout_s=DEADLINE_S)
+        await cluster.is_held(Sweep, leader)
         assert cluster.table("unfolding", leader) != {}
         if who == "all":
             witness.end()
             await cluster.all_restart()
             assert cluster.table("unfolding") != {}
             witness = Witness(cluster, equal)
+            release()
         else:
             await cluster.kill(leader)
             await cluster.has_leader()
+            release()
             await cluster.start(leader)
             await cluster.wait_ready(DEADLINE_S)
         await cluster.clean()
