@@ -1,0 +1,161 @@
+"""The files that the guards of the structure read, and what they need of each.
+
+A file is parsed once for all guards, on first use, and dropped after they have seen it: all trees
+together take half a gigabyte.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+# Code that is not a test, and the folders of it that are import roots themselves.
+FOLDERS = ("raftkv", "plugins", "bench", "tools")
+IMPORT_ROOTS = ("plugins/", "tools/")
+# Code that searches for faults: it is measured as code, wherever it is.
+VERIFICATION = ("tests/verification/",)
+
+SUFFIXES = {".py", ".md", ".cfg", ".toml", ".sh", ".lua", ".erl", ""}
+SKIPPED_FOLDERS = {"build", "dist", "out", "__pycache__", "htmlcov"}
+
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+
+
+class Import(NamedTuple):
+    """An import statement: an absolute module, and the names that a `from` import takes."""
+
+    module: str
+    names: tuple[str, ...]
+    line: int
+
+    def targets(self, modules: Iterable[str]) -> Iterator[str]:
+        """The modules among `modules` that it imports: submodules, where a name is one."""
+        for name in self.names:
+            below = f"{self.module}.{name}"
+            target = below if below in modules else self.module
+            if target in modules:
+                yield target
+        if not self.names and self.module in modules:
+            yield self.module
+
+
+class Source:
+    """A text file of the repository; `path` is relative to the root."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+
+    @functools.cached_property
+    def is_code(self) -> bool:
+        """Whether it is a Python module outside the tests."""
+        if not self.path.endswith(".py") or Path(self.path).name.startswith("test_"):
+            return False
+        return self.path.split("/")[0] in FOLDERS or self.path.startswith(VERIFICATION)
+
+    @property
+    def area(self) -> str:
+        """`testing` for test tools and verification, else the first folder."""
+        if "/testing/" in self.path or self.path.startswith(VERIFICATION):
+            return "testing"
+        return self.path.split("/")[0]
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.endswith("/__init__.py")
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The name under which the module is imported."""
+        below = self.path
+        for root in IMPORT_ROOTS:
+            below = below.removeprefix(root)
+        return below.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @functools.cached_property
+    def statements(self) -> list[ast.AST]:
+        """The module and its statements, at any depth, without their expressions."""
+        found: list[ast.AST] = [self.tree]
+        for node in found:  # the list grows in the loop
+            for block in blocks(node):
+                found += block
+        return found
+
+    @functools.cached_property
+    def imports(self) -> list[Import]:
+        """All imports, those in functions and under TYPE_CHECKING included."""
+        found = []
+        for node in self.statements:
+            if isinstance(node, ast.Import):
+                found += [Import(alias.name, (), node.lineno) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                if node.level:
+                    parts = self.name.split(".")
+                    up = parts[: len(parts) - node.level + self.is_package]
+                    module = ".".join([*up, module] if module else up)
+                found.append(Import(module, tuple(each.name for each in node.names), node.lineno))
+        return found
+
+
+def blocks(node: ast.AST) -> Iterator[list[ast.AST]]:
+    """The blocks of a compound statement, as lists of statements, handlers or cases."""
+    for name in _BLOCKS:
+        block = getattr(node, name, None)
+        if block.__class__ is list and block:
+            yield block
+
+
+def graph(imports: Mapping[str, Iterable[Import]]) -> dict[str, set[str]]:
+    """Which of the modules imports which other ones."""
+    return {
+        name: {target for each in of_module for target in each.targets(imports)} - {name}
+        for name, of_module in imports.items()
+    }
+
+
+def reachable(edges: Mapping[str, Iterable[str]], roots: Iterable[str]) -> set[str]:
+    """The nodes of a graph that can be reached from `roots`, the roots included."""
+    found: set[str] = set()
+    waiting = [root for root in roots if root in edges]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += (each for each in edges[node] if each in edges)
+    return found
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def is_private(name: str) -> bool:
+    """Whether it begins with an underscore; special names such as `__len__` do not count."""
+    return name.startswith("_") and not re.fullmatch(r"_+|__\w+__", name)
+
+
+def is_within(name: str, *packages: str) -> bool:
+    """Whether a module is one of `packages` or lies below one."""
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def sources(root: Path = ROOT) -> Iterator[Source]:
+    """Every text file of the repository, in a stable order."""
+    for path in sorted(root.rglob("*")):
+        if path.suffix not in SUFFIXES:
+            continue
+        parts = path.relative_to(root).parts
+        if any(p in SKIPPED_FOLDERS or p.startswith(".") or ".egg-info" in p for p in parts):
+            continue
+        if path.is_file():
+            yield Source("/".join(parts), path.read_text(encoding="utf-8", errors="replace"))
