@@ -146,7 +146,7 @@ class Operators:
                 node = rng.choice(down) if down else node
                 return lambda: api.force_leave(node)
             case "acknowledge":
-                lost = list(self._storm.log.ledger.lost)
+                lost = sorted(self._storm.log.ledger.lost)
                 node, id_ = rng.choice(lost) if lost else (node, 1)
                 return lambda: api.acknowledge(id_, node)
         return lambda: _look(api, rng)
