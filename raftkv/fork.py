@@ -51,7 +51,7 @@ def _release() -> None:
     listening = {address for number in numbers if (address := _listens_on(number)) is not None}
     # Looked for, not registered: the system accepts a connection while no Python code runs, and
     # a fork may come between that and the first line of code that knows it.
-    numbers.update(number for number in _sockets(listening) if number not in numbers)
+    numbers.update(_sockets(listening))
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         for number in sorted(numbers):

@@ -93,7 +93,9 @@ class Walk:
             await self._host.barrier(consistency, timeout_s=timeout_s)
             self._discards = self._host.view().discards
         limit = min(keys_max, self._left) if self._left else keys_max
-        rows = min(limit, self._rows_left()) + self._changes_left()
+        changes = self._changes_left()
+        # Each change may be of a key that is gone by now.
+        rows = min(limit, self._rows_left() + changes) + changes
         await self._budget.rows(rows)
         # As of now, not of when it came: what is changed until then costs nothing.
         past = self._begin() if self._past is None else self._past
@@ -128,17 +130,13 @@ class Walk:
         return self._past
 
     def _rows_left(self) -> int:
-        """About how many rows of the range are to come, those included that are gone by now."""
+        """About how many rows of the range are to come, but for those that are gone by now."""
         view, operation, past = self._host.view(), self._operation, self._past
         keys = view.table("keys")
         if past is not None:
             # Below 0 if more was deleted since than the range holds now.
-            rows = max(0, past.count(keys, past.key, past.range_end))
-            return rows + events_behind(view, past.seen, FEW_ROWS + 1)
-        rows = count_range(keys, operation.key, operation.range_end)
-        if operation.revision > 0:
-            rows += events_behind(view, operation.revision, FEW_ROWS + 1)
-        return rows
+            return max(0, past.count(keys, past.key, past.range_end))
+        return count_range(keys, operation.key, operation.range_end)
 
     def _changes_left(self) -> int:
         """How many changes it has not looked at; the counting ends behind FEW_ROWS."""
