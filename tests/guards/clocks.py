@@ -10,11 +10,12 @@ cannot make it fail.
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.guards.sources import without_collector
 
 __all__ = ["EXCEPTIONS", "Finding", "Module", "findings", "modules", "on_a_real_clock", "unused"]
 
@@ -195,14 +196,8 @@ def unused(found: Iterable[Finding]) -> list[str]:
 
 
 def _parsed(text: str) -> ast.Module:
-    """The tree. The cyclic collector would look at its nodes again and again: half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collector():
         return ast.parse(text)
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _imported(module: Module) -> Iterator[str]:

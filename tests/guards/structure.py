@@ -7,7 +7,6 @@ what one change has won, the next one cannot lose.
 from __future__ import annotations
 
 import functools
-import gc
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.guards.measure import Guard, Measure, measure
 from tests.guards.private_access import PrivateAccess
 from tests.guards.public_api import PublicApi
 from tests.guards.skeleton import Skeleton
-from tests.guards.sources import ROOT, sources
+from tests.guards.sources import ROOT, sources, without_collector
 from tests.guards.spread import Spread
 from tests.guards.wheel import Wheel
 
@@ -51,14 +50,8 @@ def guards() -> list[Guard]:
 @functools.cache
 def measures_of_today(root: Path = ROOT) -> dict[str, Measure]:
     """The measures of the files below `root`, taken once per process."""
-    # Trees have no cycles, and the search for cycles doubles the time of the parser.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collector():
         return measure(sources(root), guards())
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def limit_of(found: Measure) -> int:

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.guards.sources import ROOT, sources
+
 GLOSSARY = ROOT / "docs" / "glossary.md"
 CEILINGS = Path(__file__).resolve().parent / "ceilings.json"
 UPDATE_COMMAND = "python -m tests.guards --lower"
 
-SUFFIXES = {".py", ".md"}
-SKIPPED_FOLDERS = {"build", "dist", "out", "__pycache__", "htmlcov"}
+SUFFIXES = (".py", ".md")
 # The glossary and this guard's own test name the old words on purpose; the changelog and the stored
 # results describe what former releases were called.
 EXEMPT = {"CHANGELOG.md", "docs/glossary.md", "tests/guards/test_wording.py"}
@@ -189,15 +189,10 @@ def _term(row: Mapping[str, str]) -> Term:
 
 def texts(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     """Every file that is looked at, as (path below the root, text), in a stable order."""
-    for path in sorted(root.rglob("*")):
-        if path.suffix not in SUFFIXES:
-            continue
-        parts = path.relative_to(root).parts
-        if any(p in SKIPPED_FOLDERS or p.startswith(".") or ".egg-info" in p for p in parts):
-            continue
-        name = "/".join(parts)
-        if name not in EXEMPT and not name.startswith(EXEMPT_FOLDERS) and path.is_file():
-            yield name, path.read_text(encoding="utf-8")
+    for each in sources(root):
+        is_exempt = each.path in EXEMPT or each.path.startswith(EXEMPT_FOLDERS)
+        if each.path.endswith(SUFFIXES) and not is_exempt:
+            yield each.path, each.text
 
 
 def all_hits(wording: Wording, files: Iterable[tuple[str, str]]) -> dict[str, list[Hit]]:
