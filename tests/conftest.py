@@ -6,7 +6,7 @@ of them do not compete for the memory. The longest files begin. Processes that t
 share end with its last test on a worker, or they would take processor time from all that follow.
 
 A virtual machine of Java lives for a minute or two here, which is too short for its second
-compiler: that would take more processor time than it saves.
+compiler: that would take more processor time than it saves. Neither does Spark compile its plans.
 
 A suite behind nohup or in the background ignores some signals, and so would all processes that it
 starts: they are as in a shell again.
@@ -30,6 +30,7 @@ settings.register_profile("raftkv", deadline=None, suppress_health_check=[Health
 settings.load_profile("raftkv")
 
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "bench" / "spark"))
 
 for number, usual in (
     (signal.SIGINT, signal.default_int_handler),
