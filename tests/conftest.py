@@ -8,6 +8,9 @@ share end with its last test on a worker, or they would take processor time from
 A virtual machine of Java lives for a minute or two here, which is too short for its second
 compiler: that would take more processor time than it saves. Neither does Spark compile its plans.
 
+The collected tests and their modules live as long as the worker. Its garbage collector leaves them
+alone and runs seldom: the simulations make millions of tuples that none of its rounds could free.
+
 A suite behind nohup or in the background ignores some signals, and so would all processes that it
 starts: they are as in a shell again.
 
@@ -17,6 +20,7 @@ slowly. Both say something of the machine, and nothing of the property.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -69,6 +73,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long files: at the end one worker would run them while the others wait."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -586,5 +586,5 @@ def _exchanged_node(node: Node) -> Node:
 
 def _plain(state: State) -> tuple[object, ...]:
     """Comparable: no None in it."""
-    nodes = tuple(node._replace(asked=node.asked or (0, b"")) for node in state.nodes)
+    nodes = tuple((*node[:-1], node.asked or (0, b"")) for node in state.nodes)
     return (nodes, *state[1:])
