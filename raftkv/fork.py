@@ -13,10 +13,11 @@ __all__ = ["not_for_children"]
 
 # Where the system lists the descriptors of the process that reads it.
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  # compared with, never bound
 
-# (host, port); the host is None for a listener on all addresses.
-_Address = tuple[str | None, int]
+# (family, host, port); the host is None for a listener on all addresses of its family.
+_Address = tuple[int, str | None, int]
 
 
 class Descriptors(Protocol):
@@ -51,7 +52,7 @@ def _release() -> None:
     listening = {address for number in numbers if (address := _listens_on(number)) is not None}
     # Looked for, not registered: the system accepts a connection while no Python code runs, and
     # a fork may come between that and the first line of code that knows it.
-    numbers.update(_sockets(listening))
+    numbers.update(_accepted(listening))
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         for number in sorted(numbers):
@@ -66,24 +67,26 @@ def _listens_on(number: int) -> _Address | None:
     if found is None:
         return None
     try:
-        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        if not _listens(found):
             return None
         host, port = found.getsockname()[:2]
+        return (found.family, None if host in _WILDCARDS else host, port)
     finally:
         found.detach()
-    return (None if host in _WILDCARDS else host, port)
 
 
-def _sockets(listening: set[_Address]) -> list[int]:
-    """The sockets of this process that a listener on one of these addresses accepted."""
+def _accepted(listening: set[_Address]) -> list[int]:
+    """The connections of this process that a listener on one of these addresses accepted."""
     found = []
     for number in _open_descriptors() if listening else ():
         connection = _socket(number)
         if connection is None:
             continue
         try:
+            family = connection.family
             host, port = connection.getsockname()[:2]
-            if (host, port) in listening or (None, port) in listening:
+            known = not {(family, host, port), (family, None, port)}.isdisjoint(listening)
+            if known and not _listens(connection):
                 found.append(number)
         except OSError:
             pass  # it was closed by the other side
@@ -92,12 +95,16 @@ def _sockets(listening: set[_Address]) -> list[int]:
     return found
 
 
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
 def _socket(number: int) -> socket.socket | None:
-    """A descriptor as a socket of IPv4 or IPv6, which the caller detaches; None if it is none."""
+    """A descriptor as a socket of TCP, which the caller detaches; None if it is none."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.fstat(number).st_mode):
             found = socket.socket(fileno=number)
-            if found.family in (socket.AF_INET, socket.AF_INET6):
+            if found.type == socket.SOCK_STREAM and found.family in _FAMILIES:
                 return found
             found.detach()
     return None

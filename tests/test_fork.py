@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -77,6 +79,45 @@ def test_a_connection_that_no_code_knows_yet_is_not_kept(
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def in_child(report: Callable[[], object]) -> str:
+    """What the function gives in a child, as text."""
+    read, write = os.pipe()
+    number = os.fork()
+    if number == 0:
+        try:
+            text = repr(report())
+        except BaseException as error:
+            text = repr(error)
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        text = answer.read().decode()
+    assert os.waitpid(number, 0)[1] == 0
+    return text
+
+
+def is_socket(number: int) -> bool:
+    return stat.S_ISSOCK(os.fstat(number).st_mode)
+
+
+def test_other_sockets_on_the_number_of_the_port_stay_the_childs() -> None:
+    """UDP has ports of its own, and so has IPv6."""
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("0.0.0.0", 0)))
+        port = listener.getsockname()[1]
+        holder = Holder(listener)
+        datagrams = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        datagrams.bind(("127.0.0.1", port))
+        other = opened.enter_context(socket.create_server(("::1", port), family=socket.AF_INET6))
+        opened.enter_context(socket.create_connection(("::1", port), timeout=30))
+        served = opened.enter_context(other.accept()[0])
+        numbers = [each.fileno() for each in (datagrams, other, served)]
+        assert in_child(lambda: [is_socket(each) for each in numbers]) == "[True, True, True]"
+        assert in_child(lambda: is_socket(listener.fileno())) == "False"
+        del holder
 
 
 def test_a_connection_to_another_node_is_not_kept(child: Callable[[], None]) -> None:
