@@ -40,25 +40,59 @@ def not_for_children(holder: Descriptors) -> None:
 
 
 def _release() -> None:
-    """In the child: put /dev/null in their place, for their numbers must not be used again."""
-    numbers = {
-        number
-        for holder in list(_not_for_children)
-        for number in holder.descriptors()
-        if number >= 0
-    }
-    if not numbers:
-        return
-    listening = {address for number in numbers if (address := _listens_on(number)) is not None}
-    # Looked for, not registered: the system accepts a connection while no Python code runs, and
-    # a fork may come between that and the first line of code that knows it.
-    numbers.update(_accepted(listening))
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for number in sorted(numbers):
-            os.dup2(null, number, inheritable=False)
-    finally:
-        os.close(null)
+    """In the child: let go of what is registered, whatever fails of it.
+
+    The interpreter shows what this raises, and the child goes on.
+    """
+    numbers, errors = _numbers()
+    # The child may close these numbers and use them for its own files before it forks in turn.
+    _not_for_children.clear()
+    if numbers:
+        listening = {address for number in numbers if (address := _listens_on(number)) is not None}
+        _replace(numbers)
+        if listening:
+            # Looked for, not registered: the system accepts a connection while no Python code
+            # runs, and a fork may come between that and the first line of code that knows it.
+            _close(numbers[0])  # to look takes a number, and all may be in use
+            _replace([numbers[0], *_accepted(listening)])
+    if errors:
+        raise ExceptionGroup("a forked child may keep files of its parent's node", errors)
+
+
+def _numbers() -> tuple[list[int], list[Exception]]:
+    """What is registered, and the errors of the holders that could not say."""
+    numbers: set[int] = set()
+    errors: list[Exception] = []
+    for holder in list(_not_for_children):
+        try:
+            numbers.update(number for number in holder.descriptors() if number >= 0)
+        except Exception as error:  # raised once the files of the others are released
+            errors.append(error)
+    return sorted(numbers), errors
+
+
+def _replace(numbers: list[int]) -> None:
+    """Put /dev/null in their place: who still refers to a number must not find another file.
+
+    Where that cannot be, for want of /dev or of files in the system, they are only closed.
+    """
+    _close(numbers[0])  # to open takes a number, and all may be in use
+    null = -1
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in numbers:
+        if number != null:
+            try:
+                os.dup2(null, number, inheritable=False)
+            except OSError:  # there is none, or the limit is lower than this number by now
+                _close(number)
+    if null not in numbers:
+        _close(null)
+
+
+def _close(number: int) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        os.close(number)
 
 
 def _listens_on(number: int) -> _Address | None:
@@ -71,6 +105,8 @@ def _listens_on(number: int) -> _Address | None:
             return None
         host, port = found.getsockname()[:2]
         return (found.family, None if host in _WILDCARDS else host, port)
+    except OSError:
+        return None  # it is a socket no more
     finally:
         found.detach()
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +121,106 @@ def test_other_sockets_on_the_number_of_the_port_stay_the_childs() -> None:
         numbers = [each.fileno() for each in (datagrams, other, served)]
         assert in_child(lambda: [is_socket(each) for each in numbers]) == "[True, True, True]"
         assert in_child(lambda: is_socket(listener.fileno())) == "False"
+        del holder
+
+
+def test_without_a_free_descriptor_a_child_keeps_nothing() -> None:
+    """The known files and the accepted connections alike."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname(), timeout=30)
+    accepted, _ = listener.accept()
+    holder = Holder(listener)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def kept() -> list[bool]:
+        return [is_socket(each.fileno()) for each in (listener, accepted, client)]
+
+    read, write = os.pipe()
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(read, write) + 8, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(read))
+        assert held
+        child = os.fork()
+        if child == 0:
+            os.write(write, repr(kept()).encode())
+            os._exit(0)
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(read, 100) == b"[False, False, True]"
+    del holder
+    for each in (listener, client, accepted):
+        each.close()
+    os.close(read)
+    os.close(write)
+
+
+def test_without_a_null_device_a_child_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a chroot, say."""
+    monkeypatch.setattr(os, "devnull", "/nonexistent/null")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        holder = Holder(listener)
+        assert "Bad file descriptor" in in_child(lambda: os.fstat(listener.fileno()))
+        del holder
+
+
+def test_a_holder_that_fails_leaves_the_others_to_be_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken:
+        def descriptors(self) -> list[int]:
+            raise ValueError("it cannot say")
+
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    broken = [Broken(), Broken()]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fork.not_for_children(broken[0])
+        holder = Holder(listener)
+        fork.not_for_children(broken[1])
+        try:
+            assert in_child(lambda: is_socket(listener.fileno())) == "False"
+            errors = in_child(lambda: [repr(each) for each in seen[0].exc_value.exceptions])
+            assert errors.count("it cannot say") == 2
+        finally:
+            broken.clear()
+        del holder
+
+
+def test_a_child_of_the_child_keeps_its_own_files(tmp_path: Path) -> None:
+    """A daemon closes all numbers and opens files of its own, which get the numbers of the node."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        holder = Holder(listener)
+        number = listener.fileno()
+        path = tmp_path / "log"
+
+        def child() -> str:
+            os.close(number)
+            file = os.open(path, os.O_RDWR | os.O_CREAT)
+            os.dup2(file, number)
+            return in_child(lambda: os.write(number, b"a line"))
+
+        assert in_child(child) == repr("6")
+        assert path.read_bytes() == b"a line"
+        del holder
+
+
+def test_a_child_releases_what_it_opened_itself_in_its_own_child() -> None:
+    def child() -> str:
+        with socket.create_server(("127.0.0.1", 0)) as own:
+            holder = Holder(own)
+            text = in_child(lambda: is_socket(own.fileno()))
+            assert holder.descriptors() == [own.fileno()]
+            return text
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        holder = Holder(listener)
+        assert in_child(child) == repr("False")
         del holder
 
 
