@@ -17,7 +17,6 @@ import errno
 import fcntl
 import os
 import random
-import re
 import secrets
 import threading
 import time
@@ -27,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from .fork import not_for_children
+from .streams import OsStreams
 
 __all__ = [
     "File",
@@ -287,24 +287,6 @@ class OsFiles:
         return OsLock(path)
 
 
-class _OsListener:
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
-        self._port: int = server.sockets[0].getsockname()[1]
-        not_for_children(self)
-
-    def descriptors(self) -> list[int]:
-        """What a forked child must not keep."""
-        return [each.fileno() for each in self._server.sockets]
-
-    @property
-    def port(self) -> int:
-        return self._port
-
-    def close(self) -> None:
-        self._server.close()
-
-
 # A job: the future of the loop, the function and its arguments. None ends the thread.
 _Job = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
@@ -380,12 +362,6 @@ def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | No
         future.set_exception(error)
 
 
-def _refused_by_all(error: OSError) -> bool:
-    """Whether each address of a host refused: asyncio names them in the text of one error."""
-    causes = re.findall(r"\[Errno (\d+)\] ", str(error))
-    return error.errno is None and set(causes) == {str(errno.ECONNREFUSED)}
-
-
 class OsRuntime:
     """The real world: the running event loop and the operating system."""
 
@@ -400,13 +376,7 @@ class OsRuntime:
         self._worker = OsWorker(self._loop, "raftkv-disk")
         self._bulk = OsWorker(self._loop, "raftkv-bulk")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._connected: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        not_for_children(self)
-
-    def descriptors(self) -> list[int]:
-        """What a forked child must not keep: the connections to other nodes."""
-        sockets = (each.get_extra_info("socket") for each in self._connected)
-        return [each.fileno() for each in sockets if each is not None]
+        self._streams = OsStreams(self._loop)
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -437,17 +407,10 @@ class OsRuntime:
         await asyncio.sleep(delay_s)
 
     async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener:
-        return _OsListener(await self._loop.create_server(factory, host, port, backlog=1024))
+        return await self._streams.listen(factory, host, port)
 
     async def connect(self, factory: ProtocolFactory, host: str, port: int) -> asyncio.Transport:
-        try:
-            transport, _ = await self._loop.create_connection(factory, host, port)
-        except OSError as error:
-            if _refused_by_all(error):
-                raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
-            raise
-        self._connected.add(transport)
-        return transport
+        return await self._streams.connect(factory, host, port)
 
     def close(self) -> None:
         self._worker.close()

@@ -9,16 +9,35 @@ import resource
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from raftkv import fork
-from raftkv.runtime import OsRuntime
+from raftkv.streams import OsStreams
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="for systems with fork")
+
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def run(loop: str, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(main)
+
+
+class Resolving:
+    """An event loop with other names; uvloop's takes no attributes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, getaddrinfo: Any) -> None:
+        self._loop, self.getaddrinfo = loop, getaddrinfo
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
 
 
 class Holder:
@@ -224,22 +243,86 @@ def test_a_child_releases_what_it_opened_itself_in_its_own_child() -> None:
         del holder
 
 
-def test_a_connection_to_another_node_is_not_kept(child: Callable[[], None]) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_connection_to_another_node_is_not_kept(loop: str) -> None:
     async def main() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
-        runtime = OsRuntime()
-        transport = await runtime.connect(asyncio.Protocol, *listener.getsockname())
-        accepted, _ = listener.accept()
-        accepted.settimeout(30)
-        child()
-        transport.close()
-        closed = asyncio.get_running_loop().run_in_executor(None, accepted.recv, 1)
-        assert await closed == b"", "the child keeps the connection"
-        runtime.close()
-        accepted.close()
+        streams = OsStreams(asyncio.get_running_loop())
+        transport = await streams.connect(asyncio.Protocol, *listener.getsockname())
+        found = transport.get_extra_info("socket")
+        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        number = found.fileno()
+        assert streams.descriptors() == [number]
+        assert in_child(lambda: is_socket(number)) == "False"
+        transport.abort()
+        while streams.descriptors() == [number]:
+            await asyncio.sleep(0)
+        # The number may be of another file by now.
+        assert set(streams.descriptors()) <= {-1}
         listener.close()
 
-    asyncio.run(main())
+    run(loop, main())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_connection_under_way_is_not_kept(loop: str) -> None:
+    """To a listener whose queue is full, which takes it later."""
+
+    async def main() -> None:
+        with contextlib.ExitStack() as opened:
+            listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            for _ in range(3):
+                filling = opened.enter_context(socket.socket())
+                filling.setblocking(False)
+                filling.connect_ex(listener.getsockname())
+            streams = OsStreams(asyncio.get_running_loop())
+            connect = streams.connect(asyncio.Protocol, *listener.getsockname())
+            connecting = asyncio.create_task(connect)
+            for _ in range(1000):
+                if not streams.descriptors():
+                    await asyncio.sleep(0)
+            (number,) = streams.descriptors()
+            assert in_child(lambda: is_socket(number)) == "False"
+            assert not connecting.done()
+            connecting.cancel()
+            await asyncio.wait([connecting])
+            assert connecting.cancelled()
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(number)
+
+    run(loop, main())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "two.example"])
+def test_a_connection_goes_to_the_address_that_takes_it(
+    host: str, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a name with several, here: the first of another family, where no node listens."""
+
+    async def main() -> None:
+        family = _family(host)
+        with socket.create_server(("" if "." in host else host, 0), family=family) as listener:
+            port = listener.getsockname()[1]
+            streams = OsStreams(asyncio.get_running_loop())
+
+            async def resolved(host: str, port: int, **_: Any) -> list[Any]:
+                return [
+                    (each, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
+                    for each, address in (
+                        (socket.AF_INET6, "::1"),
+                        (socket.AF_INET, "127.0.0.1"),
+                    )
+                ]
+
+            monkeypatch.setattr(streams, "_loop", Resolving(streams._loop, resolved))
+            transport = await streams.connect(asyncio.Protocol, host, port)
+            reached = "127.0.0.1" if host == "two.example" else host
+            assert transport.get_extra_info("peername")[:2] == (reached, port)
+            assert len([each for each in streams.descriptors() if each >= 0]) == 1
+            transport.abort()
+
+    run(loop, main())
 
 
 def test_a_listener_that_is_closed_holds_nothing_up(child: Callable[[], None]) -> None:
