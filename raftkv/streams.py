@@ -41,24 +41,55 @@ class OsListener:
         self._server.close()
 
 
+class _Accepted(asyncio.Protocol):
+    """Registers the stream of an accepted connection, which then is its protocol's alone."""
+
+    def __init__(
+        self, protocol: asyncio.Protocol, accepted: weakref.WeakSet[asyncio.BaseTransport]
+    ) -> None:
+        self._protocol = protocol
+        self._accepted = accepted
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._accepted.add(transport)
+        transport.set_protocol(self._protocol)
+        self._protocol.connection_made(transport)
+
+
 class OsStreams:
     """Listens and connects on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._connected: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        # Those of an open listener are found by its address; it may be closed before they are.
+        self._accepted: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         not_for_children(self)
 
     def descriptors(self) -> list[int]:
         """What a forked child must not keep: the connections to other nodes."""
-        return [each.fileno() for each in self._connected]
+        accepted = (each.get_extra_info("socket") for each in self._accepted)
+        found = [*self._connected, *(each for each in accepted if each is not None)]
+        return [number for each in found if (number := each.fileno()) >= 0]
 
     async def listen(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> OsListener:
         """At all addresses of the host."""
-        server = await self._loop.create_server(factory, host, port, backlog=BACKLOG)
-        return OsListener(server)
+        server = await self._loop.create_server(
+            lambda: _Accepted(factory(), self._accepted),
+            host,
+            port,
+            backlog=BACKLOG,
+            start_serving=False,  # registered first: the loop goes on before this returns
+        )
+        listener = OsListener(server)
+        try:
+            await server.start_serving()
+        except BaseException:
+            listener.close()
+            raise
+        return listener
 
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
