@@ -1,4 +1,4 @@
-"""What a forked child closes: the lock, the ports and the connections of its parent's nodes."""
+"""What a forked child closes: the lock, the files, the ports and the connections of nodes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ _not_for_children: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def not_for_children(holder: Descriptors) -> None:
-    """Have a forked child close these files: of a lock, of a port, of connections.
+    """Have a forked child close these files: of a lock, of the log, of a port, of connections.
 
     A child, such as a worker of a process pool, shares them. It would keep the lock, and the port
-    with connections that it never answers, when this process has ended. The connections that an
-    open listener accepted are found by its address and need no holder.
+    with connections that it never answers, when this process has ended, and the space of a removed
+    file. The connections that an open listener accepted are found by its address and need no
+    holder.
+
+    A holder forgets a number before it closes the file: then the number may be of another one. Not
+    covered: a fork by another thread between the system's opening and this call.
     """
     _not_for_children.add(holder)
 

@@ -165,11 +165,16 @@ class Runtime(Protocol):
 
 
 class OsFile:
-    """A file of the operating system."""
+    """A file of the operating system. A forked child would hold the space of a removed one."""
 
     def __init__(self, path: str, flags: int) -> None:
         self._path = path
         self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        not_for_children(self)
+
+    def descriptors(self) -> list[int]:
+        """What a forked child must not keep."""
+        return [self._fd] if self._fd >= 0 else []
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -196,13 +201,18 @@ class OsFile:
     def datasync(self) -> None:
         os.fdatasync(self._fd)
 
+    def sync(self) -> None:
+        """As `datasync`, for a directory."""
+        os.fsync(self._fd)
+
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # Forgotten first: once it is closed, the number may be of another file, of a child's.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class OsLock:
@@ -211,12 +221,13 @@ class OsLock:
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        not_for_children(self)  # before it is locked: a fork may come between
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._fd)
+            fd, self._fd = self._fd, -1
+            os.close(fd)
             raise
-        not_for_children(self)
 
     def descriptors(self) -> list[int]:
         """What a forked child must not keep."""
@@ -233,9 +244,13 @@ class OsLock:
         return (ours.st_ino, ours.st_dev) != (there.st_ino, there.st_dev)
 
     def release(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            # A process that is being started has the file too, until it runs its own program.
+            try:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            finally:
+                os.close(fd)
 
 
 class OsFiles:
@@ -273,11 +288,11 @@ class OsFiles:
         os.remove(path)
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = OsFile(path or ".", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(fd)
+            directory.sync()
         finally:
-            os.close(fd)
+            directory.close()
 
     def space(self, path: str) -> Space:
         found = os.statvfs(path)

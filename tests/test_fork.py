@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import resource
 import socket
 import stat
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
-from raftkv import fork
-from raftkv.streams import OsStreams
+from raftkv import NodeConfig, fork
+from raftkv.errors import DiskFailed
+from raftkv.node import Node
+from raftkv.runtime import OsFiles
+from raftkv.testing.local_cluster import free_ports
+from tests.forked import Holder, family_of, in_child, is_socket, listening, paths
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="for systems with fork")
-
-
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-def run(loop: str, main: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(main)
-
-
-class Resolving:
-    """An event loop with other names; uvloop's takes no attributes."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, getaddrinfo: Any) -> None:
-        self._loop, self.getaddrinfo = loop, getaddrinfo
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-
-class Holder:
-    def __init__(self, *sockets: socket.socket) -> None:
-        self.sockets = sockets
-        fork.not_for_children(self)
-
-    def descriptors(self) -> list[int]:
-        return [each.fileno() for each in self.sockets]
 
 
 @pytest.fixture
@@ -80,11 +57,11 @@ def test_a_connection_that_no_code_knows_yet_is_not_kept(
     host: str, child: Callable[[], None]
 ) -> None:
     """The system accepts it in another thread; a fork came before the loop's first callback."""
-    listener = socket.create_server((host, 0), family=_family(host), reuse_port=False)
+    listener = socket.create_server((host, 0), family=family_of(host), reuse_port=False)
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     client = socket.create_connection((reached, listener.getsockname()[1]), timeout=30)
     accepted, _ = listener.accept()
-    other = socket.create_server((host, 0), family=_family(host))
+    other = socket.create_server((host, 0), family=family_of(host))
     unrelated = socket.create_connection((reached, other.getsockname()[1]), timeout=30)
     served, _ = other.accept()
     holder = Holder(listener)
@@ -98,32 +75,6 @@ def test_a_connection_that_no_code_knows_yet_is_not_kept(
     del holder
     for each in (listener, other, client, unrelated):
         each.close()
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def in_child(report: Callable[[], object]) -> str:
-    """What the function gives in a child, as text."""
-    read, write = os.pipe()
-    number = os.fork()
-    if number == 0:
-        try:
-            text = repr(report())
-        except BaseException as error:
-            text = repr(error)
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    with open(read, "rb") as answer:
-        text = answer.read().decode()
-    assert os.waitpid(number, 0)[1] == 0
-    return text
-
-
-def is_socket(number: int) -> bool:
-    return stat.S_ISSOCK(os.fstat(number).st_mode)
 
 
 def test_other_sockets_on_the_number_of_the_port_stay_the_childs() -> None:
@@ -243,143 +194,137 @@ def test_a_child_releases_what_it_opened_itself_in_its_own_child() -> None:
         del holder
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_connection_to_another_node_is_not_kept(loop: str) -> None:
-    async def main() -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        streams = OsStreams(asyncio.get_running_loop())
-        transport = await streams.connect(asyncio.Protocol, *listener.getsockname())
-        found = transport.get_extra_info("socket")
-        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        number = found.fileno()
-        assert streams.descriptors() == [number]
-        assert in_child(lambda: is_socket(number)) == "False"
-        transport.abort()
-        while streams.descriptors():  # the number may be of another file by then
-            await asyncio.sleep(0)
-        listener.close()
-
-    run(loop, main())
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="for systems with /proc")
+def test_a_file_of_a_node_is_not_kept(tmp_path: Path) -> None:
+    """A segment that is removed would hold its space as long as a child has it open."""
+    files = OsFiles()
+    file = files.open(str(tmp_path / "segment"), "w")
+    lock = files.lock(str(tmp_path / "lock"))
+    assert len(paths(tmp_path)) == 2
+    assert in_child(lambda: paths(tmp_path)) == "[]"
+    files.remove(str(tmp_path / "segment"))
+    assert in_child(lambda: paths(tmp_path)) == "[]"
+    file.close()
+    lock.release()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_connection_under_way_is_not_kept(loop: str) -> None:
-    """To a listener whose queue is full, which takes it later."""
-
-    async def main() -> None:
-        with contextlib.ExitStack() as opened:
-            listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-            for _ in range(3):
-                filling = opened.enter_context(socket.socket())
-                filling.setblocking(False)
-                filling.connect_ex(listener.getsockname())
-            streams = OsStreams(asyncio.get_running_loop())
-            connect = streams.connect(asyncio.Protocol, *listener.getsockname())
-            connecting = asyncio.create_task(connect)
-            for _ in range(1000):
-                if not streams.descriptors():
-                    await asyncio.sleep(0)
-            (number,) = streams.descriptors()
-            assert in_child(lambda: is_socket(number)) == "False"
-            assert not connecting.done()
-            connecting.cancel()
-            await asyncio.wait([connecting])
-            assert connecting.cancelled()
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.fstat(number)
-
-    run(loop, main())
+def test_the_number_of_a_closed_file_is_the_childs(tmp_path: Path) -> None:
+    files = OsFiles()
+    closed = [files.open(str(tmp_path / name), "w") for name in "ab"]
+    lock = files.lock(str(tmp_path / "lock"))
+    with pytest.raises(BlockingIOError):
+        files.lock(str(tmp_path / "lock"))
+    for each in closed:
+        each.close()
+    lock.release()
+    own = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in "cdef"]
+    assert in_child(lambda: [os.write(each, b"a line") for each in own]) == "[6, 6, 6, 6]"
+    assert {(tmp_path / name).read_bytes() for name in "cdef"} == {b"a line"}
+    for number in own:
+        os.close(number)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "two.example"])
-def test_a_connection_goes_to_the_address_that_takes_it(
-    host: str, loop: str, monkeypatch: pytest.MonkeyPatch
+def test_a_directory_that_is_being_synced_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a name with several, here: the first of another family, where no node listens."""
+    def sync(number: int) -> None:
+        kept.append(in_child(lambda: stat.S_ISDIR(os.fstat(number).st_mode)))
+
+    kept: list[str] = []
+    monkeypatch.setattr(os, "fsync", sync)
+    OsFiles().sync_dir(str(tmp_path))
+    assert kept == ["False"]
+
+
+@pytest.mark.parametrize("kind", ["file", "lock"])
+def test_a_fork_while_a_file_closes_takes_no_other_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may open one under the number, and fork, before the closing one goes on."""
+
+    def closed(number: int) -> None:
+        close(number)
+        if number in numbers:
+            numbers.clear()
+            own.append(os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT))
+            assert own == [number]
+            kept.append(in_child(lambda: stat.S_ISREG(os.fstat(number).st_mode)))
+
+    close = os.close
+    kept: list[str] = []
+    own: list[int] = []
+    path = str(tmp_path / "closing")
+    closing: Any = OsFiles().open(path, "w") if kind == "file" else OsFiles().lock(path)
+    numbers = closing.descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closed)
+        closing.close() if kind == "file" else closing.release()
+    assert kept == ["True"]
+    os.close(own[0])
+
+
+def test_a_lock_that_is_released_is_not_held_by_a_process_that_is_being_started(
+    tmp_path: Path,
+) -> None:
+    """Between fork and exec it has the file, and no Python code runs in it."""
+    files = OsFiles()
+    lock = files.lock(str(tmp_path / "lock"))
+    copy = os.dup(lock.descriptors()[0])
+    lock.release()
+    files.lock(str(tmp_path / "lock")).release()
+    os.close(copy)
+
+
+def test_a_fork_while_a_lock_is_taken_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(number: int, operation: int) -> None:
+        flock(number, operation)
+        kept.append(in_child(lambda: stat.S_ISREG(os.fstat(number).st_mode)))
+
+    flock = fcntl.flock
+    kept: list[str] = []
+    monkeypatch.setattr(fcntl, "flock", locked)
+    lock = OsFiles().lock(str(tmp_path / "lock"))
+    assert kept == ["False"]
+    lock.release()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="for systems with /proc")
+def test_a_child_keeps_nothing_of_a_whole_node(tmp_path: Path) -> None:
+    """Whether it runs, has a fault or has stopped; nor does a program that is run."""
+    port, http_port = free_ports(2)
+    address = f"127.0.0.1:{port}"
+
+    def kept() -> tuple[list[str], list[int]]:
+        return paths(tmp_path), listening()
 
     async def main() -> None:
-        family = _family(host)
-        with socket.create_server(("" if "." in host else host, 0), family=family) as listener:
-            port = listener.getsockname()[1]
-            streams = OsStreams(asyncio.get_running_loop())
+        config = NodeConfig(
+            name="a",
+            dir=str(tmp_path / "a"),
+            peer_address=address,
+            cores={"a": address},
+            http_address=f"127.0.0.1:{http_port}",
+        )
+        before = {int(name) for name in os.listdir("/dev/fd")}
+        node = Node(config, plugins=())
+        await node.start()
+        await node.kv.put(b"k", b"v")
+        assert len(paths(tmp_path)) == 2
+        assert {port, http_port} <= set(listening())
+        assert in_child(kept) == "([], [])"
+        assert await asyncio.to_thread(in_child, kept) == "([], [])"
+        for number in {int(name) for name in os.listdir("/dev/fd")} - before:
+            with contextlib.suppress(OSError):
+                assert not os.get_inheritable(number)
+        os.rename(tmp_path / "a", tmp_path / "b")
+        assert type(await node.fault) is DiskFailed
+        assert in_child(kept) == "([], [])"
+        await node.stop()
+        assert in_child(kept) == "([], [])"
 
-            async def resolved(host: str, port: int, **_: Any) -> list[Any]:
-                return [
-                    (each, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
-                    for each, address in (
-                        (socket.AF_INET6, "::1"),
-                        (socket.AF_INET, "127.0.0.1"),
-                    )
-                ]
-
-            monkeypatch.setattr(streams, "_loop", Resolving(streams._loop, resolved))
-            transport = await streams.connect(asyncio.Protocol, host, port)
-            reached = "127.0.0.1" if host == "two.example" else host
-            assert transport.get_extra_info("peername")[:2] == (reached, port)
-            assert len(streams.descriptors()) == 1
-            transport.abort()
-
-    run(loop, main())
-
-
-def listening() -> list[int]:
-    """The ports on which this process listens."""
-    ports = []
-    for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):
-            with socket.socket(fileno=os.dup(int(name))) as found:
-                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    ports.append(found.getsockname()[1])
-    return ports
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_port_is_not_kept_from_its_first_moment(loop: str) -> None:
-    async def main() -> None:
-        streams = OsStreams(asyncio.get_running_loop())
-        opening = asyncio.create_task(streams.listen(asyncio.Protocol, "127.0.0.1", 0))
-        while not opening.done():
-            assert in_child(listening) == "[]"
-            await asyncio.sleep(0)
-        assert opening.result().port in listening()
-        assert in_child(listening) == "[]"
-        opening.result().close()
-
-    run(loop, main())
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_connection_that_outlives_its_listener_is_not_kept(loop: str) -> None:
-    """What is still to be sent goes out after a node has closed its port."""
-
-    class Peer(asyncio.Protocol):
-        def __init__(self) -> None:
-            self.made = asyncio.get_running_loop().create_future()
-            self.received = asyncio.get_running_loop().create_future()
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.made.set_result(transport)
-
-        def data_received(self, data: bytes) -> None:
-            self.received.set_result(data)
-
-    async def main() -> None:
-        streams, peer = OsStreams(asyncio.get_running_loop()), Peer()
-        listener = await streams.listen(lambda: peer, "127.0.0.1", 0)
-        with socket.create_connection(("127.0.0.1", listener.port), timeout=30) as client:
-            transport = await peer.made
-            number = transport.get_extra_info("socket").fileno()
-            listener.close()
-            assert in_child(lambda: is_socket(number)) == "False"
-            client.sendall(b"data")
-            assert await peer.received == b"data"
-            assert streams.descriptors() == [number]
-            transport.abort()
-            while streams.descriptors():
-                await asyncio.sleep(0)
-
-    run(loop, main())
+    asyncio.run(main())
 
 
 def test_a_listener_that_is_closed_holds_nothing_up(child: Callable[[], None]) -> None:
