@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.guards.measure import Measure, counted
-from tests.guards.public_api import is_public_module
+from tests.guards.public_api import assignments_of_all, is_public_module
 from tests.guards.sources import Source
 
 LINES_MAX = 500
@@ -57,12 +57,9 @@ class Layout:
 
 
 def lines_of_all(source: Source) -> int:
-    """The lines of the assignment to `__all__`."""
+    """The lines of the assignments to `__all__`."""
     return sum(
-        (node.end_lineno or node.lineno) - node.lineno + 1
-        for node in source.tree.body
-        if isinstance(node, ast.Assign)
-        and any(isinstance(each, ast.Name) and each.id == "__all__" for each in node.targets)
+        (node.end_lineno or node.lineno) - node.lineno + 1 for node in assignments_of_all(source)
     )
 
 

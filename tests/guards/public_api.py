@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tests.guards.measure import Measure, counted
-from tests.guards.sources import Import, Source, is_public
+from tests.guards.sources import Import, Source, is_public, outer_statements
 
 # What programs and plugins import; besides, the module `public` of each plugin.
 PUBLIC_MODULES = {
@@ -30,6 +30,7 @@ PUBLIC_MODULES = {
 }
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
 _UNDOCUMENTED_DECORATORS = {"overload", "setter", "deleter"}
 
 
@@ -127,7 +128,7 @@ class PublicApi:
 def definitions(source: Source) -> dict[str, Definition]:
     """The public classes and functions of a module."""
     found = {}
-    for node in source.tree.body:
+    for node in outer_statements(source.tree.body):
         if isinstance(node, _Function | ast.ClassDef) and is_public(node.name):
             methods = {}
             bases: tuple[str, ...] = ()
@@ -135,20 +136,23 @@ def definitions(source: Source) -> dict[str, Definition]:
                 methods = _methods(source.path, node)
                 bases = tuple(filter(None, map(_name_of, node.bases)))
             place = f"{source.path}:{node.lineno}"
-            documented = ast.get_docstring(node, clean=False) is not None
-            found[node.name] = Definition(place, node.name, documented, methods, bases)
+            found[node.name] = Definition(place, node.name, _has_docstring(node), methods, bases)
     return found
 
 
 def _methods(path: str, of: ast.ClassDef) -> dict[str, tuple[str, bool]]:
     found: dict[str, tuple[str, bool]] = {}
-    for node in of.body:
+    for node in outer_statements(of.body):
         if not isinstance(node, _Function) or not is_public(node.name):
             continue
         if not {_name_of(each) for each in node.decorator_list} & _UNDOCUMENTED_DECORATORS:
-            documented = ast.get_docstring(node, clean=False) is not None
-            found[node.name] = (f"{path}:{node.lineno}", documented)
+            found[node.name] = (f"{path}:{node.lineno}", _has_docstring(node))
     return found
+
+
+def _has_docstring(node: _Function | ast.ClassDef) -> bool:
+    """Whether it has a docstring with a text in it."""
+    return bool((ast.get_docstring(node, clean=False) or "").strip())
 
 
 def _name_of(node: ast.expr) -> str:
@@ -163,14 +167,28 @@ def _name_of(node: ast.expr) -> str:
 
 def exported_by(source: Source) -> tuple[str, ...] | None:
     """The names in `__all__`; None if the module has none."""
-    for node in source.tree.body:
-        if isinstance(node, ast.Assign) and any(map(_is_all, node.targets)):
-            return tuple(
-                each.value
-                for each in ast.walk(node.value)
-                if isinstance(each, ast.Constant) and isinstance(each.value, str)
-            )
-    return None
+    assignments = assignments_of_all(source)
+    if not assignments:
+        return None
+    return tuple(
+        each.value
+        for node in assignments
+        for each in ast.walk(node.value or node)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    )
+
+
+def assignments_of_all(source: Source) -> list[_Assignment]:
+    """The assignments to `__all__`, and the additions to it."""
+    return [
+        node
+        for node in outer_statements(source.tree.body)
+        if isinstance(node, _Assignment) and any(map(_is_all, _targets(node)))
+    ]
+
+
+def _targets(node: _Assignment) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def _is_all(target: ast.expr) -> bool:

@@ -129,6 +129,15 @@ def blocks(node: ast.AST) -> Iterator[list[ast.AST]]:
             yield block
 
 
+def outer_statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The statements of a module or class, those under `if`, `try` and the like included."""
+    for node in body:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for block in blocks(node):
+                yield from outer_statements(block)
+
+
 def graph(imports: Mapping[str, Iterable[Import]]) -> dict[str, set[str]]:
     """Which of the modules imports which other ones."""
     return {

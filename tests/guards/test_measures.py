@@ -122,14 +122,18 @@ def test_names_and_sizes_of_modules() -> None:
             "raftkv/errors.py": '__all__ = [\n    "A",\n]\n',
             "plugins/raftkv_x/public.py": '__all__ = ["A"]\n',
             "plugins/raftkv_x/api.py": '__all__ = [\n    "A",\n    "B",\n]\n',
+            "plugins/raftkv_x/rows.py": '__all__: list[str] = [\n    "A",\n]\n__all__ += ["B"]\n',
         },
     )
     assert found["modules.ing"].places == ("raftkv/reading.py",)
     assert found["modules.long"].places == ("raftkv/long.py: 501 lines",)
     assert found["modules.long.tests"].count == 2
-    assert found["all.lines"].count == 4
-    assert found["all.lines"].places == ("plugins/raftkv_x/api.py: 4 lines",)
-    assert found["code.lines"].count == 4 + 501 + 500 + 3 + 1 + 4
+    assert found["all.lines"].count == 8
+    assert found["all.lines"].places == (
+        "plugins/raftkv_x/api.py: 4 lines",
+        "plugins/raftkv_x/rows.py: 4 lines",
+    )
+    assert found["code.lines"].count == 4 + 501 + 500 + 3 + 1 + 4 + 4
 
 
 # Docstrings ---------------------------------------------------------------------------------------
@@ -147,6 +151,11 @@ def test_names_and_sizes_of_modules() -> None:
         ('class C:\n    "It."\n    @f.setter\n    def f(self, x): ...', []),
         ('class C:\n    "It."\n    @typing.overload\n    def f(self): ...', []),
         ("def f():\n    def g(): ...", ["f"]),
+        ('def f():\n    """"""', ["f"]),
+        ('class C:\n    "  "\n    def f(self):\n        ""', ["C", "C.f"]),
+        ("if x:\n    def f(): ...", ["f"]),
+        ("try:\n    class C: ...\nexcept ImportError:\n    def f(): ...", ["C", "f"]),
+        ('class C:\n    "It."\n    if x:\n        def f(self): ...', ["C.f"]),
     ],
 )
 def test_public_names_without_docstring(text: str, found: list[str]) -> None:
@@ -161,12 +170,15 @@ def test_the_public_api_is_what_public_modules_export() -> None:
         {
             "raftkv/__init__.py": "from .node import Node\n__all__ = ['Node']\n",
             "raftkv/node.py": "class Node:\n    'It.'\n    def f(self): ...\nclass Other: ...\n",
-            "raftkv/errors.py": "class Refused: ...\n",
+            "raftkv/errors.py": (
+                "class Refused: ...\nclass Hidden: ...\n"
+                "__all__: list[str] = []\n__all__ += ['Refused']\n"
+            ),
             "plugins/raftkv_x/public.py": "from .api import *\n__all__ = ['Api']\n",
             "plugins/raftkv_x/api.py": "class Api: ...\nclass Inner: ...\n",
         },
     )
-    assert found["undocumented"].count == 5
+    assert found["undocumented"].count == 6
     assert found["undocumented.api"].places == (
         "plugins/raftkv_x/api.py:1: Api",
         "raftkv/errors.py:1: Refused",
@@ -248,6 +260,18 @@ def test_repeated_lines_belong_to_the_area_of_their_file() -> None:
         ("isinstance(a, int)", False),
         ("not isinstance(a, int)", False),
         ("a is not None and isinstance(b, int)", False),
+        ("None is not a", False),
+        ("a != None", False),
+        ("not (a is None)", False),
+        ("callable(a)", False),
+        ("True", False),
+        ("1 == 1", False),
+        ("not False", False),
+        ("(a, 'text')", False),
+        ("a == a", False),
+        ("a > 1 or True", False),
+        ("a > 1 and True", True),
+        ("a > 1 or a is not None", True),
     ],
 )
 def test_assertions_of_invariants(test: str, is_counted: bool) -> None:
