@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.guards.sources import without_collector
+from tests.guards.sources import paths, without_collector
 
 __all__ = ["EXCEPTIONS", "Finding", "Module", "findings", "modules", "on_a_real_clock", "unused"]
 
@@ -160,8 +160,9 @@ class Finding(NamedTuple):
 def modules(root: Path = ROOT) -> list[Module]:
     """All files of the tests."""
     return [
-        Module(str(path.relative_to(root)), path.read_text(encoding="utf-8"))
-        for path in sorted((root / "tests").rglob("*.py"))
+        Module(path, (root / path).read_text(encoding="utf-8"))
+        for path in paths(root)
+        if path.startswith("tests/") and path.endswith(".py") and (root / path).is_file()
     ]
 
 

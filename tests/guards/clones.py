@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tests.guards.measure import Measure
-from tests.guards.sources import Source, blocks
+from tests.guards.sources import FOLDERS, Source, blocks
 
 # Smaller runs are mostly idioms: six plain assignments, a property with another one behind it.
 STATEMENTS_MIN = 6
 NODES_MIN = 60
-AREAS = ("raftkv", "plugins", "bench", "testing")
+AREAS = (*FOLDERS, "testing")
 
 _BLOCK_FIELDS = frozenset(("body", "handlers", "orelse", "finalbody", "cases"))
 
@@ -59,7 +59,7 @@ class Clones:
             others = ", ".join(self._place(run) for run in runs[1:])
             for area in {self._areas[path] for path, _, _ in runs}:
                 places[area].append(f"{self._place(runs[0])} ~ {others}")
-        for area in AREAS:
+        for area in dict.fromkeys([*AREAS, *sorted(self._areas.values())]):
             count = sum(len(found) for path, found in lines.items() if self._areas[path] == area)
             what = f"lines of repeated code in {area}"
             yield Measure(f"clones.{area}", what, count, tuple(sorted(places[area])))

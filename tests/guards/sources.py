@@ -10,7 +10,9 @@ import ast
 import contextlib
 import functools
 import gc
+import os
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +20,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 # Code that is not a test, and the folders of it that are import roots themselves.
 FOLDERS = ("raftkv", "plugins", "bench", "tools")
+# Python files of a folder that is in neither list are code, so that no measure misses them.
+OTHER_FOLDERS = ("docs", "tests")
 IMPORT_ROOTS = ("plugins/", "tools/")
 # Code that searches for faults: it is measured as code, wherever it is.
 VERIFICATION = ("tests/verification/",)
 
 SUFFIXES = {".py", ".md", ".cfg", ".toml", ".sh", ".lua", ".erl", ""}
 SKIPPED_FOLDERS = {"build", "dist", "out", "__pycache__", "htmlcov"}
+
+GIT_VARIABLES = ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
 
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
@@ -58,7 +64,8 @@ class Source:
         """Whether it is a Python module outside the tests."""
         if not self.path.endswith(".py") or Path(self.path).name.startswith("test_"):
             return False
-        return self.path.split("/")[0] in FOLDERS or self.path.startswith(VERIFICATION)
+        folder = self.path.split("/")[0]
+        return folder not in OTHER_FOLDERS or self.path.startswith(VERIFICATION)
 
     @property
     def area(self) -> str:
@@ -172,13 +179,43 @@ def is_within(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
+def unknown_folders(paths: Iterable[str]) -> list[str]:
+    """The outermost folders, or files, with Python in them that no list above names."""
+    outermost = {path.split("/")[0] for path in paths if path.endswith(".py")}
+    return sorted(outermost - {*FOLDERS, *OTHER_FOLDERS})
+
+
 def sources(root: Path = ROOT) -> Iterator[Source]:
     """Every text file of the repository, in a stable order."""
-    for path in sorted(root.rglob("*")):
-        if path.suffix not in SUFFIXES:
-            continue
-        parts = path.relative_to(root).parts
-        if any(p in SKIPPED_FOLDERS or p.startswith(".") or ".egg-info" in p for p in parts):
-            continue
-        if path.is_file():
-            yield Source("/".join(parts), path.read_text(encoding="utf-8", errors="replace"))
+    for name in paths(root):
+        path = root / name
+        if path.suffix in SUFFIXES and path.is_file():
+            yield Source(name, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def paths(root: Path = ROOT) -> list[str]:
+    """The files that git tracks or would add; without git, those in folders that are not built."""
+    listed = _listed_by_git(root)
+    if listed is not None:
+        return sorted(listed)
+    found = [path.relative_to(root).parts for path in sorted(root.rglob("*"))]
+    return ["/".join(parts) for parts in found if not any(map(_is_skipped, parts))]
+
+
+def _listed_by_git(root: Path) -> list[str] | None:
+    """None if `root` is no checkout, or there is no git that reads it."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "ls-files", "-z"]
+    command += ["--cached", "--others", "--exclude-standard"]
+    # In a hook of git these name the repository of the hook.
+    environment = {name: each for name, each in os.environ.items() if name not in GIT_VARIABLES}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    except (OSError, subprocess.CalledProcessError):
+        return None  # the files are found without it
+    return [name for name in done.stdout.split("\0") if name]
+
+
+def _is_skipped(part: str) -> bool:
+    return part in SKIPPED_FOLDERS or part.startswith(".") or ".egg-info" in part

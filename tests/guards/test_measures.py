@@ -37,6 +37,16 @@ from tests.guards.samples import Files, counts, measured
             },
             ["bench.a, bench.b, raftkv_x.c", "raftkv.kv, raftkv.kv.api"],
         ),
+        # A package at a place that no list names is code.
+        (
+            {
+                "raftkv_core/a.py": "from raftkv_core import b\n",
+                "raftkv_core/b.py": "from raftkv_core import a\n",
+                "docs/examples/a.py": "import b\n",
+                "docs/examples/b.py": "import a\n",
+            },
+            ["raftkv_core.a, raftkv_core.b"],
+        ),
         # A module that a package has is no import of the package; tests are not looked at.
         (
             {
@@ -242,9 +252,12 @@ def test_repeated_lines_belong_to_the_area_of_their_file() -> None:
         "clones.raftkv": 9,
         "clones.plugins": 0,
         "clones.bench": 0,
+        "clones.tools": 0,
         "clones.testing": 9,
     }
     assert found["clones.raftkv"].places == ("raftkv/a.py:2-10 ~ plugins/x/testing/b.py:2-10",)
+    found = measured(Clones(), {"tools/a.py": ONE, "raftkv_core/b.py": TWO})
+    assert found["clones.tools"].count == found["clones.raftkv_core"].count == 9
 
 
 # Assertions ---------------------------------------------------------------------------------------

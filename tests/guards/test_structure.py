@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from tests.guards import __main__ as command
 from tests.guards import structure, wording
 from tests.guards.measure import Measure
-from tests.guards.sources import sources
+from tests.guards.sources import GIT_VARIABLES, ROOT, paths, sources, unknown_folders
 
 # All modules are parsed once, in about 8 s of processor time: on a loaded machine that is minutes.
 pytestmark = pytest.mark.timeout(900)
@@ -81,11 +84,43 @@ def test_limits_are_stored_and_loaded(tmp_path: Path) -> None:
     assert structure.load_limits(path) == {"a": 1, "b": 2}
 
 
-def test_only_text_files_of_the_repository_are_read(tmp_path: Path) -> None:
-    for name in ("raftkv/a.py", "tools/run", "build/b.py", ".git/c.py", "docs/d.png"):
+def test_every_folder_with_python_is_known() -> None:
+    assert unknown_folders(paths()) == []
+    listed = ["raftkv/a.py", "tests/b.py", "docs/c.py", "raftkv_core/d.py", "e.py", "f/g.md"]
+    assert unknown_folders(listed) == ["e.py", "raftkv_core"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Files of which git would read all but the ones in `notes`."""
+    names = ("raftkv/a.py", "tools/run", "build/b.py", ".ci/c.py", "docs/d.png", "notes/e.py")
+    for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x = 1\n")
-    assert [source.path for source in sources(tmp_path)] == ["raftkv/a.py", "tools/run"]
+    (tmp_path / ".gitignore").write_text("/notes/\n")
+    return tmp_path
+
+
+def test_only_text_files_of_the_repository_are_read(files: Path) -> None:
+    read = ["notes/e.py", "raftkv/a.py", "tools/run"]
+    assert [source.path for source in sources(files)] == read
+    # Not a repository that git can read.
+    (files / ".git").mkdir()
+    assert [source.path for source in sources(files)] == read
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_git_lists_the_files_of_a_checkout(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {name: each for name, each in os.environ.items() if name not in GIT_VARIABLES}
+    for arguments in (["init", "-q"], ["add", "raftkv", "docs"]):
+        subprocess.run(["git", "-C", str(files), *arguments], check=True, env=environment)
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
+    (files / "raftkv" / "f.py").write_text("x = 1\n")
+    read = [".ci/c.py", ".gitignore", "build/b.py", "raftkv/a.py", "raftkv/f.py", "tools/run"]
+    assert [source.path for source in sources(files)] == read
+    # Git still lists a file that was deleted since.
+    (files / "raftkv" / "a.py").unlink()
+    assert "raftkv/a.py" not in [source.path for source in sources(files)]
 
 
 # The command --------------------------------------------------------------------------------------
