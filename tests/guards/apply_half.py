@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from tests.guards.measure import Measure, counted
-from tests.guards.sources import Import, Source, is_within
+from tests.guards.sources import Import, Source, is_within, name_of, outer_statements
 
 # Names of modules and folders of a plugin that are its node half.
 NODE_HALF = {
@@ -26,17 +26,36 @@ NODE_HALF = {
     "service",
     "status",
 }
-# Modules and names that only a node half, a client or a command needs.
+# All that an apply half imports from outside this repository. What gives time, chance, an
+# environment, processes or streams is left out: each node must decide alike.
+ALLOWED = {
+    "__future__",
+    "abc",
+    "array",
+    "bisect",
+    "collections",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "msgspec",
+    "operator",
+    "re",
+    "sortedcontainers",
+    "string",
+    "struct",
+    "types",
+    "typing",
+    "zlib",
+}
+# Modules and names of this repository that only a node half, a client or a command needs.
 FORBIDDEN = (
-    "asyncio",
-    "concurrent",
-    "logging",
-    "os",
-    "random",
-    "socket",
-    "threading",
-    "time",
-    "typer",
     "raftkv.blocking",
     "raftkv.cli",
     "raftkv.client",
@@ -96,7 +115,7 @@ class ApplyHalf:
                 targets = set(self._own_targets(own, [each]))
                 of_node_half = {target for target in targets if _is_of_node_half(own, target)}
                 waiting += targets - of_node_half
-                wrong = of_node_half or {t for t in _bound(each) if is_within(t, *FORBIDDEN)}
+                wrong = of_node_half or {t for t in _bound(each) if is_forbidden(t)}
                 if wrong:
                     yield f"{self._paths[name]}:{each.line}: imports {min(wrong)}"
 
@@ -105,6 +124,14 @@ class ApplyHalf:
             for target in each.targets(self._imports):
                 if is_within(target, own):
                     yield target
+
+
+def is_forbidden(name: str) -> bool:
+    """Whether an apply half may not import the module or name, which is not of its node half."""
+    first = name.partition(".")[0]
+    if first == "raftkv" or first.startswith("raftkv_"):
+        return is_within(name, *FORBIDDEN)
+    return first not in ALLOWED
 
 
 def _bound(each: Import) -> Iterator[str]:
@@ -120,15 +147,9 @@ def _is_of_node_half(own: str, name: str) -> bool:
 
 def defines_plugin(source: Source) -> bool:
     """Whether the module has a class with the base `Plugin` that applies commands."""
-    for node in source.tree.body:
-        if isinstance(node, ast.ClassDef) and any(map(_is_plugin, node.bases)):
-            return any(
-                isinstance(each, ast.FunctionDef) and each.name == "apply" for each in node.body
-            )
-    return False
-
-
-def _is_plugin(base: ast.expr) -> bool:
-    if isinstance(base, ast.Subscript):
-        base = base.value
-    return isinstance(base, ast.Name) and base.id == "Plugin"
+    return any(
+        isinstance(each, ast.FunctionDef) and each.name == "apply"
+        for node in outer_statements(source.tree.body)
+        if isinstance(node, ast.ClassDef) and "Plugin" in map(name_of, node.bases)
+        for each in node.body
+    )

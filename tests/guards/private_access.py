@@ -1,29 +1,30 @@
 """Uses of private names of other modules: `x._y` where neither `x` nor this module owns `_y`.
 
-Types are not known here. A name counts as this module's own if the module defines an attribute,
-function, class or variable of that name; so a count is a lower bound.
+Types are not known here. An attribute counts as this module's own if one of its classes has an
+attribute of that name, whatever `x` is, unless `x` is named as a `Node` is; so a count is a lower
+bound. Computed names, as in `getattr(x, name)`, and aliases of private names are not seen either.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.guards.measure import Measure, counted
-from tests.guards.sources import Source, is_private, is_within
+from tests.guards.sources import Source, is_private, is_within, outer_statements
 
 # The object whose private attributes are counted separately: a package or module, and a class.
 HUB_MODULE = "raftkv.node"
 HUB_CLASS = "Node"
 # What an expression for it ends with: `node`, `self._node`, `self.nodes[name]`.
 _HUB = re.compile(r"(?:^|[._])nodes?(?:\[.*\])?$")
-# What the names of this repository's modules begin with.
-OWN = ("raftkv", "bench", "demo", "tests")
 
 # Only a module with such a text is looked at closer.
-_CANDIDATE = re.compile(r"(?<!\bself)(?<!\bcls)\._[A-Za-z]")
+_CANDIDATE = re.compile(r"(?<!\bself)(?<!\bcls)\._[A-Za-z]|attr\(")
+_BY_NAME = {"getattr", "setattr", "delattr", "hasattr"}
 # Documented methods of named tuples.
 _OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 
@@ -33,6 +34,8 @@ class _Use(NamedTuple):
     place: str
     receiver: str
     name: str
+    # Whether a class of the module has an attribute of that name.
+    may_be_own: bool
 
 
 class PrivateAccess:
@@ -46,7 +49,8 @@ class PrivateAccess:
     def add(self, source: Source) -> None:
         if not source.is_code:
             return
-        if is_within(source.name, HUB_MODULE):
+        is_hub = is_within(source.name, HUB_MODULE)
+        if is_hub:
             self._read_hub(source)
         imports_some = any(is_private(name) for each in source.imports for name in each.names)
         if not imports_some and not _CANDIDATE.search(source.text):
@@ -55,7 +59,9 @@ class PrivateAccess:
         for line, receiver, name in reader.uses:
             text = f"{receiver}.{name}" if receiver else f"import {name}"
             place = f"{source.path}:{line}: {text}"
-            self._uses.append(_Use(source.area, place, receiver, name))
+            may_be_own = bool(receiver) and name in reader.defined
+            if not (may_be_own and is_hub):
+                self._uses.append(_Use(source.area, place, receiver, name, may_be_own))
 
     def _read_hub(self, source: Source) -> None:
         for node in source.tree.body:
@@ -66,24 +72,24 @@ class PrivateAccess:
     def measures(self) -> Iterator[Measure]:
         if not self._has_hub:
             raise LookupError(f"no class {HUB_CLASS} in {HUB_MODULE}: name its module here")
-        product = [use.place for use in self._uses if use.area != "testing"]
-        testing = [use.place for use in self._uses if use.area == "testing"]
-        hub = [
-            use.place
-            for use in self._uses
-            if use.name in self._of_the_hub and _HUB.search(use.receiver)
-        ]
+        uses = [use for use in self._uses if not use.may_be_own or self._is_of_the_hub(use)]
+        product = [use.place for use in uses if use.area != "testing"]
+        testing = [use.place for use in uses if use.area == "testing"]
+        hub = [use.place for use in uses if self._is_of_the_hub(use)]
         yield counted("private", "private names of other modules", product)
         yield counted("private.testing", "the same in test tools", testing)
         yield counted("private.node", f"private attributes of {HUB_CLASS}, everywhere", hub)
 
+    def _is_of_the_hub(self, use: _Use) -> bool:
+        return use.name in self._of_the_hub and bool(_HUB.search(use.receiver))
+
 
 class _Reader:
-    """The private names that a module defines, and the other ones that it uses."""
+    """The private attributes of a module's classes, and the private names that it uses."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.defined: set[str] = set()
-        self._other_packages: set[str] = set()
+        self._standard: set[str] = set()
         self._found: list[tuple[int, str, str]] = []
         for node in ast.walk(tree):
             self._read(node)
@@ -94,7 +100,7 @@ class _Reader:
         return sorted(
             (line, receiver, name)
             for line, receiver, name in self._found
-            if name not in self.defined and receiver not in self._other_packages
+            if receiver not in self._standard
         )
 
     def _read(self, node: ast.AST) -> None:
@@ -105,22 +111,38 @@ class _Reader:
                         self._found.append((node.lineno, ast.unparse(value), name))
                 elif isinstance(ctx, ast.Store):
                     self.defined.add(name)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                if is_private(node.name):
-                    self.defined.add(node.name)
-            case ast.Name(id=name, ctx=ast.Store()) if is_private(name):
-                self.defined.add(name)
+            case ast.Call(func=ast.Name(id=by), args=[value, ast.Constant(value=str(name)), *_]):
+                if by in _BY_NAME and is_private(name) and not _is_own(value):
+                    self._found.append((node.lineno, ast.unparse(value), name))
+            case ast.ClassDef():
+                self.defined.update(filter(is_private, _names_in_class(node)))
             case ast.Import():
                 # `os._exit` and the like are documented.
-                self._other_packages |= {
+                self._standard |= {
                     alias.asname or alias.name
                     for alias in node.names
-                    if not alias.name.startswith(OWN)
+                    if alias.name.partition(".")[0] in sys.stdlib_module_names
                 }
             case ast.ImportFrom():
                 for alias in node.names:
                     if is_private(alias.name):
                         self._found.append((node.lineno, "", alias.name))
+
+
+def _names_in_class(of: ast.ClassDef) -> Iterator[str]:
+    """What the body of a class defines, and its slots."""
+    for node in outer_statements(of.body):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=value):
+                for each in ast.walk(value):
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                        yield each.value
+            case ast.Assign(targets=targets):
+                yield from (each.id for each in targets if isinstance(each, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
 
 
 def _is_own(value: ast.expr) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tests.guards.measure import Measure, counted
-from tests.guards.sources import Import, Source, is_public, outer_statements
+from tests.guards.sources import Import, Source, is_public, name_of, outer_statements
 
 # What programs and plugins import; besides, the module `public` of each plugin.
 PUBLIC_MODULES = {
@@ -134,7 +134,7 @@ def definitions(source: Source) -> dict[str, Definition]:
             bases: tuple[str, ...] = ()
             if isinstance(node, ast.ClassDef):
                 methods = _methods(source.path, node)
-                bases = tuple(filter(None, map(_name_of, node.bases)))
+                bases = tuple(filter(None, map(name_of, node.bases)))
             place = f"{source.path}:{node.lineno}"
             found[node.name] = Definition(place, node.name, _has_docstring(node), methods, bases)
     return found
@@ -145,7 +145,7 @@ def _methods(path: str, of: ast.ClassDef) -> dict[str, tuple[str, bool]]:
     for node in outer_statements(of.body):
         if not isinstance(node, _Function) or not is_public(node.name):
             continue
-        if not {_name_of(each) for each in node.decorator_list} & _UNDOCUMENTED_DECORATORS:
+        if not {name_of(each) for each in node.decorator_list} & _UNDOCUMENTED_DECORATORS:
             found[node.name] = (f"{path}:{node.lineno}", _has_docstring(node))
     return found
 
@@ -153,16 +153,6 @@ def _methods(path: str, of: ast.ClassDef) -> dict[str, tuple[str, bool]]:
 def _has_docstring(node: _Function | ast.ClassDef) -> bool:
     """Whether it has a docstring with a text in it."""
     return bool((ast.get_docstring(node, clean=False) or "").strip())
-
-
-def _name_of(node: ast.expr) -> str:
-    """The last name of a base class or decorator: `Plugin` of `plugin.Plugin[Api]`."""
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Subscript(value=value):
-            return _name_of(value)
-    return ""
 
 
 def exported_by(source: Source) -> tuple[str, ...] | None:

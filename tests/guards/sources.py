@@ -145,6 +145,16 @@ def outer_statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
                 yield from outer_statements(block)
 
 
+def name_of(node: ast.expr) -> str:
+    """The last name of a base class or decorator: `Plugin` of `plugin.Plugin[Api]`."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=value):
+            return name_of(value)
+    return ""
+
+
 def graph(imports: Mapping[str, Iterable[Import]]) -> dict[str, set[str]]:
     """Which of the modules imports which other ones."""
     return {

@@ -99,9 +99,21 @@ NODE = {
         ("node.__class__; node.part", 0, 0),
         ("import os; os._exit(1)", 0, 0),
         ("row._replace(a=1)", 0, 0),
+        ("import traces; traces._lower()", 1, 0),
+        ("import pysyncobj as p; p._lower()", 1, 0),
+        ("getattr(node, '_part'); hasattr(other, '_part', None)", 2, 1),
+        ("setattr(self._node, '_part', 1)", 1, 1),
+        ("getattr(self, '_part'); getattr(node, part); getattr(node, 'part')", 0, 0),
         # Defined here, so it may be of an object of this module.
         ("self._part = 1; other._part", 0, 0),
-        ("def _check(): ...\nnode._check()", 0, 0),
+        ("class C:\n    def _part(self): ...\nother._part", 0, 0),
+        ("class C:\n    _part: int\nother._part", 0, 0),
+        ("class C:\n    __slots__ = ('_part',)\nother._part", 0, 0),
+        ("self._part = 1; node._part", 1, 1),
+        # These are no attributes.
+        ("def _check(): ...\nnode._check()", 1, 1),
+        ("_part = 1\nnode._part", 1, 1),
+        ("def f():\n    _part = 1\n    node._part", 1, 1),
     ],
 )
 def test_private_names_of_other_modules(line: str, private: int, of_node: int) -> None:

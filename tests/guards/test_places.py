@@ -89,6 +89,10 @@ class Queues(Plugin[Api]):
 """
 
 
+WORLD = ("datetime", "multiprocessing", "secrets", "selectors", "signal", "ssl", "subprocess")
+WORLD = (*WORLD, "importlib", "os.path", "random", "sys", "tempfile", "time", "uuid")
+
+
 @pytest.mark.parametrize(
     ("path", "text", "imported"),
     [
@@ -101,6 +105,9 @@ class Queues(Plugin[Api]):
         ("machine/queue.py", "from ..node import service", "raftkv_x.node.service"),
         ("machine/unused.py", "import asyncio", "asyncio"),
         ("views.py", "from raftkv.plugin import Context, View", ""),
+        *((("views.py", f"import {name}", name)) for name in WORLD),
+        ("views.py", "import numpy", "numpy"),
+        ("views.py", "import re, msgspec.structs\nfrom collections.abc import Iterable", ""),
         ("api.py", "import asyncio", ""),
         ("node/service.py", "import asyncio", ""),
         ("testing/load.py", "import asyncio", ""),
@@ -135,6 +142,14 @@ def test_a_plugin_without_commands_has_no_apply_half() -> None:
         "plugins/raftkv_y/views.py": "import asyncio",
     }
     assert counts(ApplyHalf(), files) == {"apply.imports": 0}
+
+
+@pytest.mark.parametrize("base", ["Plugin", "plugin.Plugin[Api]", "Rows, raftkv.plugin.Plugin"])
+def test_a_plugin_is_found_by_its_base(base: str) -> None:
+    text = f"if True:\n    class Q({base}):\n        def apply(self): ...\n"
+    text = f"from . import views\nclass Old(Plugin): ...\n{text}"
+    files = {"plugins/raftkv_x/plugin.py": text, "plugins/raftkv_x/views.py": "import asyncio"}
+    assert counts(ApplyHalf(), files) == {"apply.imports": 1}
 
 
 def test_there_must_be_a_plugin() -> None:
