@@ -20,6 +20,7 @@ slowly. Both say something of the machine, and nothing of the property.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -64,10 +65,12 @@ def at_folder_end() -> Callable[[Path, Callable[[], object]], None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    yield
-    if nextitem is not None and nextitem.path.parent != item.path.parent:
-        for end in _folder_ends.get(item.path.parent, ()):
-            end()
+    # All ends are called, even if the teardown of the test or one of them raises.
+    with contextlib.ExitStack() as ends:
+        if nextitem is not None and nextitem.path.parent != item.path.parent:
+            for end in reversed(_folder_ends.get(item.path.parent, ())):
+                ends.callback(end)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

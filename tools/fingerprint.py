@@ -9,7 +9,6 @@ import argparse
 import json
 import logging
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,9 +20,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+import stored_runs
 from checkout import ROOT
 from name_finder import names_in_run
 from run_digest import PARTS, SUBJECTS, RunDigest, digest_of_run
+from stored_runs import python_version
 
 STORED: Final = ROOT / "tests" / "guards" / "fingerprints.json"
 
@@ -34,43 +35,21 @@ Run = tuple[str, int]
 Digests = dict[Run, RunDigest]
 
 
-class StoredFile(msgspec.Struct, frozen=True):
-    """The file of stored digests. `python` is the version that made them, without its patch."""
-
-    python: str
-    runs: dict[str, RunDigest]
-
-
 def load(path: Path = STORED) -> Digests:
     """The stored digests; none if there is no file."""
-    runs = ((name.split(" "), digest) for name, digest in _read(path).runs.items())
+    digests = msgspec.convert(stored_runs.read(path).runs, dict[str, RunDigest])
+    runs = ((name.split(" "), digest) for name, digest in digests.items())
     return {(subject, int(seed)): digest for (subject, seed), digest in runs}
 
 
 def store(digests: Mapping[Run, RunDigest], path: Path = STORED) -> None:
-    """Write a line for each run, so that two branches with other runs merge."""
-    lines = ",\n".join(
-        f"{json.dumps(_name(run))}: {json.dumps(msgspec.to_builtins(digests[run]))}"
-        for run in sorted(digests)
-    )
-    head = json.dumps({"python": python_version()})[1:-1]
-    path.write_text(f'{{{head}, "runs": {{\n{lines}\n}}}}\n', encoding="utf-8")
+    """Write the digests, in the order of the runs."""
+    stored_runs.write({_name(run): digests[run] for run in sorted(digests)}, path)
 
 
 def stored_python(path: Path = STORED) -> str:
     """The version of Python that made the stored digests."""
-    return _read(path).python
-
-
-def _read(path: Path) -> StoredFile:
-    if not path.exists():
-        return StoredFile(python_version(), {})
-    return msgspec.json.decode(path.read_bytes(), type=StoredFile)
-
-
-def python_version() -> str:
-    """Of this interpreter, without the patch: asyncio schedules alike in all patches of one."""
-    return ".".join(platform.python_version_tuple()[:2])
+    return stored_runs.read(path).python
 
 
 def differences(digests: Mapping[Run, RunDigest], stored: Mapping[Run, RunDigest]) -> list[str]:

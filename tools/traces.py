@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
+import stored_runs
 from checkout import ROOT
 from operation_trace import OPERATIONS, Trace, trace_of
+from stored_runs import python_version
 
 CEILINGS: Final = ROOT / "tests" / "guards" / "traces.json"
 
@@ -39,26 +41,35 @@ def counts(traces: Sequence[Trace]) -> Counts:
 
 
 def above(found: Mapping[str, Mapping[str, int]], ceilings: Counts) -> list[str]:
-    """A text for each figure that is above its ceiling; what has none is not compared."""
-    return [
-        f"{operation}: {figure} is {count}, at most {ceiling}"
-        for operation, of_operation in found.items()
-        for figure, count in of_operation.items()
-        for ceiling in (ceilings.get(operation, {}).get(figure, count),)
-        if count > ceiling
-    ]
+    """A text for each figure that is above its ceiling, or that either side lacks."""
+    texts = []
+    for operation, of_operation in found.items():
+        limits = ceilings.get(operation, {})
+        for figure in {**of_operation, **limits}:
+            if figure not in limits:
+                texts.append(f"{operation}: {figure} is {of_operation[figure]}, without a ceiling")
+            elif figure not in of_operation:
+                texts.append(f"{operation}: {figure} is not counted, and has a ceiling")
+            elif of_operation[figure] > limits[figure]:
+                texts.append(
+                    f"{operation}: {figure} is {of_operation[figure]}, at most {limits[figure]}"
+                )
+    return texts
 
 
 def load(path: Path = CEILINGS) -> Counts:
     """The stored ceilings; none if there is no file."""
-    loaded: Counts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return loaded
+    return stored_runs.read(path).runs
 
 
 def store(ceilings: Counts, path: Path = CEILINGS) -> None:
-    """Write a line for each operation."""
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(ceilings[name])}" for name in ceilings)
-    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    """Write the ceilings, in their order."""
+    stored_runs.write(ceilings, path)
+
+
+def stored_python(path: Path = CEILINGS) -> str:
+    """The version of Python that counted the stored ceilings."""
+    return stored_runs.read(path).python
 
 
 # The command --------------------------------------------------------------------------------------
@@ -108,15 +119,15 @@ def _print_lists(traces: Sequence[Trace], options: Any) -> None:
                 print("\n".join(f"{number:>4} {each}" for number, each in enumerate(of, 1)))
 
 
-def _lower(found: Counts, ceilings: Counts, path: Path) -> None:
-    lowered = {
+def _completed(ceilings: Counts, found: Counts) -> Counts:
+    """The ceilings of the figures that were found: those without one get what was counted."""
+    return {
         operation: {
-            figure: min(count, ceilings.get(operation, {}).get(figure, count))
+            figure: ceilings.get(operation, {}).get(figure, count)
             for figure, count in of_operation.items()
         }
         for operation, of_operation in found.items()
     }
-    store({**ceilings, **lowered}, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,9 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traces = [trace_of(name, options.cores) for name in options.operations or OPERATIONS]
     finally:
         logging.disable(logging.NOTSET)
-    ceilings = load(options.ceilings)
-    compared = options.check or options.write
-    found = above(counts(traces), ceilings) if compared else []
+    counted, ceilings = counts(traces), load(options.ceilings)
+    if options.write:
+        ceilings |= _completed(ceilings, counted)
+    found = above(counted, ceilings) if options.check or options.write else []
+    made_by = stored_python(options.ceilings)
+    if found and made_by != python_version():
+        found.append(f"they were counted with Python {made_by}, and this is {python_version()}")
     if options.json:
         print(json.dumps({"traces": msgspec.to_builtins(traces), "above": found}))
     else:
@@ -145,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_lists(traces, options)
     print("\n".join(found), file=sys.stderr, end="\n" if found else "")
     if options.write and not found:
-        _lower(counts(traces), ceilings, options.ceilings)
+        # No figure is above its ceiling, so none rises.
+        store({**ceilings, **counted}, options.ceilings)
     return 1 if found else 0
 
 

@@ -20,12 +20,13 @@ from raftkv.testing.patching import replaced
 from raftkv_cluster_call import worker
 from raftkv_limbo import service
 from run_digest import PARTS, SUBJECTS, Recorder, RunDigest, digest_of_run, without_names
+from stored_runs import python_version
 
 # The run that takes the least time.
 CHEAPEST = ("limbo", 2)
 
 same_python = pytest.mark.skipif(
-    fingerprint.stored_python() != fingerprint.python_version(),
+    fingerprint.stored_python() != python_version(),
     reason="the stored digests were made with another version of Python",
 )
 
