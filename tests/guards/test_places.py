@@ -164,7 +164,13 @@ def test_there_must_be_a_plugin() -> None:
     ("path", "text", "is_dead"),
     [
         ("raftkv/b.py", "from raftkv import watch", False),
+        ("raftkv/b.py", "from raftkv.watch import a", False),
         ("raftkv/b.py", 'import_module(homes["watch"])', False),
+        ("raftkv/b.py", 'run(["-m", "raftkv.watch"])', False),
+        ("docs/a.md", "python -m raftkv.watch", False),
+        ("docs/a.md", "python3 raftkv/watch.py", False),
+        ("docs/a.md", "`raftkv.watch`, raftkv/watch.py", True),
+        ("setup.cfg", "raftkv.watch", True),
         ("setup.cfg", "run = raftkv.watch:main", False),
         ("tools/watch", "exec python raftkv/watch.py", False),
         ("raftkv/b.py", "watch = raftkv.watches + myraftkv.watch", True),
@@ -175,6 +181,34 @@ def test_modules_that_nothing_uses(path: str, text: str, is_dead: bool) -> None:
     files = {"raftkv/watch.py": '"watch"; raftkv.watch', "raftkv/__main__.py": "from . import b"}
     found = measured(Dead(), {**files, path: text})
     assert list(found["modules.dead"].places) == ["raftkv/watch.py"] * is_dead
+
+
+@pytest.mark.parametrize("use", ["from . import b", '"raftkv.b"'])
+def test_dead_modules_that_use_each_other_are_dead(use: str) -> None:
+    files = {"raftkv/a.py": use, "raftkv/b.py": 'from raftkv import a; "raftkv.a"'}
+    assert counts(Dead(), files)["modules.dead"] == 2
+    assert counts(Dead(), {**files, "tools/run": "exec python -m raftkv.a"})["modules.dead"] == 0
+    # A module that is used runs its packages.
+    files = {**files, "raftkv/__init__.py": "from . import b", "raftkv/c/__main__.py": ""}
+    assert counts(Dead(), files)["modules.dead"] == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from raftkv.testing.faults import cut",
+        "from raftkv.testing import (\n    clock,\n    faults,\n)",
+        "def f():\n    from raftkv.testing import faults as f",
+        "import raftkv.testing.faults",
+        "run('raftkv.testing.faults')",
+    ],
+)
+def test_a_test_uses_test_tools(text: str) -> None:
+    files = {"raftkv/testing/faults.py": "", "raftkv/testing/clock.py": "", "raftkv/a.py": ""}
+    test = {"tests/test_a.py": f"{text}\nfrom raftkv import a\nfrom raftkv.testing import clock\n"}
+    found = measured(Dead(), {**files, **test})["modules.dead"]
+    assert found.places == ("raftkv/a.py",)
+    assert counts(Dead(), files)["modules.dead"] == 3
 
 
 def test_parts_that_plugins_lack() -> None:
