@@ -290,10 +290,23 @@ class Past:
             self._gone.add(was.key)
 
     def forget_before(self, key: bytes) -> None:
-        """Nobody will ask for what lies below `key`."""
+        """No reader will ask for what lies below `key`. `free` gives the memory back."""
         self.key = key
+
+    def free(self, keys_max: int) -> int:
+        """Drop up to so many of the keys that no reader will ask for; how many.
+
+        A key takes an eighth of the time of a row that is read.
+        """
         was = self._was
-        del was.keys()[: was.bisect_left(key)]
+        end: int = min(was.bisect_left(self.key), keys_max)
+        if end > 0:
+            # What is left begins with this key, in all three.
+            key = was.peekitem(end)[0] if end < len(was) else self.key
+            del was.keys()[:end]
+            for names in (self._gone, self._new):
+                del names[: names.bisect_left(key)]
+        return end
 
     def _undo(self, kv: KeyValue, prev: KeyValue | None) -> None:
         name = kv.key

@@ -285,6 +285,8 @@ async def read_rows(
             view.table("keys"), begin, range_end, limit - len(found), rows_max
         )
         budget.spend(looked)
+        # Of former pages, of which one may have passed more than can be dropped in a turn.
+        past.free(PAST_EVENTS)
         found += kvs
         if goes_on_at is None or len(found) == limit:
             return found

@@ -296,3 +296,63 @@ def test_those_that_come_while_others_are_woken_wait_for_the_next_turn() -> None
         assert done == ["a", "b", "c"]
 
     asyncio.run(play())
+
+
+def test_what_a_page_has_passed_is_dropped_in_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page that gives one key may have passed all those that were created since."""
+    now, dropped = 0, Counter[int]()
+    free = Past.free
+
+    def counted(past: Past, keys_max: int) -> int:
+        keys = free(past, keys_max)
+        dropped[now] += keys
+        return keys
+
+    monkeypatch.setattr(Past, "free", counted)
+
+    async def play() -> None:
+        nonlocal now
+        _, kv = await filled(0)
+        await kv.txn(success=[PutOp(b"kz%d" % number, b"v") for number in range(9)])
+        before = kv.revision
+        for begin in range(0, 3 * PAST_EVENTS, 100):
+            names = range(begin, begin + 100)
+            await kv.txn(success=[PutOp(b"k%06d" % number, b"v") for number in names])
+        walk = kv.walk(RangeOp(b"k", b"l", revision=before))
+        for number in range(9):
+            task = asyncio.create_task(walk.page(1))
+            while not task.done():
+                now += 1
+                await asyncio.sleep(0)
+            page = await task
+            assert ([kv.key for kv in page.kvs], page.count) == ([b"kz%d" % number], 9 - number)
+        assert sum(dropped.values()) == 3 * PAST_EVENTS
+        assert max(dropped.values()) <= PAST_EVENTS
+
+    asyncio.run(play())
+
+
+def test_a_past_drops_all_that_it_holds_of_the_keys_that_were_passed() -> None:
+    async def play() -> None:
+        host, kv = await filled(30)
+        before = kv.revision
+        await kv.delete(b"k000000", b"k000020")
+        await kv.txn(success=[PutOp(b"k%06dx" % number, b"v") for number in range(30)])
+        view = host.view()
+        keys = view.table("keys")
+        past = Past(b"k", b"l", before)
+        past.catch_up(view, 1_000)
+        past.forget_before(b"k000015")
+        assert [past.free(7) for _ in range(6)] == [7, 7, 7, 7, 2, 0]
+        held = past._was, past._gone, past._new
+        assert [len(each) for each in held] == [5 + 15, 5, 15]
+        assert {min(each) for each in held} == {b"k000015", b"k000015x"}
+        assert past.count(keys, b"k000015", b"l") == 15
+        assert len(list(past.scan(keys, b"k000015", b"l"))) == 15
+        past.forget_before(b"l")
+        assert [past.free(1_000), past.free(1_000)] == [20, 0]
+        assert [len(each) for each in held] == [0, 0, 0]
+
+    asyncio.run(play())
