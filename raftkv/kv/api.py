@@ -59,17 +59,17 @@ from .history import lowest_revision, revision_of
 from .large import SLICE_KEYS, RangePlaces, is_large, read_in_slices, rows_max_of, rows_of
 from .leases import LeaseApi
 from .ranges import read_range, reads_all
-from .read_only import WAIT_S, LargeReads, ReadOnlyTxn, has_history
+from .read_only import UNITS_MAX, WAIT_S, LargeReads, ReadOnlyTxn, has_history
 from .transactions import flatten, too_many, unflatten
 from .walk import Pasts, Walk, require_kept_state
 from .watch import Watch
 from .watch_hub import WatchHub
-from .work_budget import WorkBudget
+from .work_budget import WORK_MAX, WorkBudget
 
 __all__ = ["KVApi"]
 
-# A transaction that reads so few keys waits for no turn of its own.
-FEW_ROWS: Final = 50
+# A transaction that looks at so few rows and changes waits for no turn of its own.
+FEW_UNITS: Final = 100
 
 
 class KVApi:
@@ -395,20 +395,24 @@ class KVApi:
         return outcome
 
     async def _read_txn(self, command: Txn, timeout_s: float | None) -> TxnOutcome:
-        read = ReadOnlyTxn(self._host, command, self.budget, FEW_ROWS)
-        rows, discards = read.rows(), self._host.view().discards
-        if rows <= FEW_ROWS:
+        read = ReadOnlyTxn(self._host, command, self.budget, UNITS_MAX)
+        units, discards = read.units(), self._host.view().discards
+        if units <= FEW_UNITS:
             return await read.outcome()
-        if rows <= SLICE_KEYS:
-            await self.budget.room(rows)
+        if units <= UNITS_MAX:
+            # One of the small pieces, also if it needs all of a turn.
+            await self.budget.room(min(units, WORK_MAX - 1))
             require_kept_state(self._host.view(), discards)
-            return await ReadOnlyTxn(self._host, command, self.budget, rows).outcome()
+            read = ReadOnlyTxn(self._host, command, self.budget, UNITS_MAX)
+            if read.units() <= UNITS_MAX:
+                return await read.outcome()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (WAIT_S if timeout_s is None else timeout_s)
         async with self._large_reads:
             if loop.time() > deadline:
                 # Its caller has given up; read all the same, it would make the next ones late.
                 raise ReadTimeout("too many transactions that read many keys were before this one")
+            await self.budget.room()
             require_kept_state(self._host.view(), discards)
             # As of now, not of when it came.
             return await ReadOnlyTxn(self._host, command, self.budget).outcome()

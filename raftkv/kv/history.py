@@ -225,9 +225,9 @@ class Past:
         self._gone: SortedSet = SortedSet()  # were there then, and are not now
         self._new: SortedSet = SortedSet()  # were not there then, and are now
 
-    def is_behind(self, tables: Tables) -> bool:
-        """Whether there are rows of the history that it has not looked at."""
-        return self.revisions_behind(revision_of(tables)) > 0
+    def is_behind(self, tables: Tables, upto: int | None = None) -> bool:
+        """Whether there are rows of the history, up to a revision, that it has not looked at."""
+        return self.revisions_behind(revision_of(tables) if upto is None else upto) > 0
 
     @property
     def seen(self) -> int:
@@ -238,14 +238,14 @@ class Past:
         """How many rows of the history up to `newest` it has not looked at."""
         return max(0, newest + 1 - self._next)
 
-    def catch_up(self, tables: Tables, events_max: int) -> int:
+    def catch_up(self, tables: Tables, events_max: int, upto: int | None = None) -> int:
         """Look at `events_max` further events of the history, or at all; how many it looked at.
 
-        Their rows must be readable, see `require_kept`. It may stop within a row: one deletion has
-        an event for each key.
+        Looks at none after the revision `upto`. Their rows must be readable, see `require_kept`. It
+        may stop within a row: one deletion has an event for each key.
         """
         history = tables.table("history")
-        newest = revision_of(tables)
+        newest = revision_of(tables) if upto is None else upto
         left = events_max
         while self._next <= newest and left > 0:
             left -= self._look_at(history[self._next], left)
@@ -332,15 +332,18 @@ class Past:
 
         return shaped(operation, revision, self.count(keys, key, range_end), scan)
 
-    def count(self, keys: Keys, key: bytes, range_end: bytes) -> int:
-        """How many keys lay in the range."""
-        now = count_range(keys, key, range_end)
+    def count(self, keys: Keys, key: bytes, range_end: bytes, since: Past | None = None) -> int:
+        """How many keys lay in the range. `since`: see `slice`."""
+        if since is None:
+            now = count_range(keys, key, range_end)
+        else:
+            now = since.count(keys, key, range_end)
         return now + _count(self._gone, key, range_end) - _count(self._new, key, range_end)
 
     def scan(self, keys: Keys, key: bytes, range_end: bytes, limit: int = 0) -> Iterator[KeyValue]:
         """The keys of the range in order; at most `limit`, 0 for all."""
         left = limit if limit > 0 else -1
-        for _, kv in self._merged(keys, key, range_end):
+        for _, kv in self._merged(scan_range(keys, key, range_end), key, range_end):
             if kv is not None:
                 yield kv
                 left -= 1
@@ -348,37 +351,46 @@ class Past:
                     return
 
     def slice(
-        self, keys: Keys, key: bytes, range_end: bytes, limit: int, rows_max: int
+        self,
+        keys: Keys,
+        key: bytes,
+        range_end: bytes,
+        limit: int,
+        rows_max: int,
+        since: Past | None = None,
     ) -> tuple[list[KeyValue], int, bytes | None]:
         """The first keys of the range: (keys, rows looked at, the key to go on at).
 
         At most `limit` keys, from at most `rows_max` rows: a key that was created since is a row
-        without one. The last is None at the end of the range.
+        without one. The last is None at the end of the range. With `since`, this past has looked at
+        the changes up to that one's revision only, and `since` at those after it.
         """
-        if not range_end:
-            found = list(self.scan(keys, key, range_end))
-            return found, 1, None
-        if not self._was:  # nothing has changed since: a tenth faster
+        if (
+            since is None and range_end and not self._was
+        ):  # nothing has changed since: a tenth faster
             enough = min(limit, rows_max)
             found = [kv for _, kv in scan_range(keys, key, range_end, enough)]
             return found, len(found), found[-1].key + b"\0" if len(found) == enough else None
         found = []
         looked = 0
-        for name, kv in self._merged(keys, key, range_end):
+        rows: Iterator[tuple[bytes, KeyValue | None]] = scan_range(keys, key, range_end)
+        if since is not None:
+            rows = since._merged(rows, key, range_end)
+        for name, kv in self._merged(rows, key, range_end):
             looked += 1
             if kv is not None:
                 found.append(kv)
-            if len(found) == limit or looked == rows_max:
+            if range_end and (len(found) == limit or looked == rows_max):
                 return found, looked, name + b"\0"
-        return found, looked, None
+        return found, max(looked, 1), None
 
     def _merged(
-        self, keys: Keys, key: bytes, range_end: bytes
+        self, rows: Iterator[tuple[bytes, KeyValue | None]], key: bytes, range_end: bytes
     ) -> Iterator[tuple[bytes, KeyValue | None]]:
-        """Each key that exists or has changed since, with what it was."""
+        """Each key of the range in `rows`, or that has changed since, with what it was."""
         changed = self._changed(key, range_end)
         other = next(changed, None)
-        for name, kv in scan_range(keys, key, range_end):
+        for name, kv in rows:
             while other is not None and other[0] < name:
                 yield other
                 other = next(changed, None)

@@ -6,9 +6,11 @@ reads in its own copy. The answer and the refusals are those that `apply_txn` gi
 
 Rules of this file
 1. One state: all comparisons and ranges see the keyspace at the revision at which the reading
-   began. One `Past` over all keys notes what is changed while the loop runs in between.
-2. Bounded work in a turn of the loop: SLICE_KEYS rows are looked at, then the loop runs. What fits
-   into one slice is answered at once.
+   began. One `Past` over all keys notes what is changed while the loop runs in between. A range of
+   the past has a `Past` of its own, for the changes up to that revision only: so its work does not
+   grow while it waits for turns.
+2. Bounded work in a turn of the loop: SLICE_KEYS rows are looked at, and as many changes, then the
+   loop runs. What needs no more units than that altogether is answered in one turn.
 3. Bounded work at a time: READS_AT_ONCE of the larger ones are under way in a node, further ones
    wait before they choose their revision, so that little has changed until their next slice.
    With READS_WAITING_MAX of these the next one is refused with `Overloaded`.
@@ -23,7 +25,7 @@ from types import TracebackType
 from typing import Final
 
 from raftkv.errors import Overloaded
-from raftkv.plugin import Host
+from raftkv.plugin import Host, View
 
 from .budget import Budget, compared_values, reserve_changes
 from .commands import (
@@ -57,17 +59,13 @@ from .large import SLICE_KEYS, Chosen
 from .plain import OPERATORS, TARGETS
 from .ranges import Keys, bare, count_range, reads_all
 from .transactions import branch_of, check_words, part_of
-from .walk import PAST_EVENTS, caught_up, require_kept_state
-from .work_budget import WORK_MAX, WorkBudget
+from .walk import NEAR_REVISIONS, require_kept_state
+from .work_budget import WorkBudget
 
-__all__ = [
-    "READS_AT_ONCE",
-    "READS_WAITING_MAX",
-    "LargeReads",
-    "ReadOnlyTxn",
-    "has_history",
-]
+__all__ = ["UNITS_MAX", "LargeReads", "ReadOnlyTxn", "has_history"]
 
+#: A transaction that looks at so many rows and changes, or fewer, is read in one turn of the loop.
+UNITS_MAX: Final = 2 * SLICE_KEYS
 # Each takes a slice of one to three milliseconds in a turn of the loop: together a fifth of a
 # heartbeat's period.
 READS_AT_ONCE: Final = 4
@@ -113,14 +111,15 @@ class LargeReads:
 class ReadOnlyTxn:
     """One transaction, read as of the revision that the keyspace has now.
 
-    `units` of work in `turns` are asked for whenever SLICE_KEYS rows were looked at.
+    In a turn of the loop it looks at `rows_max` rows, and at SLICE_KEYS changes besides; then it
+    waits for room in `turns`.
     """
 
-    def __init__(self, host: Host, txn: Txn, turns: WorkBudget, units: int = WORK_MAX) -> None:
+    def __init__(self, host: Host, txn: Txn, turns: WorkBudget, rows_max: int = SLICE_KEYS) -> None:
         view = host.view()
         self._host = host
         self._turns = turns
-        self._units = units
+        self._rows_max = rows_max
         self._txn = txn
         self._keys: Keys = view.table("keys")
         self._revision = revision_of(view)
@@ -131,22 +130,31 @@ class ReadOnlyTxn:
         self._past = Past(b"\0", FROM_KEY, self._revision)
         self._chosen: dict[int, bool] = {}
         self._nested: list[FlatTxnResult] = []
+        # Rows and changes, in this turn of the loop.
         self._looked = 0
 
-    def rows(self) -> int:
-        """How many rows may have to be looked at; the counting ends behind SLICE_KEYS."""
-        rows, view = 0, self._host.view()
+    def units(self) -> int:
+        """How many rows and changes it looks at, at most; the counting ends behind UNITS_MAX."""
+        units, view = 0, self._host.view()
         parts: tuple[Txn | FlatTxn, ...] = (self._txn, *self._txn.nested)
         for part in parts:
             for item in (*part.compare, *part.success, *part.failure):
-                if not isinstance(item, RangeOp | Compare):
-                    continue
-                rows += count_range(self._keys, item.key, item.range_end)
-                if isinstance(item, RangeOp) and item.revision > 0:
-                    rows += events_behind(view, item.revision, SLICE_KEYS + 1 - rows)
-                if rows > SLICE_KEYS:
-                    return rows
-        return rows
+                if isinstance(item, Compare):
+                    units += 1 + count_range(self._keys, item.key, item.range_end)
+                elif isinstance(item, RangeOp):
+                    units += self._units_of(view, item)
+                if units > UNITS_MAX:
+                    return units
+        return units
+
+    def _units_of(self, view: View, operation: RangeOp) -> int:
+        events = 0
+        if operation.revision > 0:
+            events = events_behind(view, operation.revision, UNITS_MAX)
+        rows = count_range(self._keys, operation.key, operation.range_end)
+        # The range is counted, and each row is read and then listed. A change is counted, looked at
+        # and a row of the range by itself: of a key that is gone, or was created since.
+        return 3 + 2 * rows + 4 * events
 
     async def outcome(self) -> TxnOutcome:
         """Read it. Raises what `apply_txn` refuses, and `Compacted` as a range in slices does."""
@@ -173,13 +181,13 @@ class ReadOnlyTxn:
 
     async def _holds(self, compare: Compare) -> bool:
         holds, target, operand = OPERATORS[compare.op], TARGETS[compare.target], compare.operand
-        rows = await self._counted(self._past, compare.key, compare.range_end)
+        rows = await self._counted(None, compare.key, compare.range_end)
         self._budget.rows(rows)
         if not rows:
             return compare.target != "value" and holds(0, operand)
         key = compare.key
         while rows > 0:
-            kvs = await self._page(self._past, key, compare.range_end, min(rows, SLICE_KEYS))
+            kvs = await self._page(None, key, compare.range_end, min(rows, SLICE_KEYS))
             compared: Iterable[KeyValue] = kvs
             if compare.range_end and isinstance(operand, bytes):
                 compared = compared_values(kvs, operand, self._budget)
@@ -223,7 +231,7 @@ class ReadOnlyTxn:
     async def _reserve_range(self, operation: RangeOp) -> None:
         if operation.limit < 0:
             raise LimitExceeded(f"limit = {operation.limit} must be 0 (no limit) or more")
-        count = await self._counted(self._past, operation.key, operation.range_end)
+        count = await self._counted(None, operation.key, operation.range_end)
         if 0 < operation.revision < self._revision:
             await self._reserve_changes(operation.revision)
         elif operation.count_only:
@@ -277,11 +285,11 @@ class ReadOnlyTxn:
     async def _read(self, operation: RangeOp) -> RangeResult:
         key, range_end = operation.key, operation.range_end
         whole = reads_all(operation)
-        past = self._past
-        count = await self._counted(past, key, range_end)
+        past = None
         if 0 < operation.revision < self._revision:
             past = Past(key, range_end, operation.revision)
-            count = await self._counted(past, key, range_end)
+            await self._look_back(past)
+        count = await self._counted(past, key, range_end)
         if operation.count_only:
             return RangeResult(self._revision, (), count, False)
         chosen = Chosen(operation)
@@ -295,22 +303,35 @@ class ReadOnlyTxn:
         more = 0 < operation.limit < chosen.passed if whole else count > len(found)
         return RangeResult(self._revision, found, count, more)
 
-    async def _counted(self, past: Past, key: bytes, range_end: bytes) -> int:
-        return past.count(await self._rows_for(past, 1), key, range_end)
+    async def _counted(self, older: Past | None, key: bytes, range_end: bytes) -> int:
+        """How many keys a range has: as of `older`, a past of before the transaction, if given."""
+        keys = await self._rows_for(1)
+        if older is None:
+            return self._past.count(keys, key, range_end)
+        return older.count(keys, key, range_end, self._past)
 
-    async def _page(self, past: Past, key: bytes, range_end: bytes, limit: int) -> list[KeyValue]:
+    async def _page(
+        self, older: Past | None, key: bytes, range_end: bytes, limit: int
+    ) -> list[KeyValue]:
         """The first `limit` keys of a range, which has as many."""
         found: list[KeyValue] = []
-        rows, begin = await self._rows_for(past, limit), key
+        begin, rows_max = key, limit
         while True:
-            left = limit - len(found)
-            kvs, _, goes_on_at = past.slice(rows, begin, range_end, left, SLICE_KEYS)
+            keys, left = await self._rows_for(rows_max), limit - len(found)
+            if older is None:
+                kvs, looked, goes_on_at = self._past.slice(keys, begin, range_end, left, rows_max)
+            else:
+                kvs, looked, goes_on_at = older.slice(
+                    keys, begin, range_end, left, rows_max, self._past
+                )
+            self._count(looked - rows_max)
             found += kvs
             if goes_on_at is None or len(found) == limit:
                 break
             # There were keys that have been created since.
             begin = goes_on_at
-            rows = await self._rows_for(past, SLICE_KEYS)
+            has_room = self._rows_max - self._looked
+            rows_max = min(has_room, SLICE_KEYS) if has_room > 0 else SLICE_KEYS
         assert found, "counted as of the same revision"
         return found
 
@@ -331,18 +352,48 @@ class ReadOnlyTxn:
 
     # -- work
 
-    async def _rows_for(self, past: Past, rows: int) -> Keys:
-        """The keyspace's rows, for a look at `rows` of them; `past` fits them until an `await`."""
-        await self._look(rows)
-        view = await caught_up(
-            self._host, past, past.require_kept, self._discards, self._turns, PAST_EVENTS
-        )
-        return view.table("keys")
+    async def _look_back(self, past: Past) -> None:
+        """Let `past` look at the changes up to the revision of the transaction."""
+        while True:
+            view = self._host.view()
+            require_kept_state(view, self._discards)
+            past.require_kept(view)
+            left = self._rows_max + SLICE_KEYS - self._looked
+            self._count(past.catch_up(view, left, self._revision))
+            if not past.is_behind(view, self._revision):
+                return
+            await self._turn()
+
+    async def _rows_for(self, rows: int) -> Keys:
+        """The keyspace's rows, for a look at `rows` of them, which count as looked at.
+
+        What has changed since the transaction began is in `self._past`, until an `await`.
+        """
+        if self._looked + rows > self._rows_max:
+            await self._turn()
+        past = self._past
+        while True:
+            view = self._host.view()
+            require_kept_state(view, self._discards)
+            past.require_kept(view)
+            left = self._rows_max + SLICE_KEYS - self._looked - rows
+            self._count(past.catch_up(view, left))
+            if not past.is_behind(view):
+                self._count(rows)
+                return view.table("keys")
+            behind = past.revisions_behind(revision_of(view))
+            await self._turn(goes_on=behind <= NEAR_REVISIONS)
 
     async def _look(self, rows: int) -> None:
         """Wait for another turn of the loop unless this one has room for a look at `rows` more."""
-        self._looked += rows
-        if self._looked > SLICE_KEYS:
-            self._looked = rows
-            await self._turns.room(self._units)
-        self._turns.spend(rows)
+        if self._looked + rows > self._rows_max:
+            await self._turn()
+        self._count(rows)
+
+    async def _turn(self, goes_on: bool = False) -> None:
+        self._looked = 0
+        await self._turns.room(goes_on=goes_on)
+
+    def _count(self, units: int) -> None:
+        self._looked += units
+        self._turns.spend(units)

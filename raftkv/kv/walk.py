@@ -36,7 +36,7 @@ from .history import (
 from .ranges import bare, count_range, reads_all
 from .work_budget import FEW_ROWS, WorkBudget
 
-__all__ = ["PASTS_MAX", "PAST_EVENTS", "Pasts", "Walk", "caught_up", "require_kept_state"]
+__all__ = ["NEAR_REVISIONS", "PAST_EVENTS", "Pasts", "Walk", "caught_up", "require_kept_state"]
 
 # Changes looked at in one turn of the loop, for a read of the past.
 PAST_EVENTS: Final = 2000

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
-from raftkv.kv import KVApi, PutOp, RangeOp
+from raftkv.kv import Compare, KVApi, PutOp, RangeOp
 from raftkv.kv.commands import Revision
-from raftkv.kv.history import Tables, events_behind
-from raftkv.kv.large import SHORT_AT_ONCE, SLICE_KEYS
+from raftkv.kv.history import Past, Tables, events_behind
+from raftkv.kv.large import SHORT_AT_ONCE
+from raftkv.kv.read_only import UNITS_MAX
 from raftkv.kv.walk import PAST_EVENTS
 from raftkv.kv.work_budget import WORK_MAX, WorkBudget
 from raftkv.plugin import Host
@@ -275,6 +277,82 @@ def test_a_transaction_looks_at_one_large_change_in_several_turns(
         await spent.until([asyncio.ensure_future(read)])
         # What it counts, and what the past of the range looks at.
         assert sum(spent.by_turn.values()) >= 2 * 9_000
-        assert max(spent.by_turn.values()) <= 2 * (SLICE_KEYS + PAST_EVENTS)
+        assert max(spent.by_turn.values()) <= 2 * UNITS_MAX
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("writes", [0, 3])
+@pytest.mark.parametrize(
+    ("operation", "operations", "changes"),
+    [(RangeOp(b"k", b"l", 1), 20, 900), (RangeOp(b"absent"), 40, 900), (RangeOp(b"kz"), 9, 1_900)],
+    ids=["limited", "absent", "key"],
+)
+def test_a_transaction_of_many_ranges_of_the_past_takes_its_turns(
+    operation: RangeOp, operations: int, changes: int, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each looks at few changes, together they look at many; also beside a writer that goes on."""
+    looks = Looks(monkeypatch)
+
+    async def play() -> None:
+        kv = await filled(0)
+        await kv.txn(success=[PutOp(b"kz", b"v")])
+        operations_then = [replace(operation, revision=kv.revision)] * operations
+        await put_keys(kv, b"k", changes)
+        spent = Spent(monkeypatch)
+        looks.spent = spent
+        task = asyncio.create_task(kv.txn(success=operations_then, timeout_s=120))
+        while not task.done():
+            spent.number += 1
+            for number in range(writes):
+                await kv.put(b"k%06dx" % number, b"v")
+            await asyncio.sleep(0)
+        results = cast(Any, await task).results
+        expected = [] if operation.key == b"absent" else [b"kz"]
+        assert [[kv.key for kv in found.kvs] for found in results] == [expected] * operations
+        # Two turns of the loop may count as one here.
+        assert max(looks.by_turn.values()) <= 2 * UNITS_MAX
+        # All of it counts.
+        assert sum(looks.by_turn.values()) >= operations * changes
+        assert sum(spent.by_turn.values()) >= sum(looks.by_turn.values())
+
+    asyncio.run(play())
+
+
+class Looks:
+    """The rows and changes that pasts look at in each turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spent: Spent | None = None
+        self.by_turn = Counter[int]()
+        catch_up, part = Past.catch_up, Past.slice
+
+        def caught_up(past: Past, *how: Any) -> int:
+            return self._counted(catch_up(past, *how))
+
+        def sliced(past: Past, *how: Any) -> Any:
+            found = part(past, *how)
+            self._counted(found[1])
+            return found
+
+        monkeypatch.setattr(Past, "catch_up", caught_up)
+        monkeypatch.setattr(Past, "slice", sliced)
+
+    def _counted(self, units: int) -> int:
+        if self.spent is not None:
+            self.by_turn[self.spent.number] += units
+        return units
+
+
+def test_a_transaction_of_few_rows_and_changes_is_read_in_one_turn() -> None:
+    async def play() -> None:
+        kv = await filled(100)
+        before = kv.revision
+        await put_keys(kv, b"k1", 100)
+        operations = [RangeOp(b"k", b"l", revision=before), RangeOp(b"k", b"l")]
+        task = asyncio.create_task(kv.txn([Compare(b"k", "version", ">", 0, b"l")], operations))
+        await asyncio.sleep(0)
+        assert task.done()
+        assert [found.count for found in cast(Any, await task).results] == [100, 200]
 
     asyncio.run(play())

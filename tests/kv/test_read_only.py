@@ -28,7 +28,7 @@ from raftkv.kv import (
 from raftkv.kv import read_only as module
 from raftkv.kv.arguments import reads_only
 from raftkv.kv.commands import TxnTooCostly
-from raftkv.kv.read_only import LargeReads
+from raftkv.kv.read_only import LargeReads, ReadOnlyTxn
 from raftkv.kv.transactions import flatten, unflatten
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
@@ -48,7 +48,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice of three keys, a run of four."""
     for name in ("raftkv.kv.large", "raftkv.kv.read_only", "raftkv.kv.api"):
         monkeypatch.setattr(f"{name}.SLICE_KEYS", 3)
-    monkeypatch.setattr("raftkv.kv.api.FEW_ROWS", 1)
+    monkeypatch.setattr(ReadOnlyTxn.__init__, "__defaults__", (3,))
+    for name in ("raftkv.kv.read_only", "raftkv.kv.api"):
+        monkeypatch.setattr(f"{name}.UNITS_MAX", 6)
+    monkeypatch.setattr("raftkv.kv.api.FEW_UNITS", 2)
     monkeypatch.setattr("raftkv.kv.large.RUN_KEYS", 4)
     monkeypatch.setattr("raftkv.kv.walk.PAST_EVENTS", 2)
     monkeypatch.setattr("raftkv.kv.work_budget.WORK_MAX", 2)
