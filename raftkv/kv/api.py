@@ -58,10 +58,11 @@ from .hashing import KeyspaceHash, hash_in_slices
 from .history import lowest_revision, revision_of
 from .large import SLICE_KEYS, RangePlaces, is_large, read_in_slices, rows_max_of, rows_of
 from .leases import LeaseApi
+from .past_reads import PastPlaces, Pasts
 from .ranges import read_range, reads_all
 from .read_only import UNITS_MAX, WAIT_S, LargeReads, ReadOnlyTxn, has_history
 from .transactions import flatten, too_many, unflatten
-from .walk import Pasts, Walk, require_kept_state
+from .walk import Walk, require_kept_state
 from .watch import Watch
 from .watch_hub import WatchHub
 from .work_budget import WORK_MAX, WorkBudget
@@ -81,7 +82,8 @@ class KVApi:
     are bytes; anything else is a TypeError.
 
     A read with a `revision` other than 0 sees the keyspace as it was then. It raises `Compacted` if
-    that is no longer kept, `FutureRevision` if this node does not know of it.
+    that is no longer kept, `FutureRevision` if this node does not know of it, `Overloaded` if too
+    many such reads wait in this node.
     """
 
     def __init__(self, host: Host, whole: KVApi | None = None) -> None:
@@ -93,7 +95,8 @@ class KVApi:
         # Set by the service, which runs it.
         self.hub: WatchHub | None = None
         self.leases = LeaseApi(host, self.budget)
-        self.pasts: Pasts = Pasts(host, self.budget)
+        places = PastPlaces() if whole is None else whole.pasts.places
+        self.pasts: Pasts = Pasts(host, self.budget, places)
         self._places: RangePlaces = RangePlaces() if whole is None else whole._places
         self._large_reads: LargeReads = LargeReads() if whole is None else whole._large_reads
         #: Transactions of this node's callers that were refused as TxnTooCostly.
@@ -225,6 +228,9 @@ class KVApi:
         """`range` in etcd's words. A revision below 0 reads the newest state, as in etcd."""
         check_range(operation)
         self._check(operation.key)
+        deadline = None
+        if timeout_s is not None and operation.revision > 0:
+            deadline = asyncio.get_running_loop().time() + timeout_s
         await self._host.barrier(consistency, timeout_s=timeout_s)
         if operation.range_end and not operation.count_only:
             rows, discards = self.rows(operation), self._host.view().discards
@@ -236,7 +242,7 @@ class KVApi:
         if is_large(view, operation):
             return await self._read_large(operation)
         if operation.revision > 0:
-            return await self.pasts.read(operation)
+            return await self.pasts.read(operation, deadline)
         return read_range(view.table("keys"), operation, self.revision)
 
     def rows(self, operation: RangeOp) -> int:

@@ -166,12 +166,13 @@ def record(
     return row
 
 
-def events_behind(tables: Tables, revision: int, enough: int) -> int:
+def events_behind(tables: Tables, revision: int, enough: int, upto: int | None = None) -> int:
     """How many events there are since `revision`; the counting ends once there are `enough`.
 
-    0 if what followed it is not kept.
+    Those after the revision `upto` do not count. 0 if what followed `revision` is not kept.
     """
-    history, newest, events = tables.table("history"), revision_of(tables), 0
+    history, events = tables.table("history"), 0
+    newest = revision_of(tables) if upto is None else upto
     number = revision + 1
     if newest - revision >= enough and number in history:
         return newest - revision  # each has one at least
@@ -338,12 +339,16 @@ class Past:
             now = count_range(keys, key, range_end)
         else:
             now = since.count(keys, key, range_end)
+        return self.count_of(now, key, range_end)
+
+    def count_of(self, now: int, key: bytes, range_end: bytes) -> int:
+        """`count` of a range which had `now` keys after the last change that was looked at."""
         return now + _count(self._gone, key, range_end) - _count(self._new, key, range_end)
 
     def scan(self, keys: Keys, key: bytes, range_end: bytes, limit: int = 0) -> Iterator[KeyValue]:
         """The keys of the range in order; at most `limit`, 0 for all."""
         left = limit if limit > 0 else -1
-        for _, kv in self._merged(scan_range(keys, key, range_end), key, range_end):
+        for _, kv in self.merged(scan_range(keys, key, range_end), key, range_end):
             if kv is not None:
                 yield kv
                 left -= 1
@@ -375,8 +380,8 @@ class Past:
         looked = 0
         rows: Iterator[tuple[bytes, KeyValue | None]] = scan_range(keys, key, range_end)
         if since is not None:
-            rows = since._merged(rows, key, range_end)
-        for name, kv in self._merged(rows, key, range_end):
+            rows = since.merged(rows, key, range_end)
+        for name, kv in self.merged(rows, key, range_end):
             looked += 1
             if kv is not None:
                 found.append(kv)
@@ -384,7 +389,7 @@ class Past:
                 return found, looked, name + b"\0"
         return found, max(looked, 1), None
 
-    def _merged(
+    def merged(
         self, rows: Iterator[tuple[bytes, KeyValue | None]], key: bytes, range_end: bytes
     ) -> Iterator[tuple[bytes, KeyValue | None]]:
         """Each key of the range in `rows`, or that has changed since, with what it was."""

@@ -62,13 +62,19 @@ class KVService(Service):
 
     def metrics(self) -> Sequence[Metric]:
         pasts = Metric("pasts", "gauge", len(self._pasts), "Reads of the past that may go on.")
+        waiting = Metric(
+            "past_reads_waiting",
+            "gauge",
+            self._pasts.places.waiting,
+            "Reads of the past that wait for a place to look at what has changed since.",
+        )
         costly = Metric(
             "txn_too_costly_total",
             "counter",
             self._api.too_costly,
             "Transactions of this node's callers that look at more rows than rows_max.",
         )
-        return (*self.hub.metrics(), *self.lessor.metrics(), pasts, costly)
+        return (*self.hub.metrics(), *self.lessor.metrics(), pasts, waiting, costly)
 
     def status(self) -> Mapping[str, Any]:
         watches = {"watches": self.hub.count, "watches_behind": self.hub.behind_count}

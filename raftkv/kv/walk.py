@@ -1,15 +1,9 @@
-"""Ranges that are too large for one turn of the loop, and reads of the past, which cost what has
-happened since.
+"""Ranges that are too large for one turn of the loop.
 
 A `Walk` reads one range in pages, all as of one revision. It holds what has changed behind its back
 (history.Past) and looks at each further row of the history once, however many pages there are. So
 it needs no revision to be kept for it: a compaction that it has overtaken does not concern it, as
 one does not concern a range of etcd that has begun.
-
-Clients page by themselves, too: request after request for the rest of a range at the revision of
-the first answer. To them the revision must be readable, as with etcd; but what was collected for
-one page is kept for the next one. `Pasts` are these: few, the least used one goes, and all go whose
-revision was compacted, so that none outlives the history that it stands for.
 
 Nothing here is state: it can be thrown away at any moment, and is never asked by `apply`.
 """
@@ -25,32 +19,22 @@ from raftkv.plugin import Consistency, Host, View
 from .commands import KeyValue, RangeOp, RangeResult
 from .history import (
     Past,
-    Tables,
     events_behind,
-    former,
-    leads_back,
-    lowest_revision,
     require_readable,
     revision_of,
 )
-from .ranges import bare, count_range, reads_all
+from .ranges import bare, count_range
 from .work_budget import FEW_ROWS, WorkBudget
 
-__all__ = ["NEAR_REVISIONS", "PAST_EVENTS", "Pasts", "Walk", "caught_up", "require_kept_state"]
+__all__ = ["NEAR_REVISIONS", "PAST_EVENTS", "Walk", "caught_up", "read_rows", "require_kept_state"]
 
 # Changes looked at in one turn of the loop, for a read of the past.
 PAST_EVENTS: Final = 2000
 # A read that is no further behind shares the turns with other large work by halves: behind all of
 # that it might never catch up.
 NEAR_REVISIONS: Final = 10 * PAST_EVENTS
-# The changes of one turn for a read that has little to look at and so waits behind no large ones.
-FEW_EVENTS: Final = 100
 
-# So many clients at once page at no further cost. One past holds at most what the history holds:
-# some 10 MB for 100,000 changed keys.
-PASTS_MAX: Final = 4
-
-Require = Callable[[Tables], None]
+Require = Callable[[View], None]
 
 
 class Walk:
@@ -144,114 +128,6 @@ class Walk:
         if revision <= 0:
             return 0
         return events_behind(self._host.view(), revision, FEW_ROWS + 1)
-
-
-class Pasts:
-    """Reads of the past, each for itself, and what was collected for those that will go on."""
-
-    def __init__(self, host: Host, budget: WorkBudget) -> None:
-        self._host = host
-        self._budget = budget
-        self._kept: list[Past] = []  # the one used last stands last
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    async def read(self, operation: RangeOp) -> RangeResult:
-        """Answer a read as of `operation.revision`. Raises Compacted, FutureRevision."""
-        host, revision = self._host, operation.revision
-        # A view shows the state of the moment: what it tells is taken before anything is awaited.
-        discards = host.view().discards
-        require_readable(host.view(), revision)
-        await self._budget.room(FEW_EVENTS)
-        require_kept_state(host.view(), discards)
-        require_readable(host.view(), revision)
-        past = self._found(operation)
-        was = None if operation.range_end else await self._key_at(operation, discards)
-        if was is not None:
-            view = host.view()
-            past.settle(was, operation.key in view.table("keys"))
-        else:
-            view = await caught_up(
-                host,
-                past,
-                lambda tables: require_readable(tables, revision),
-                discards,
-                self._budget,
-                FEW_EVENTS,
-            )
-        if operation.limit <= 0 or operation.count_only or reads_all(operation):
-            answer = past.read(view.table("keys"), operation, revision_of(view))
-        else:
-            answer = await self._limited(past, operation, discards)
-        self._keep(past, answer.more)
-        return answer
-
-    async def _limited(self, past: Past, operation: RangeOp, discards: int) -> RangeResult:
-        """The first keys of a range: keys that were created since may lie before them."""
-        host, revision = self._host, operation.revision
-        count = past.count(host.view().table("keys"), operation.key, operation.range_end)
-        kvs = await read_rows(
-            host,
-            past,
-            operation,
-            lambda tables: require_readable(tables, revision),
-            discards,
-            self._budget,
-            operation.limit + FEW_EVENTS,
-        )
-        shown = map(bare, kvs) if operation.keys_only else kvs
-        newest = revision_of(host.view())
-        return RangeResult(newest, tuple(shown), count, count > len(kvs))
-
-    async def _key_at(self, operation: RangeOp, discards: int) -> KeyValue | None:
-        """What one key was, if it exists and has existed since then; else None.
-
-        Goes from event to event of that key alone, so it costs little. In this turn it looks at
-        FEW_EVENTS changes, for which the caller has found room.
-        """
-        host, revision = self._host, operation.revision
-        view = host.view()
-        found: KeyValue | None = view.table("keys").get(operation.key)
-        if not leads_back(found, revision):
-            return None
-        left = FEW_EVENTS
-        while found is not None and found.mod_revision > revision:
-            events = 1 + len(view.table("history")[found.mod_revision].more)
-            if events > left:
-                await self._budget.room(goes_on=True)
-                view = host.view()
-                require_kept_state(view, discards)
-                require_readable(view, revision)
-                left = max(events, PAST_EVENTS)
-            self._budget.spend(events)
-            left -= events
-            found = former(view, found)
-        return found
-
-    def compacted(self) -> None:
-        """Let go what nobody may read any more."""
-        if self._kept:
-            lowest = lowest_revision(self._host.view())
-            self._kept = [past for past in self._kept if past.revision >= lowest]
-
-    def clear(self) -> None:
-        """The tables are others now."""
-        self._kept = []
-
-    def _found(self, operation: RangeOp) -> Past:
-        for past in self._kept:
-            if (past.revision, past.range_end) == (operation.revision, operation.range_end) and (
-                past.key <= operation.key
-            ):
-                return past
-        return Past(operation.key, operation.range_end, operation.revision)
-
-    def _keep(self, past: Past, more: bool) -> None:
-        """As the one used last; not if its range was read to the end."""
-        self._kept = [each for each in self._kept if each is not past]
-        if more and past.range_end:
-            self._kept = [*self._kept, past][-PASTS_MAX:]
 
 
 def require_kept_state(view: View, discards: int) -> None:

@@ -119,7 +119,7 @@ def test_a_long_past_is_read_in_slices(
     host: FakeHost, kv: KVApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PAST_EVENTS", "FEW_EVENTS"):
-        monkeypatch.setattr(f"raftkv.kv.walk.{name}", 3)
+        monkeypatch.setattr(f"raftkv.kv.past_reads.{name}", 3)
     bounded_work(kv, monkeypatch, 3)
     run(kv.put(b"k0", b"old"))
     for number in range(10):
@@ -140,7 +140,7 @@ def test_a_long_past_is_read_in_slices(
 
 def test_a_compaction_while_the_past_is_read(kv: KVApi, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PAST_EVENTS", "FEW_EVENTS"):
-        monkeypatch.setattr(f"raftkv.kv.walk.{name}", 1)
+        monkeypatch.setattr(f"raftkv.kv.past_reads.{name}", 1)
     bounded_work(kv, monkeypatch, 1)
     for _ in range(5):
         run(kv.put(b"k", b"v"))

@@ -48,8 +48,8 @@ def test_one_change_of_many_keys_is_looked_at_in_several_turns(
     now, looked = 0, Counter[int]()
     catch_up = Past.catch_up
 
-    def counted(past: Past, tables: Tables, events_max: int) -> int:
-        events = catch_up(past, tables, events_max)
+    def counted(past: Past, tables: Tables, events_max: int, upto: int | None = None) -> int:
+        events = catch_up(past, tables, events_max, upto)
         looked[now] += events
         return events
 

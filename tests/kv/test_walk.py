@@ -31,8 +31,8 @@ from raftkv.kv import (
 )
 from raftkv.kv.history import Past
 from raftkv.kv.large import SLICE_KEYS
+from raftkv.kv.past_reads import PASTS_MAX
 from raftkv.kv.service import KVService
-from raftkv.kv.walk import PASTS_MAX
 from raftkv.kv.work_budget import WORK_MAX
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
