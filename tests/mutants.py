@@ -31,6 +31,8 @@ from raftkv.raft.snapshot import SnapshotReceiver, SnapshotStore
 from raftkv.replica import Replica
 from raftkv.replicant.follower import Follower
 from raftkv.state.machine import StateMachine
+from raftkv.testing import patching
+from raftkv.testing.own_errors import watched
 from raftkv.testing.patching import around, replaced
 from raftkv.testing.planted import planted
 from tests import test_detector, test_failure_detector, test_rules_node
@@ -66,7 +68,7 @@ MUTANTS: dict[str, Mutant] = {}
 def mutant(rule: int, what: str, patch: Patch, test: Callable[[], None]) -> None:
     name = f"rule {rule}: {what}"
     assert name not in MUTANTS, name
-    MUTANTS[name] = Mutant(rule, patch, test)
+    MUTANTS[name] = Mutant(rule, lambda: watched(name, patch, (__file__, patching.__file__)), test)
 
 
 def bug(rule: int, name: str, test: Callable[[], None]) -> None:

@@ -3,17 +3,20 @@
 The observer listens through such replacements, and planted bugs are made of them: production code
 needs no hooks and no switches for either. A name that does not exist is an error, so that a rename
 in the code under test cannot silently switch a check off; so are parameters that the replacement
-does not take, which would be found as a bug of their own.
+does not take, which would be found as a bug of their own. Functions that belong to an injected bug
+are watched for errors of their own (own_errors.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
-__all__ = ["around", "replaced"]
+from raftkv.testing.own_errors import guarded
+
+__all__ = ["around", "around_entry", "replaced"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -28,7 +31,7 @@ def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
         raise AttributeError(f"{owner!r} does not define {name}: it was renamed") from None
     if inspect.isfunction(before) and inspect.isfunction(replacement):
         _require_parameters(before, replacement)
-    setattr(owner, name, replacement)
+    setattr(owner, name, guarded(replacement))
     try:
         yield
     finally:
@@ -43,6 +46,21 @@ def around(
     if original is None:
         raise AttributeError(f"{owner!r} does not define {name}: it was renamed")
     return replaced(owner, name, wrap(original))
+
+
+@contextlib.contextmanager
+def around_entry(
+    table: MutableMapping[Any, Callable[..., Any]],
+    key: Any,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
+    """`table[key]` is `wrap(what it was)`: a plugin has a function for each of its commands."""
+    before = table[key]
+    table[key] = guarded(wrap(before))
+    try:
+        yield
+    finally:
+        table[key] = before
 
 
 def _require_parameters(before: Callable[..., Any], replacement: Callable[..., Any]) -> None:

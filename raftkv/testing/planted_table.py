@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from raftkv.testing.own_errors import BugFailed
 from raftkv.testing.planted import BUGS, Bug
 from raftkv.testing.scenario import run_seed
 
@@ -23,7 +24,7 @@ HEAD: Final = """\
 `tools/simulate --planted` injects each of these bugs into the real code for a run
 (`raftkv/testing/planted.py`), must find it, and writes this page: seeds from 0 upwards, 30
 simulated seconds each. "Seeds" counts up to the first that sees something; the command fails
-beyond "limit".
+beyond "limit", and if the code of a bug fails itself (`raftkv/testing/own_errors.py`).
 
 | bug | what is wrong | seen by | seeds | limit | mode |
 | --- | --- | --- | --- | --- | --- |
@@ -31,12 +32,24 @@ beyond "limit".
 
 
 class Found(msgspec.Struct, frozen=True):
-    """How a bug was found. `check` is empty when it was not."""
+    """How a bug was found. `check` is empty when it was not; `failed`: its own code failed."""
 
     bug: str
     check: str
     seeds: int
     message: str
+    failed: bool = False
+
+    @property
+    def seen_by(self) -> str:
+        """As the table has it."""
+        return self.check or (
+            "**the injected bug itself failed**" if self.failed else "**not found**"
+        )
+
+    def __str__(self) -> str:
+        told = self.message if self.failed else self.check or "NOT FOUND"
+        return f"{self.bug}: {told}, {self.seeds} seeds"
 
 
 def hunt(bug: str) -> Found:
@@ -44,7 +57,10 @@ def hunt(bug: str) -> Found:
     logging.disable(logging.CRITICAL)
     known = BUGS[bug]
     for seed in range(known.seeds_max):
-        result = run_seed(seed, messages=known.harsh, members=known.members or None, bug=bug)
+        try:
+            result = run_seed(seed, messages=known.harsh, members=known.members or None, bug=bug)
+        except BugFailed as failure:
+            return Found(bug, "", seed + 1, str(failure), failed=True)
         if result.check:
             return Found(bug, result.check, seed + 1, result.message)
     return Found(bug, "", known.seeds_max, "not found")
@@ -57,7 +73,7 @@ def _mode(bug: Bug) -> str:
 
 def _page(found: Iterable[Found]) -> str:
     lines = [
-        f"| `{each.bug}` | {BUGS[each.bug].what} | {each.check or '**not found**'} | "
+        f"| `{each.bug}` | {BUGS[each.bug].what} | {each.seen_by} | "
         f"{each.seeds} | {BUGS[each.bug].seeds_max} | "
         f"{_mode(BUGS[each.bug])} |"
         for each in found
@@ -70,22 +86,20 @@ def write_table(path: str, jobs: int, console: Console) -> int:
     names = sorted(BUGS)
     found: list[Found] = []
     with Progress(console=console) as progress, ProcessPoolExecutor(jobs) as pool:
-        bar = progress.add_task("planted bugs", total=len(names))
+        bar = progress.add_task("injected bugs", total=len(names))
         for each in pool.map(hunt, names):
             found.append(each)
             progress.advance(bar)
-            progress.console.print(
-                f"{each.bug}: {each.check or 'NOT FOUND'}, {each.seeds} seeds",
-                markup=False,
-                soft_wrap=True,
-            )
-    missed = [each.bug for each in found if not each.check]
+            progress.console.print(str(each), markup=False, soft_wrap=True)
+    missed = [each.bug for each in found if not each.check and not each.failed]
+    failed = [each.message for each in found if each.failed]
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(_page(found), encoding="utf-8")
     print(
-        f"{len(found)} planted bugs, {len(found) - len(missed)} found"
+        f"{len(found)} injected bugs, {len(found) - len(missed) - len(failed)} found"
         + (f", not found: {', '.join(missed)}" if missed else "")
+        + "".join(f"; {each}" for each in failed)
         + f"; the table is in {path}"
     )
-    return 1 if missed else 0
+    return 1 if missed or failed else 0

@@ -35,6 +35,7 @@ from raftkv.testing.nemesis import (
 )
 from raftkv.testing.network import NetworkOptions
 from raftkv.testing.outcome_check import small_outcomes
+from raftkv.testing.own_errors import note
 from raftkv.testing.planted import planted
 from raftkv.testing.poison import MASS_KEYS, Poison
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
@@ -183,6 +184,15 @@ class Result:
     fingerprint: str = ""
     faults: Counter[str] = field(default_factory=Counter)
     marks: Counter[str] = field(default_factory=Counter)
+
+    def ended_by(self, error: Exception) -> None:
+        """What the run has ended in. Other errors than a SafetyViolation are none of a check."""
+        if isinstance(error, SafetyViolation):
+            self.check, self.message = error.check, str(error)
+            return
+        note(error)
+        self.check = "no exception escapes"
+        self.message = f"seed {self.seed}: {type(error).__name__}: {error}"
 
 
 def draw(
@@ -463,9 +473,9 @@ def run_seed(
     """Run a seed's scenario: a storm of `seconds`, then healing and the final checks.
 
     Never raises for what the code under test does wrong: that is in the result. `bug` plants one
-    of planted.py's. `prepare` is given the cluster before it starts. `scenario` is run instead of
-    the one that the seed draws. `profile` "heavy" is that of `heavy`, "steady" that of `steady`;
-    these draw less.
+    of planted.py's; BugFailed if its own code fails. `prepare` is given the cluster before it
+    starts. `scenario` is run instead of the one that the seed draws. `profile` "heavy" is that of
+    `heavy`, "steady" that of `steady`; these draw less.
     """
     if scenario is None:
         scenario = drawn(seed, profile, messages=messages, cores=cores, members=members)
@@ -504,11 +514,8 @@ def run_seed(
                     cluster.storm(AFTERMATH_S, _possible(scenario.faults, cluster), **storm)
                 cluster.settle()
                 result.fingerprint = cluster.fingerprint()
-        except SafetyViolation as violation:
-            result.check, result.message = violation.check, str(violation)
         except Exception as error:
-            result.check = "no exception escapes"
-            result.message = f"seed {seed}: {type(error).__name__}: {error}"
+            result.ended_by(error)
     _count(cluster, result)
     result.real_s = perf_counter() - begun
     return result

@@ -32,6 +32,7 @@ from raftkv.testing.marks import (
     OF_HEAVY,
     Marks,
 )
+from raftkv.testing.own_errors import BugFailed
 from raftkv.testing.planted import BUGS
 from raftkv.testing.planted_table import write_table
 from raftkv.testing.replay import Replay
@@ -290,18 +291,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = _parser()
     options: Any = parser.parse_args(arguments)
-    low, high = options.seeds
+    _, high = options.seeds
     if options.jobs < 1:
         parser.error("--jobs must be at least 1")
     if high == SEEDS_MAX and not options.minutes:
         parser.error("--seeds without an end needs --minutes")
     if options.profile != "mixed" and (options.harsh or options.members):
         parser.error(f"--profile {options.profile} goes with neither --harsh nor --members")
+    try:
+        return _called(options)
+    except BugFailed as failure:
+        print(failure)
+        return 1
+
+
+def _called(options: argparse.Namespace) -> int:
     if options.replay is not None:
         return _replay(options)
     console = Console(stderr=True)
     if options.planted is not None:
         return write_table(options.planted, options.jobs, console)
+    low, high = options.seeds
     total = None if high == SEEDS_MAX else high - low
     totals = _run(iter(range(low, high)), total, options, console)
     _quiet()

@@ -23,7 +23,7 @@ from raftkv.errors import NodeFault, RaftkvError, RemovedNode
 from raftkv.plugin import Context, Host, Plugin
 from raftkv.testing.host import HostCrashed
 from raftkv.testing.scenario import Result, Scenario
-from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
+from raftkv.testing.simulated import SimulatedCluster
 from raftkv.testing.world import NotReached
 
 __all__ = [
@@ -218,11 +218,8 @@ def run_world(
         try:
             storm.run(seconds)
             result.fingerprint = storm.cluster.fingerprint()
-        except SafetyViolation as violation:
-            result.check, result.message = violation.check, str(violation)
         except Exception as error:
-            result.check = "no exception escapes"
-            result.message = f"seed {seed}: {type(error).__name__}: {error}"
+            result.ended_by(error)
     result.simulated_s = storm.world.loop.now
     result.operations = storm.operations
     result.marks = +storm.marks

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .arguments import positive
+from .own_errors import BugFailed
 from .replay import Replay
 from .scenario import Result
 
@@ -185,35 +186,49 @@ def _replay(storm: Storm, options: argparse.Namespace) -> int:
     return 1 if result.check else 0
 
 
-def _hunt(
-    run: Callable[..., Result], seeds_max: int, seconds: float, bug: str
-) -> tuple[str, Result | None, int]:
-    """Run seeds with the bug planted until one is violated; how many it took."""
+class Hunted(NamedTuple):
+    """Which check has seen a bug, after how many seeds; `failure` is that of its own code."""
+
+    bug: str
+    seeds: int
+    check: str = ""
+    failure: str = ""
+
+
+def _hunt(run: Callable[..., Result], seeds_max: int, seconds: float, bug: str) -> Hunted:
+    """Run seeds with the bug planted until one is violated."""
     _quiet()
     for seed in range(seeds_max):
-        result = run(seed, seconds=seconds, bug=bug)
+        try:
+            result = run(seed, seconds=seconds, bug=bug)
+        except BugFailed as failure:
+            return Hunted(bug, seed + 1, failure=str(failure))
         if result.check:
-            return bug, result, seed + 1
-    return bug, None, seeds_max
+            return Hunted(bug, seed + 1, result.check)
+    return Hunted(bug, seeds_max)
 
 
 def _prove(storm: Storm, options: argparse.Namespace, console: Console) -> int:
     """Plant every bug in turn. Returns the exit code: 0 if every one was found."""
-    missed, bugs = [], storm.bugs
+    missed, failures, bugs = [], [], storm.bugs
     hunt = partial(_hunt, storm.run, storm.seeds_max, options.seconds)
     with _progress(console) as progress, ProcessPoolExecutor(options.jobs) as pool:
-        bar = progress.add_task("planted bugs", total=len(bugs))
-        for bug, found, seeds in pool.map(hunt, sorted(bugs)):
+        bar = progress.add_task("injected bugs", total=len(bugs))
+        for bug, seeds, check, failure in pool.map(hunt, sorted(bugs)):
             progress.advance(bar)
-            check = "NOT FOUND" if found is None else found.check
-            print(f"| `{bug}` | {bugs[bug].what} | {check} | {seeds} |")
-            if found is None:
+            told = check or failure or "NOT FOUND"
+            print(f"| `{bug}` | {bugs[bug].what} | {told} | {seeds} |", flush=True)
+            if failure:
+                failures.append(failure)
+            elif not check:
                 missed.append(bug)
+    found = len(bugs) - len(missed) - len(failures)
     print(
-        f"{len(bugs)} planted bugs, {len(bugs) - len(missed)} found within {storm.seeds_max} seeds"
+        f"{len(bugs)} injected bugs, {found} found within {storm.seeds_max} seeds"
         + (f", not found: {', '.join(missed)}" if missed else "")
+        + "".join(f"; {each}" for each in failures)
     )
-    return 1 if missed else 0
+    return 1 if missed or failures else 0
 
 
 def _seeds(text: str) -> tuple[int, int]:
@@ -265,6 +280,14 @@ def main(storm: Storm, arguments: Sequence[str] | None = None) -> int:
     options: Any = parser.parse_args(arguments)
     if options.jobs < 1:
         parser.error("--jobs must be at least 1")
+    try:
+        return _called(storm, options)
+    except BugFailed as failure:
+        print(failure)
+        return 1
+
+
+def _called(storm: Storm, options: argparse.Namespace) -> int:
     if options.replay is not None:
         return _replay(storm, options)
     console = Console(stderr=True)

@@ -16,6 +16,8 @@ from raftkv.config import HttpLimits
 from raftkv.server.admission import Admission
 from raftkv.server.bounded import BoundedHttp
 from raftkv.server.outgoing import Outgoing
+from raftkv.testing import patching, planting
+from raftkv.testing.own_errors import watched
 from raftkv.testing.patching import around, replaced
 from raftkv.testing.planting import pretending
 from tests.server import test_admission, test_outgoing
@@ -56,6 +58,8 @@ def _forgets_what_is_closed(count_unsent: Callable[..., None]) -> Callable[..., 
     return broken
 
 
+# Where the code of the bugs is written.
+FILES = (__file__, patching.__file__, planting.__file__)
 SMALL = HttpLimits(answer_bytes_max=test_outgoing.LIMIT)
 
 BUGS = {
@@ -105,5 +109,5 @@ def passes(bug: InjectedBug) -> None:
 @pytest.mark.parametrize("name", BUGS)
 def test_an_injected_bug_is_noticed(name: str) -> None:
     noticed = (AssertionError, LookupError, pytest.fail.Exception)
-    with BUGS[name].patch(), pytest.raises(noticed):
+    with watched(name, BUGS[name].patch, FILES), pytest.raises(noticed):
         passes(BUGS[name])

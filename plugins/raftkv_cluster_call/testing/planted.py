@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from raftkv.kv import KV, Put
-from raftkv.testing.patching import around
+from raftkv.testing.patching import around, around_entry
 from raftkv.testing.planting import Bug, Bugs, Wrap
 from raftkv_cluster_call import (
     cursors,
@@ -45,25 +45,9 @@ planted = BUGS.planted
 _wrapping = BUGS.wrapping
 
 
-@contextlib.contextmanager
-def _applied(command: type, wrap: Wrap) -> Iterator[None]:
-    """What applies a command is `wrap` of what it was."""
-    before = plugin._APPLY[command]
-    plugin._APPLY[command] = wrap(before)
-    try:
-        yield
-    finally:
-        plugin._APPLY[command] = before
-
-
 def _applying(name: str, what: str, command: type) -> Callable[[Wrap], Wrap]:
     """Register a bug that wraps what applies a command."""
-
-    def register(wrap: Wrap) -> Wrap:
-        BUGS[name] = Bug(what, lambda: _applied(command, wrap), seeds_max=SEEDS_MAX)
-        return wrap
-
-    return register
+    return BUGS.applying(plugin._APPLY, command)(name, what)
 
 
 # The log ------------------------------------------------------------------------------------------
@@ -117,7 +101,7 @@ def _commits_anything(commit: Callable[..., Any]) -> Callable[..., Any]:
 def _commit_what_was_aborted() -> Iterator[None]:
     """Neither the log looks, nor the initiator before it proposes."""
     with (
-        _applied(Commit, _commits_anything),
+        around_entry(plugin._APPLY, Commit, _commits_anything),
         around(worker, "is_decided", lambda is_decided: lambda *given: False),
     ):
         yield

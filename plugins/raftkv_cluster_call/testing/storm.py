@@ -28,7 +28,7 @@ from typing import Any
 
 from raftkv.plugin import Host, MemberChange
 from raftkv.testing.scenario import Result
-from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
+from raftkv.testing.simulated import SimulatedCluster
 from raftkv.testing.world import NotReached
 from raftkv_cluster_call import CallsApi
 from raftkv_cluster_call.commands import (
@@ -368,7 +368,7 @@ def run_storm(
     """Run a seed's storm of so many seconds, healing and all checks.
 
     Never raises for what the code under test does wrong: that is in the result. `bug` plants one of
-    planted.py's. `prepare` is given the cluster before it starts.
+    planted.py's; BugFailed if its own code fails. `prepare` is given the cluster before it starts.
     """
     result, begun = Result(seed), perf_counter()
     storm = Storm(draw(seed, seconds))
@@ -379,11 +379,8 @@ def run_storm(
         try:
             storm.run(seconds)
             result.fingerprint = storm.cluster.fingerprint()
-        except SafetyViolation as violation:
-            result.check, result.message = violation.check, str(violation)
         except Exception as error:
-            result.check = "no exception escapes"
-            result.message = f"seed {seed}: {type(error).__name__}: {error}"
+            result.ended_by(error)
     result.simulated_s = storm.world.loop.now
     result.operations = len(storm.callers.stories)
     result.marks = +storm.marks

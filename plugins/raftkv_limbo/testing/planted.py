@@ -19,8 +19,8 @@ from typing import Any
 
 from raftkv.errors import NotApplied
 from raftkv.plugin import Proposer
-from raftkv.testing.patching import around, replaced
-from raftkv.testing.planting import Bug, Bugs, Wrap
+from raftkv.testing.patching import around, around_entry, replaced
+from raftkv.testing.planting import Bugs, Wrap
 from raftkv_limbo import (
     acking,
     acks,
@@ -47,10 +47,7 @@ SEEDS_MAX = 200
 BUGS = Bugs(SEEDS_MAX)
 planted = BUGS.planted
 _wrapping = BUGS.wrapping
-
-
-def _patching(name: str, what: str, patch: Callable[[], Any]) -> None:
-    BUGS[name] = Bug(what, patch, seeds_max=SEEDS_MAX)
+_patching = BUGS.patching
 
 
 def _nothing(*given: Any, **more: Any) -> None:
@@ -249,20 +246,10 @@ def _drop_without_look(command: DropSpace, ctx: Any) -> SpaceDropped:
     return SpaceDropped(space.keys)
 
 
-@contextlib.contextmanager
-def _dropped_while_busy() -> Iterator[None]:
-    before = plugin_module._APPLY[DropSpace]
-    plugin_module._APPLY[DropSpace] = _drop_without_look
-    try:
-        yield
-    finally:
-        plugin_module._APPLY[DropSpace] = before
-
-
 _patching(
     "dropped-while-busy",
     "a space is dropped although something pending writes to it",
-    _dropped_while_busy,
+    lambda: around_entry(plugin_module._APPLY, DropSpace, lambda drop: _drop_without_look),
 )
 
 

@@ -332,7 +332,7 @@ def run_storm(
     """Run a seed's storm of so many seconds, healing and all checks.
 
     Never raises for what the code under test does wrong: that is in the result. `bug` plants one of
-    planted.py's. `prepare` is given the cluster before it starts.
+    planted.py's; BugFailed if its own code fails. `prepare` is given the cluster before it starts.
     """
     patch = None if bug is None else planted(bug)
     return run_world(seed, Storm(draw(seed, seconds)), seconds, planted=patch, prepare=prepare)

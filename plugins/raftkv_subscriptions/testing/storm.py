@@ -315,7 +315,7 @@ def run_storm(
     """Run a seed's storm of so many seconds, healing and all checks.
 
     Never raises for what the code under test does wrong: that is in the result. `bug` plants one of
-    planted.py's. `prepare` is given the world before it starts.
+    planted.py's; BugFailed if its own code fails. `prepare` is given the world before it starts.
     """
     result, begun = Result(seed), perf_counter()
     storm = Storm(draw(seed, seconds))
@@ -325,11 +325,8 @@ def run_storm(
         try:
             storm.run(seconds)
             result.fingerprint = storm.clusters.fingerprint()
-        except SafetyViolation as violation:
-            result.check, result.message = violation.check, str(violation)
         except Exception as error:
-            result.check = "no exception escapes"
-            result.message = f"seed {seed}: {type(error).__name__}: {error}"
+            result.ended_by(error)
     result.simulated_s = storm.world.loop.now
     result.operations = storm.ledger.published
     result.marks = +storm.marks

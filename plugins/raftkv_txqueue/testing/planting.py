@@ -7,11 +7,10 @@ never planted; the plugin itself has no switch for any of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from raftkv.testing.patching import around
-from raftkv.testing.planting import Bug, Bugs, Wrap
+from raftkv.testing.patching import around_entry
+from raftkv.testing.planting import Bugs, Wrap
 from raftkv_txqueue import plugin as plugin_module
 
 __all__ = ["BUGS", "SEEDS_MAX", "applying", "everywhere", "nothing", "patching", "wrapping"]
@@ -21,11 +20,8 @@ SEEDS_MAX = 60
 
 BUGS = Bugs(SEEDS_MAX)
 wrapping = BUGS.wrapping
-
-
-def patching(name: str, what: str, patch: Callable[[], Any]) -> None:
-    """Register a bug that is there while what `patch` makes is entered."""
-    BUGS[name] = Bug(what, patch, seeds_max=SEEDS_MAX)
+patching = BUGS.patching
+everywhere = BUGS.everywhere
 
 
 def nothing(*given: Any, **more: Any) -> None:
@@ -33,32 +29,6 @@ def nothing(*given: Any, **more: Any) -> None:
     return None
 
 
-def everywhere(function: str, *modules: Any) -> Callable[[str, str], Callable[[Wrap], Wrap]]:
-    """A bug that wraps a function in each module that has taken it by its name."""
-
-    def registering(name: str, what: str) -> Callable[[Wrap], Wrap]:
-        def register(wrap: Wrap) -> Wrap:
-            @contextlib.contextmanager
-            def patch() -> Iterator[None]:
-                with contextlib.ExitStack() as stack:
-                    for module in modules:
-                        stack.enter_context(around(module, function, wrap))
-                    yield
-
-            patching(name, what, patch)
-            return wrap
-
-        return register
-
-    return registering
-
-
-@contextlib.contextmanager
-def applying(command: type, wrap: Wrap) -> Iterator[None]:
+def applying(command: type, wrap: Wrap) -> contextlib.AbstractContextManager[None]:
     """What the plugin does for a command is wrapped."""
-    before = plugin_module._APPLY[command]
-    plugin_module._APPLY[command] = wrap(before)
-    try:
-        yield
-    finally:
-        plugin_module._APPLY[command] = before
+    return around_entry(plugin_module._APPLY, command, wrap)
