@@ -185,7 +185,7 @@ BUGS["promotion-base-from-request"] = Bug(
     members=True,
 )
 def _done_before_committed(_: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(change: Any) -> bool:
+    async def broken(change: member_changes.MemberChange) -> bool:
         return change._engine.leading is not None
 
     return broken

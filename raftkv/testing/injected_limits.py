@@ -47,7 +47,7 @@ def _messenger_punished(fit: Callable[..., Sequence[bytes]]) -> Callable[..., Se
     seeds_max=200,
 )
 def _rejection_is_verdict(rejected: Callable[..., None]) -> Callable[..., None]:
-    def broken(queue: Any, seq: int, error: Any) -> None:
+    def broken(queue: raftkv.outbox.Outbox, seq: int, error: Any) -> None:
         waiter = queue._sent.get(seq)
         if waiter is not None:
             waiter.sends = min(waiter.sends, 1)

@@ -19,7 +19,7 @@ __all__: list[str] = []
     seeds_max=50,
 )
 def _window_forgotten(init: Callable[..., None]) -> Callable[..., None]:
-    def broken(queue: Any, *arguments: Any) -> None:
+    def broken(queue: raftkv.outbox.Outbox, *arguments: Any) -> None:
         init(queue, *arguments, window=10**9)
 
     return broken
@@ -45,7 +45,7 @@ def _given_up_fill_queue(relieve: Callable[[Any], None]) -> Callable[[Any], None
     seeds_max=50,
 )
 def _renumbered_unasked(resolve: Callable[..., bool]) -> Callable[..., bool]:
-    def broken(queue: Any, waiter: Any) -> bool:
+    def broken(queue: raftkv.outbox.Outbox, waiter: Any) -> bool:
         if waiter.future.done():
             return resolve(queue, waiter)
         queue._renumber(waiter)

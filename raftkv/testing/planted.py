@@ -182,7 +182,7 @@ class _UnsyncedFiles(_Unsynced):
     seeds_max=10,
 )
 def _snapshot_not_synced(commit: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(writer: Any) -> Any:
+    def broken(writer: SnapshotWriter) -> Any:
         writer._file = _Unsynced(writer._file)
         return commit(writer)
 
@@ -197,7 +197,7 @@ def _snapshot_not_synced(commit: Callable[..., Any]) -> Callable[..., Any]:
     seeds_max=200,
 )
 def _identity_not_synced(store: Callable[..., None]) -> Callable[..., None]:
-    def broken(directory: Any, identity: Any) -> None:
+    def broken(directory: DataDirectory, identity: Any) -> None:
         with pretending(directory, "_files", _UnsyncedFiles(directory._files)):
             store(directory, identity)
 

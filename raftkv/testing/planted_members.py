@@ -36,7 +36,9 @@ __all__: list[str] = []
     members=True,
 )
 def _two_changes(append: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(change: Any, make: Any, *, force: bool = False, **more: Any) -> bool:
+    async def broken(
+        change: member_changes.MemberChange, make: Any, *, force: bool = False, **more: Any
+    ) -> bool:
         engine = change._engine
         with replaced(engine_module, "check_change", lambda proposed, **known: None):
             proposed = make(engine.configuration)
@@ -56,7 +58,7 @@ def _two_changes(append: Callable[..., Any]) -> Callable[..., Any]:
     members=True,
 )
 def _removed_unannounced(strike_off: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(news: Any, raft_id: str, timeout_s: float) -> None:
+    async def broken(news: voters.VoterNews, raft_id: str, timeout_s: float) -> None:
         """Nobody is told."""
 
     return broken
@@ -127,7 +129,7 @@ BUGS["change-before-no-op"] = Bug(
     members=True,
 )
 def _promote_at_once(_: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(change: Any, raft_id: str) -> bool:
+    async def broken(change: member_changes.MemberChange, raft_id: str) -> bool:
         return True
 
     return broken

@@ -276,7 +276,7 @@ def _one_before_its_time(next_for: Callable[..., Any]) -> Callable[..., Any]:
     "_attempt",
 )
 def _cursor_first(attempt: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def broken(self: Any, id: int, record: Any) -> Any:
+    async def broken(self: worker.Worker, id: int, record: Any) -> Any:
         with contextlib.suppress(NotWanted):
             await self._proposer.submit(Advance(id), lambda: self._is_next(id))
         return await attempt(self, id, record)
@@ -291,7 +291,7 @@ def _cursor_first(attempt: Callable[..., Awaitable[Any]]) -> Callable[..., Await
     "submit",
 )
 def _effect_apart(submit: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def broken(self: Any, command: Any, *wanted: Any) -> Any:
+    async def broken(self: Proposer, command: Any, *wanted: Any) -> Any:
         if isinstance(command, Advance) and isinstance(command.effect, Put):
             await self._host.api(KV).put(command.effect.key, command.effect.value)
             command = replace(command, effect=None)
@@ -307,7 +307,7 @@ def _effect_apart(submit: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
     "close",
 )
 def _given_up_runs(close: Callable[..., bool]) -> Callable[..., bool]:
-    def broken(self: Any, initiation: Any) -> bool:
+    def broken(self: waiting.Initiations, initiation: Any) -> bool:
         # It stays where the worker finds it.
         return bool(initiation.state == "waiting")
 
@@ -321,7 +321,7 @@ def _given_up_runs(close: Callable[..., bool]) -> Callable[..., bool]:
     "reached",
 )
 def _nobody_is_waited_for(reached: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, *given: Any) -> Any:
+    async def broken(self: waiting.Waiting, *given: Any) -> Any:
         return waiting.Reached("ok", ())
 
     return broken

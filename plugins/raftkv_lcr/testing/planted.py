@@ -211,7 +211,7 @@ def _nobody_cleans(wake: Callable[..., None]) -> Callable[..., None]:
 def _begin_unregisters(
     begin: Callable[..., Awaitable[Reply]],
 ) -> Callable[..., Awaitable[Reply]]:
-    async def broken(handover: Any, request: Any) -> Reply:
+    async def broken(handover: Handover, request: Any) -> Reply:
         reply = await begin(handover, request)
         if reply.status == "ok":
             handover._manager.api.reaper.delete(request.channel)
@@ -227,7 +227,7 @@ def _begin_unregisters(
     "_thaw",
 )
 def _freeze_for_ever(thaw: Callable[..., None]) -> Callable[..., None]:
-    def broken(handover: Any, key: Any) -> None:
+    def broken(handover: Handover, key: Any) -> None:
         freeze = handover._frozen.pop(key)
         handover._drop_parcel(freeze.number)
 
@@ -244,7 +244,12 @@ def _first_page_only(
     content: Callable[..., Awaitable[bytes | None]],
 ) -> Callable[..., Awaitable[bytes | None]]:
     async def broken(
-        takeovers: Any, channel: Channel, reply: Reply, until: float, *, refusable: bool = False
+        takeovers: takeover.Takeovers,
+        channel: Channel,
+        reply: Reply,
+        until: float,
+        *,
+        refusable: bool = False,
     ) -> bytes | None:
         whole = await content(takeovers, channel, reply, until, refusable=refusable)
         if whole is None or len(reply.page) >= reply.size:
@@ -278,7 +283,7 @@ def _refused_peers_awaited(is_refused: Callable[..., bool]) -> Callable[..., boo
 def _end_not_repeated(
     end: Callable[..., Awaitable[Handed]],
 ) -> Callable[..., Awaitable[Handed]]:
-    async def broken(takeovers: Any, *given: Any) -> Handed:
+    async def broken(takeovers: takeover.Takeovers, *given: Any) -> Handed:
         try:
             return await end(takeovers, *given)
         except ChannelGone:
@@ -304,7 +309,7 @@ def _losers_live_on(lose: Callable[..., None]) -> Callable[..., None]:
     "_lacks",
 )
 def _returned_as_before(lacks: Callable[..., bool]) -> Callable[..., bool]:
-    def broken(adoption: Any, row: Channel, mode: Any) -> bool:
+    def broken(adoption: mixed.Adoption, row: Channel, mode: Any) -> bool:
         if row.incarnation != adoption._host.incarnation:
             return False
         return lacks(adoption, row, mode)
@@ -319,7 +324,7 @@ def _returned_as_before(lacks: Callable[..., bool]) -> Callable[..., bool]:
     "doubt",
 )
 def _doubts_forgotten(doubt: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, doubtful: Any) -> None:
+    def broken(self: reaper.Reaper, doubtful: Any) -> None:
         if doubtful.task is not None:
             doubtful.task.add_done_callback(reaper._read)
 
@@ -333,7 +338,9 @@ def _doubts_forgotten(doubt: Callable[..., None]) -> Callable[..., None]:
     "_finish",
 )
 def _losses_not_told(finish: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def broken(flow: Any, attempt: Any, course: Any, registered: Registered) -> Any:
+    async def broken(
+        flow: linear_flow.LinearFlow, attempt: Any, course: Any, registered: Registered
+    ) -> Any:
         course.failure = None
         return await finish(flow, attempt, course, registered)
 
@@ -347,7 +354,7 @@ def _losses_not_told(finish: Callable[..., Awaitable[Any]]) -> Callable[..., Awa
     "_kept",
 )
 def _older_asked_once(kept: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def broken(flow: Any, attempt: Any, course: Any) -> Any:
+    async def broken(flow: linear_flow.LinearFlow, attempt: Any, course: Any) -> Any:
         return None if attempt.attempts else await kept(flow, attempt, course)
 
     return broken
@@ -363,7 +370,7 @@ def _older_asked_once(kept: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
     "_enter",
 )
 def _nothing_adopted(enter: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
-    async def broken(adoption: Any, row: Channel, mode: Any) -> None:
+    async def broken(adoption: mixed.Adoption, row: Channel, mode: Any) -> None:
         return
 
     return broken

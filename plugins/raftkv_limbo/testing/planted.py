@@ -156,7 +156,7 @@ def _members_unheard(members_changed: Callable[..., None]) -> Callable[..., None
     "wait",
 )
 def _async_overtakes(wait: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, position: int, entry: Any) -> None:
+    def broken(self: queue.Draft, position: int, entry: Any) -> None:
         if entry.sync:
             wait(self, position, entry)
         else:
@@ -172,7 +172,7 @@ def _async_overtakes(wait: Callable[..., None]) -> Callable[..., None]:
     "confirm",
 )
 def _newest_confirmed_first(confirm: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, upto: int) -> None:
+    def broken(self: queue.Draft, upto: int) -> None:
         folds: list[tuple[int, Any]] = []
         with replaced(queue.Draft, "fold", lambda draft, *given: folds.append(given)):
             confirm(self, upto)
@@ -189,7 +189,7 @@ def _newest_confirmed_first(confirm: Callable[..., None]) -> Callable[..., None]
     "roll_back",
 )
 def _rollback_of_one(roll_back: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: Any, *given: Any) -> Any:
+    def broken(self: queue.Draft, *given: Any) -> Any:
         def only(pending_from: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *asked: islice(pending_from(*asked), 1)
 
@@ -206,7 +206,7 @@ def _rollback_of_one(roll_back: Callable[..., Any]) -> Callable[..., Any]:
     "trim",
 )
 def _trim_forgets_the_pending(trim: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, kept: int) -> None:
+    def broken(self: queue.Draft, kept: int) -> None:
         head, self.head = self.head, 0
         trim(self, kept)
         self.head = head
@@ -263,7 +263,7 @@ _patching(
     "enter_drop",
 )
 def _drop_not_awaited(enter_drop: Callable[..., bool]) -> Callable[..., bool]:
-    def broken(self: Any, name: str) -> bool:
+    def broken(self: entering._Entrance, name: str) -> bool:
         self._fast = True
         return enter_drop(self, name)
 
@@ -353,7 +353,7 @@ _wrapping(
     "place",
 )
 def _confirmed_too_early(place: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, *given: Any) -> None:
+    def broken(self: submissions.Submission, *given: Any) -> None:
         place(self, *given)
         self.confirm()
 
@@ -375,7 +375,7 @@ _wrapping(
     "_settled",
 )
 def _sent_again(settled: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def broken(self: Any, *given: Any) -> Any:
+    async def broken(self: Proposer, *given: Any) -> Any:
         raise NotApplied("it has no answer")
 
     return broken
@@ -396,7 +396,7 @@ _wrapping(
     "_ask",
 )
 def _failure_approves(ask: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
-    async def broken(self: Any, *given: Any) -> bool:
+    async def broken(self: acking.Acking, *given: Any) -> bool:
         try:
             return await ask(self, *given)
         except LookupError:
@@ -412,9 +412,8 @@ def _failure_approves(ask: Callable[..., Awaitable[bool]]) -> Callable[..., Awai
     "_validated",
 )
 def _nobody_is_asked(validated: Callable[..., Any]) -> Callable[..., Awaitable[int]]:
-    async def broken(self: Any, *given: Any) -> int:
-        view = self._host.view()
-        return int(self._newest(view))
+    async def broken(self: acking.Acking, *given: Any) -> int:
+        return views.newest_sync(self._host.view())
 
     return broken
 
@@ -434,14 +433,14 @@ _wrapping(
     "_barrier",
 )
 def _reads_never_wait(barrier: Callable[..., Any]) -> Callable[..., Awaitable[None]]:
-    async def broken(self: Any, *given: Any) -> None:
+    async def broken(self: reading.Reading, *given: Any) -> None:
         return None
 
     return broken
 
 
 def _in_opposite_order(tell: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, *given: Any) -> None:
+    def broken(self: hooks.Hooks, *given: Any) -> None:
         calls: list[Any] = []
         with replaced(hooks.Hooks, "_call", lambda hooks, *event: calls.append(event)):
             tell(self, *given)

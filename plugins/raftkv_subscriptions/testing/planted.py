@@ -64,7 +64,7 @@ planted = BUGS.planted
     "double-taken", "now and then a double is taken for a new message", arriving._Arrival, "take"
 )
 def _double_taken(take: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: Any, copy: Any) -> None:
+    def broken(self: arriving._Arrival, copy: Any) -> None:
         known = self._known.get(copy.origin)
         known = self._first_of(copy.origin) if known is None else known
         if copy.seq == known and copy.origin != self._own:
@@ -364,7 +364,7 @@ def _arrived_is_wanted(arrived: Callable[..., Any]) -> Callable[..., Any]:
     "taken-twice", "the cursor of a shared subscription stays behind", handing._Hands, "fresh"
 )
 def _taken_twice(fresh: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: Any) -> int:
+    def broken(self: handing._Hands) -> int:
         cursor = fresh(self)
         return int(cursor - 1 if len(self.taken) > 1 else cursor)
 

@@ -150,7 +150,7 @@ def _claims_are_believed(counted_of: Callable[..., Any]) -> Callable[..., Any]:
     "__init__",
 )
 def _link_begins_too_late(init: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: Any, *given: Any, **named: Any) -> None:
+    def broken(self: feed.TopicFeed, *given: Any, **named: Any) -> None:
         init(self, *given, **named)
         if self.known:
             self.at += 1
@@ -218,7 +218,7 @@ def _state_is_not_repeated(walk: Callable[..., Any]) -> Callable[..., Any]:
     "state-once", "of each subscription only the first change is said", acknowledged.States, "touch"
 )
 def _state_once(touch: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: Any, key: Any, now: float) -> None:
+    def broken(self: acknowledged.States, key: Any, now: float) -> None:
         if key not in self._said:
             touch(self, key, now)
 
@@ -243,7 +243,7 @@ def _state_says_more(state_of: Callable[..., Any]) -> Callable[..., Any]:
     "_propose_for",
 )
 def _no_room_is_final(propose_for: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, topic: str, sub: str, command: Any) -> Any:
+    async def broken(self: pulling.Pull, topic: str, sub: str, command: Any) -> Any:
         taken = await propose_for(self, topic, sub, command)
         self._refused_at = None
         return taken
@@ -258,7 +258,7 @@ def _no_room_is_final(propose_for: Callable[..., Any]) -> Callable[..., Any]:
     "until_verdict",
 )
 def _large_merges_vanish(until_verdict: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, command: Any) -> Any:
+    async def broken(self: proposing.Proposals, command: Any) -> Any:
         if isinstance(command, Merge) and len(command.ranges) > 1:
             return Merged(False, 0, 0)
         return await until_verdict(self, command)
@@ -273,7 +273,7 @@ def _large_merges_vanish(until_verdict: Callable[..., Any]) -> Callable[..., Any
     "until_verdict",
 )
 def _large_batches_vanish(until_verdict: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, command: Any) -> Any:
+    async def broken(self: proposing.Proposals, command: Any) -> Any:
         if isinstance(command, Deliver) and len(command.parts) > 4:
             return Delivered(len(command.parts), 0, 0)
         return await until_verdict(self, command)

@@ -88,7 +88,7 @@ wrapping(
     "_ask",
 )
 def _failure_approves(ask: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
-    async def broken(self: Any, *given: Any) -> str:
+    async def broken(self: voting.Voting, *given: Any) -> str:
         await ask(self, *given)
         return ""
 
@@ -102,7 +102,7 @@ def _failure_approves(ask: Callable[..., Awaitable[str]]) -> Callable[..., Await
     "_ask",
 )
 def _observers_are_not_asked(ask: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
-    async def broken(self: Any, *given: Any) -> str:
+    async def broken(self: voting.Voting, *given: Any) -> str:
         return ""
 
     return broken
@@ -115,7 +115,7 @@ def _observers_are_not_asked(ask: Callable[..., Awaitable[str]]) -> Callable[...
     "take",
 )
 def _observers_miss_the_last(take: Callable[..., None]) -> Callable[..., None]:
-    def broken(self: Any, rows: Any, view: Any) -> None:
+    def broken(self: observers.Observation, rows: Any, view: Any) -> None:
         take(self, rows[:-1], view)
         self.heard = max([self.heard, *(row[0] + 1 for row in rows)])
 
@@ -182,7 +182,7 @@ def _recover_forgets_the_newest(recover: Callable[..., Any]) -> Callable[..., An
     "recover",
 )
 def _recover_from_a_copy(recover: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, *, timeout_s: float | None = None) -> Any:
+    async def broken(self: dtx.Dtx, *, timeout_s: float | None = None) -> Any:
         view = self._host.view()
         return tuple(dtx.branch_of(view, xid, row) for xid, row in views.recover(view))
 
@@ -248,7 +248,7 @@ patching(
     "_settled",
 )
 def _sent_again(settled: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def broken(self: Any, *given: Any) -> Any:
+    async def broken(self: Proposer, *given: Any) -> Any:
         raise NotApplied("it has no answer")
 
     return broken
@@ -261,7 +261,7 @@ def _sent_again(settled: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
     "outcome",
 )
 def _outcome_from_a_copy(outcome: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, txid: str, *given: Any, **more: Any) -> Any:
+    async def broken(self: reading.Reading, txid: str, *given: Any, **more: Any) -> Any:
         id_, counter = reading.txid_parts(txid)
         return views.outcome_of(self._host.view(), id_, counter)
 

@@ -53,6 +53,7 @@ QUICK = {
     "newest-confirmed-first": "limbo: rows are what was confirmed",
     "time-out-decides": "limbo: answers are true",
     "stale-owner-writes": "limbo: the log decides rightly",
+    "nobody-is-asked": "limbo: validators were asked",
     "hooks-newest-first": "limbo: hooks are told each verdict once, in order",
 }
 
