@@ -33,6 +33,7 @@ from bench.limbo_asked import (
 )
 from bench.orders import Order, chooser
 from bench.peers.callers import ReadCheckWrite, Took, read_check_write
+from bench.runner.product import door_of
 from bench.txqueue_asked import (
     ConsumeBatches,
     MakeQueue,
@@ -45,9 +46,8 @@ from bench.txqueue_asked import (
 )
 from raftkv import Node, NodeConfig, tune_gc, use_huge_pages
 from raftkv.errors import RaftkvError
-from raftkv.kv.commands import Compare, PutOp, RangeOp, RangeResult
+from raftkv.kv import Compare, PutOp, RangeOp, RangeResult
 from raftkv.plugin import Consistency
-from raftkv.server import door_of
 
 if TYPE_CHECKING:
     from raftkv_lcr import LcrApi

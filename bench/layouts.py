@@ -28,9 +28,9 @@ from typing import IO, Any, Literal, TypeVar
 import msgspec
 
 from bench.control import LINE_BYTES_MAX, Failed, Reply, Request, Setup, State, Status, Stop
+from bench.runner.product import free_ports
 from bench.schema import LAYOUTS
 from bench.setups import encoded
-from raftkv.cli.ports import free_ports
 from raftkv.config import NodeConfig, RaftTimes, parse_address
 
 __all__ = ["HTTP_CALLER", "Cluster", "Layout", "WorkerFailed", "node_configs"]
@@ -321,7 +321,7 @@ def node_configs(
     secured: dict[str, Any] = {}
     if tls:
         # Here, because `bench compare` runs this on revisions that have no certificates yet.
-        from raftkv.security.directory import certify
+        from bench.runner.product import certify
 
         secured = dict(certify(str((directory / "certs").resolve()), cluster, layout.names, [HOST]))
     return {

@@ -27,7 +27,7 @@ class MessageCount:
     def install(self) -> None:
         """Counts from now on, on all links of this process."""
         # Here, because `bench compare` runs the other loads on revisions that have it elsewhere.
-        from raftkv.raft.link import Link
+        from bench.runner.product import Link
 
         assert self._original is None, "it counts already"
         # By its name among the class' own: a rename must fail here and not count nothing.
@@ -46,7 +46,7 @@ class MessageCount:
     def remove(self) -> None:
         """Puts the links' own function back. What was counted stays."""
         if self._original is not None:
-            from raftkv.raft.link import Link
+            from bench.runner.product import Link
 
             setattr(Link, "send_frame", self._original)  # noqa: B010
             self._original = None

@@ -24,7 +24,7 @@ from bench.control import LINE_BYTES_MAX
 from bench.loopwatch import LoopWatch, Watched
 from raftkv import Node, NodeConfig, tune_gc, use_huge_pages
 from raftkv.errors import RaftkvError
-from raftkv.kv.commands import PutOp
+from raftkv.kv import PutOp
 
 __all__ = [
     "Answer",

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from bench.runner.product import Channel
 from bench.schema import ERRORS, REFUSALS
-from raftkv_lcr.commands import Channel
 
 if TYPE_CHECKING:
-    from raftkv_lcr.api import LcrApi
-    from raftkv_lcr.result import ConnectResult
+    from bench.runner.product import ConnectResult, LcrApi
 
 __all__ = ["Answer", "LegacyRegistry", "LinearRegistry", "Registry", "Seat", "inject_lag"]
 

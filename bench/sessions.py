@@ -26,9 +26,9 @@ from typing import Any, Protocol
 import msgspec
 
 from bench.registries import Answer, Seat
+from bench.runner.product import Channel
 from bench.schema import ERRORS, REFUSALS
 from raftkv.errors import RaftkvError
-from raftkv_lcr.commands import Channel
 
 __all__ = ["Broker", "SessionRegistry", "attached_broker", "switch_mode"]
 
@@ -148,8 +148,7 @@ def attached_broker(name: str, api: Any) -> dict[str, SessionRegistry]:
     Dual reads what enabled reads. They share the broker, so one of them ends all sessions.
     """
     # Here, because `bench compare` runs the other loads on revisions that have no sessions yet.
-    from raftkv_lcr.owner import Message
-    from raftkv_lcr.testing.broker import MemoryBroker
+    from bench.runner.product import MemoryBroker, Message
 
     broker = MemoryBroker(name)
     broker.attach(api)
@@ -164,7 +163,7 @@ async def switch_mode(api: Any, mode: str, timeout_s: float) -> None:
     A node that has just started counts as one of an old version until it has announced itself, so
     that is waited for.
     """
-    from raftkv_lcr.commands import OldNodes
+    from bench.runner.product import OldNodes
 
     async with asyncio.timeout(timeout_s):
         while True:

@@ -3,8 +3,8 @@
 A side is a directory with the packages `raftkv` and `plugins` of one revision and with the `bench`
 of this checkout, because only the same loop and the same clock make two figures comparable. All
 sides are copies, the working tree too: whoever edits it meanwhile must not change what is measured.
-So the benchmark must run on older revisions: what they may lack it imports only where it is asked
-for.
+So the benchmark must run on older revisions: it imports inner names through runner/product.py, and
+what they may lack only where it is asked for.
 
 What is ugly: that a side really runs its own code is not evident, since a development install puts
 this checkout's packages where every interpreter finds them. `check_imports` asks each side.

@@ -47,13 +47,13 @@ from bench.messages import MessageCount
 from bench.probe import Probe
 from bench.registries import LegacyRegistry, LinearRegistry, Registry, inject_lag
 from bench.roles import RoleWatch
+from bench.runner.product import App, Door, door_of
 from bench.scenarios import Driver, Load, Place
 from bench.schema import Row, RowWriter
 from bench.sessions import SessionRegistry, attached_broker, switch_mode
 from raftkv import Node
 from raftkv.config import parse_address
 from raftkv.errors import RaftkvError
-from raftkv.server import App, Door, door_of
 from raftkv_lcr import LCR
 
 __all__ = ["main"]

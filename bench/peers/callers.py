@@ -26,7 +26,7 @@ import msgspec
 
 from raftkv import Node
 from raftkv.errors import RaftkvError
-from raftkv.kv.commands import Compare, PutOp
+from raftkv.kv import Compare, PutOp
 
 if TYPE_CHECKING:
     from raftkv_lcr import LcrApi
@@ -130,7 +130,7 @@ def _connect(lcr: LcrApi, hot: bool) -> Call:
 
 def _clean(lcr: LcrApi, hot: bool) -> Call:
     # Here, because only a node with the registry has the plugin at hand.
-    from raftkv_lcr.commands import Open, Registered
+    from bench.runner.product import Open, Registered
 
     async def call(number: int, turn: int) -> str:
         epoch = lcr.mode().epoch

@@ -1,0 +1,1 @@
+"""Runs of the benchmark: processes, load and the log."""
