@@ -1,4 +1,4 @@
-"""The hot parts of a call: the log on disk, the messages' codec, puts and gets through three cores.
+"""The hot parts of a call: log, codec, checks of arguments, puts and gets through three cores.
 
 A round is a batch (its size stands in `extra_info`): divide its time by the size for one operation.
 The cluster here shares one process and one event loop with its callers, so its figures are for
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raftkv import Node
+from raftkv.kv.commands import PutOp
 from raftkv.raft import wire
 from raftkv.raft.wal import Wal
 from raftkv.runtime import OsFiles
 from raftkv.testing.local_cluster import LocalCluster
+from raftkv.validation import require
 
 Benchmark = Any
 
@@ -122,6 +124,18 @@ def test_decode(benchmark: Benchmark, name: str) -> None:
     body = wire.encode(MESSAGES[name])[4:]
     message = benchmark.pedantic(wire.decode, (body,), **CODEC)
     assert message == MESSAGES[name]
+
+
+# Checks of arguments -----------------------------------------------------------------------------
+
+
+@pytest.mark.benchmark(group="check of 100 arguments")
+@pytest.mark.parametrize("hint", [Sequence[bytes], Sequence[PutOp]])
+def test_check_of_arguments(benchmark: Benchmark, hint: Any) -> None:
+    """A sequence of plain values, and one of structs, as a call hands them over."""
+    values = [VALUE] * 100 if hint == Sequence[bytes] else [PutOp(b"k", VALUE)] * 100
+    benchmark.extra_info["values"] = len(values)
+    benchmark.pedantic(require, (hint, "values", values), rounds=100, iterations=100)
 
 
 # Three cores -------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ Rules of this file
    is imported for type checkers only) checks nothing.
 3. A float is not nan. `timeout_s` is greater than 0 and finite; other times (`..._s`) are 0
    or more.
+4. An annotation is read once, into functions that look at values only. Reading it for each value
+   cost a third of all transactions of queues (`bench/test_parts_bench.py` measures the checks).
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ def require_int64(name: str, value: int, least: int = INT64.start) -> None:
 
 def require(hint: Any, name: str, value: Any) -> None:
     """Raise TypeError or ValueError unless `value` fits the annotation `hint`."""
-    words, fits = _kind(hint)
+    _require(*_kind(hint), name, value)
+
+
+def _require(words: str, fits: Fits, name: str, value: Any) -> None:
     try:
         fitting = fits(value)
     except ValueError as error:
@@ -185,13 +190,14 @@ def _rule_of(function: Any, parameter: inspect.Parameter) -> Check | None:
         return None
     if name == "timeout_s":
         return require_timeout
-    quick = {each for each in _parts_of(hint) if each in _PLAIN and each is not float}
+    quick = _quick(hint)
+    words, fits = _kind(hint)
     seconds = name.endswith("_s") and float in _parts_of(hint)
 
     def rule(value: Any) -> None:
         if type(value) in quick:
             return
-        require(hint, name, value)
+        _require(words, fits, name, value)
         if seconds and value is not None and value < 0:
             raise ValueError(f"{name} = {value}: it must be a number of seconds, 0 or more")
 
@@ -218,6 +224,12 @@ def _parts_of(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
+def _quick(hint: Any) -> frozenset[type]:
+    """The types whose every value fits: a look at the type is all that most values need."""
+    parts = (type(None) if each is None else each for each in _parts_of(hint))
+    return frozenset(each for each in parts if each in _PLAIN and each is not float)
+
+
 @functools.cache
 def _kind(hint: Any) -> tuple[str, Fits]:
     """An annotation in words, and whether a value fits it."""
@@ -229,24 +241,22 @@ def _kind(hint: Any) -> tuple[str, Fits]:
     if origin is Annotated:
         return _kind(args[0])
     if origin is Literal:
-        return " or ".join(map(repr, args)), functools.partial(_fits_choice, args)
+        return " or ".join(map(repr, args)), _fits_choice(args)
     if origin in (Union, types.UnionType):
         kinds = [_kind(arg) for arg in args]
-        return " or ".join(kind[0] for kind in kinds), lambda value: any(
-            fits(value) for _, fits in kinds
-        )
+        return " or ".join(words for words, _ in kinds), _fits_any([fits for _, fits in kinds])
     if inspect.isclass(hint) and issubclass(hint, msgspec.Struct):
         return f"a {hint.__name__}", functools.partial(_fits_struct, hint)
     kind: Any = origin or hint
     if kind is type or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
         return "as documented", lambda value: True
     if issubclass(kind, collections.abc.Mapping):
-        return "a mapping", functools.partial(_fits_mapping, args)
+        return "a mapping", _fits_mapping(args)
     if kind is _CALLABLE:
         return "a function", callable
     if issubclass(kind, collections.abc.Iterable) and kind not in (str, bytes):
-        words = f"a {_plain_name(kind)} of {_items(args)}"
-        return words, functools.partial(_fits_items, kind, args)
+        items = _kind(args[0])[0] if args else "items"
+        return f"a {_plain_name(kind)} of {items}", _fits_items(kind, args)
     return f"a {kind.__name__}", lambda value: isinstance(value, kind)
 
 
@@ -258,38 +268,53 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _fits_choice(choices: tuple[Any, ...], value: Any) -> bool:
-    if type(value) not in {type(choice) for choice in choices}:
-        return False
-    if value not in choices:
-        raise ValueError(f"{value!r:.60} is none of {', '.join(map(repr, choices))}")
-    return True
+def _fits_choice(choices: tuple[Any, ...]) -> Fits:
+    kinds = {type(choice) for choice in choices}
+
+    def fits(value: Any) -> bool:
+        if type(value) not in kinds:
+            return False
+        if value not in choices:
+            raise ValueError(f"{value!r:.60} is none of {', '.join(map(repr, choices))}")
+        return True
+
+    return fits
+
+
+def _fits_any(alternatives: list[Fits]) -> Fits:
+    def fits(value: Any) -> bool:
+        return any(alternative(value) for alternative in alternatives)
+
+    return fits
 
 
 def _plain_name(kind: type) -> str:
     return "list" if kind in (tuple, collections.abc.Sequence) else kind.__name__.lower()
 
 
-def _items(args: tuple[Any, ...]) -> str:
-    return _kind(args[0])[0] if args else "items"
-
-
-def _fits_items(kind: type, args: tuple[Any, ...], value: Any) -> bool:
-    if isinstance(value, str | bytes | bytearray):
-        return False
+def _fits_items(kind: type, args: tuple[Any, ...]) -> Fits:
+    """Of lists, tuples, sets and other iterables. An iterator is not used up by it."""
+    family = kind
     if kind in (tuple, list, collections.abc.Sequence):
-        kind = collections.abc.Sequence
-    if not isinstance(value, kind):
-        return False
-    # An iterator is not used up here.
-    if not args or not isinstance(value, collections.abc.Sequence | collections.abc.Set):
-        return True
+        family = collections.abc.Sequence
+    inside: Fits | None = None
     if _is_fixed(args):
-        return len(args) == len(value) and all(
-            _kind(arg)[1](each) for arg, each in zip(args, value, strict=True)
-        )
-    fits = _kind(args[0])[1]
-    return all(fits(each) for each in value)
+        inside = _fits_places(args)
+    elif args:
+        inside = _fits_each(args[0])
+
+    ordered = issubclass(tuple, family)
+
+    def fits(value: Any) -> bool:
+        # What nearly every caller passes needs no question to an abstract class.
+        if not (ordered and type(value) in (tuple, list)):
+            if isinstance(value, str | bytes | bytearray) or not isinstance(value, family):
+                return False
+            if not isinstance(value, collections.abc.Sequence | collections.abc.Set):
+                return True
+        return inside is None or inside(value)
+
+    return fits
 
 
 def _is_fixed(args: tuple[Any, ...]) -> bool:
@@ -297,26 +322,63 @@ def _is_fixed(args: tuple[Any, ...]) -> bool:
     return len(args) > 1 and args[-1] is not Ellipsis
 
 
-def _fits_mapping(args: tuple[Any, ...], value: Any) -> bool:
-    if not isinstance(value, collections.abc.Mapping):
-        return False
-    if not args:
-        return True
-    key, item = _kind(args[0])[1], _kind(args[1])[1]
-    return all(key(each) and item(value[each]) for each in value)
+def _fits_places(args: tuple[Any, ...]) -> Fits:
+    kinds = [_kind(arg)[1] for arg in args]
+
+    def fits(value: Any) -> bool:
+        return len(kinds) == len(value) and all(
+            kind(each) for kind, each in zip(kinds, value, strict=True)
+        )
+
+    return fits
+
+
+def _fits_each(hint: Any) -> Fits:
+    quick, kind = _quick(hint), _kind(hint)[1]
+
+    def fits(value: Any) -> bool:
+        if not value or (quick and quick.issuperset(map(type, value))):
+            return True
+        return all(map(kind, value))
+
+    return fits
+
+
+def _fits_mapping(args: tuple[Any, ...]) -> Fits:
+    key, item = (_kind(arg)[1] for arg in args) if args else (None, None)
+
+    def fits(value: Any) -> bool:
+        if not isinstance(value, collections.abc.Mapping):
+            return False
+        if key is None or item is None:
+            return True
+        return all(key(each) and item(value[each]) for each in value)
+
+    return fits
 
 
 @functools.cache
-def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, frozenset[type], Check], ...]:
+    """Of each field its name, the types that need no further look, and the look at a value."""
     try:
-        return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
+        fields = msgspec.structs.fields(kind)
     except NameError:
         return ()  # its annotations are for type checkers only
+    return tuple(
+        (
+            field.name,
+            _quick(field.type),
+            functools.partial(_require, *_kind(field.type), f"{kind.__name__}.{field.name}"),
+        )
+        for field in fields
+    )
 
 
 def _fits_struct(kind: type[msgspec.Struct], value: Any) -> bool:
     if not isinstance(value, kind):
         return False
-    for name, hint in _fields_of(kind):
-        require(hint, f"{kind.__name__}.{name}", getattr(value, name))
+    for name, quick, rule in _fields_of(kind):
+        each = getattr(value, name)
+        if type(each) not in quick:
+            rule(each)
     return True

@@ -326,3 +326,20 @@ def test_d1_structs_are_checked_with_their_fields() -> None:
         validation.require(list[str], "it", "abc")
     with pytest.raises(TypeError, match="it must be a mapping"):
         validation.require(dict[str, int], "it", {"a": "1"})
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (tuple[str, str], ()),
+        (tuple[str, str], ("a", b"b")),
+        (tuple[str, ...], {"a"}),
+        (tuple[bytes | None, ...], [b"a", "b"]),
+        (list[PutOp], [PutOp(b"k", b"v"), RangeOp(b"k")]),
+        (dict[str, list[int]], {"a": [True]}),
+        (int | list[float], [1, "2"]),
+    ],
+)
+def test_what_a_container_holds_is_checked(hint: Any, value: Any) -> None:
+    with pytest.raises(TypeError, match="^it must be"):
+        validation.require(hint, "it", value)
