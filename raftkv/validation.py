@@ -133,75 +133,95 @@ def checked(target: T) -> T:
 
 
 def _checking(function: Any) -> Any:
-    rules: tuple[list[Check | None], dict[str, Check], Check | None] | None = None
+    """The function behind checks of its arguments.
 
-    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal rules
-        if rules is None:
-            # At the first call: annotations may name what its module imports late.
-            rules = _rules_of(function)
-        by_place, by_name, more = rules
-        for rule, value in zip(by_place, args, strict=False):
-            if rule is not None:
-                rule(value)
-        if more is not None:
-            for value in args[len(by_place) :]:
-                more(value)
-        for name, value in kwargs.items():
-            if name in by_name:
-                by_name[name](value)
-
+    Its code is generated from the signature, as that of a dataclass is: to take the arguments as
+    `*args, **kwargs` and to look up their rules costs 1.6 us for each call, this 0.3 us, while a
+    get that needs no round takes 11 us. Annotations are read at the first value that needs it,
+    because they may name what its module imports late.
+    """
+    names: dict[str, Any] = {"_function": function, "_type": type}
+    taken: list[inspect.Parameter] = []
+    lines: list[str] = []
+    given: list[str] = []
+    for number, parameter in enumerate(inspect.signature(function).parameters.values()):
+        default: Any = parameter.default
+        if default is not parameter.empty:
+            names[f"_default_{number}"] = default
+            default = _Written(f"_default_{number}")
+        taken.append(parameter.replace(annotation=parameter.empty, default=default))
+        keyword = f"{parameter.name}=" if parameter.kind is parameter.KEYWORD_ONLY else ""
+        given.append(f"{keyword}{_STARS.get(parameter.kind, '')}{parameter.name}")
+        if parameter.annotation is not parameter.empty:
+            lines += _check_in_words(number, parameter)
+            _read_late(function, number, parameter, names)
+    head, wait = ("def", "")
     if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            check(args, kwargs)
-            return await function(*args, **kwargs)
-
-        return awaited
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        check(args, kwargs)
-        return function(*args, **kwargs)
-
-    return called
+        head, wait = ("async def", "await ")
+    lines = [
+        f"{head} _checks{inspect.Signature(taken)}:",
+        *(f"    {line}" for line in lines),
+        f"    return {wait}_function({', '.join(given)})",
+    ]
+    code = compile("\n".join(lines), f"<checks of {function.__qualname__}>", "exec")
+    exec(code, names)  # noqa: S102  # the source is made of a signature of this program
+    return functools.wraps(function)(names["_checks"])
 
 
-def _rules_of(function: Any) -> tuple[list[Check | None], dict[str, Check], Check | None]:
-    """The checks of arguments by their places, by their names, and of those behind a star."""
-    by_place: list[Check | None] = []
-    by_name: dict[str, Check] = {}
-    more: Check | None = None
-    for parameter in inspect.signature(function).parameters.values():
-        rule = _rule_of(function, parameter)
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            by_place.append(rule)
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            more = rule
-        elif rule is not None:
-            by_name[parameter.name] = rule
-    return by_place, by_name, more
+class _Written(str):
+    """A default as it stands in generated code."""
+
+    __repr__ = str.__str__
 
 
-def _rule_of(function: Any, parameter: inspect.Parameter) -> Check | None:
+_STARS: Final[dict[Any, str]] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
+
+def _check_in_words(number: int, parameter: inspect.Parameter) -> list[str]:
+    """The statements that check one argument."""
+    name = parameter.name
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return []
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return [
+            f"for _each in {name}:",
+            f"    if _type(_each) not in _quick_{number}: _rule_{number}(_each)",
+        ]
+    unless = "" if parameter.default is parameter.empty else f" and {name} is not _default_{number}"
+    return [f"if _type({name}) not in _quick_{number}{unless}: _rule_{number}({name})"]
+
+
+def _read_late(
+    function: Any, number: int, parameter: inspect.Parameter, names: dict[str, Any]
+) -> None:
+    """Have the first value read the annotation, and leave what it means to those that follow."""
+
+    def first(value: Any) -> None:
+        names[f"_quick_{number}"], names[f"_rule_{number}"] = _rule_of(function, parameter)
+        names[f"_rule_{number}"](value)
+
+    names[f"_quick_{number}"], names[f"_rule_{number}"] = frozenset(), first
+
+
+def _rule_of(function: Any, parameter: inspect.Parameter) -> tuple[frozenset[type], Check]:
+    """The types whose every value fits, and the check of all other values."""
     name, hint = parameter.name, _hint_of(function, parameter)
-    if hint is Any or parameter.kind is parameter.VAR_KEYWORD:
-        return None
+    if hint is Any:
+        return frozenset(), lambda value: None
     if name == "timeout_s":
-        return require_timeout
-    quick = _quick(hint)
+        return frozenset({type(None)}), require_timeout
     words, fits = _kind(hint)
     seconds = name.endswith("_s") and float in _parts_of(hint)
 
     def rule(value: Any) -> None:
-        if type(value) in quick:
-            return
         _require(words, fits, name, value)
         if seconds and value is not None and value < 0:
             raise ValueError(f"{name} = {value}: it must be a number of seconds, 0 or more")
 
-    return rule
+    return _quick(hint), rule
 
 
 def _hint_of(function: Any, parameter: inspect.Parameter) -> Any:

@@ -305,8 +305,7 @@ def test_d1_every_plain_argument_of_every_api_is_checked(module: str, name: str)
             words = str(parameter.annotation)
             if words.split(" ")[0] not in ("str", "int", "bytes", "bool", "float"):
                 continue
-            rule = validation._rule_of(inspect.unwrap(method), parameter)
-            assert rule is not None
+            _, rule = validation._rule_of(inspect.unwrap(method), parameter)
             assert hasattr(method, "__wrapped__"), method
             with pytest.raises(TypeError):
                 rule(nothing)
@@ -343,3 +342,53 @@ def test_d1_structs_are_checked_with_their_fields() -> None:
 def test_what_a_container_holds_is_checked(hint: Any, value: Any) -> None:
     with pytest.raises(TypeError, match="^it must be"):
         validation.require(hint, "it", value)
+
+
+#: A default that its annotation does not allow.
+UNFIT: Any = "unset"
+
+
+@validation.checked
+class Signatures:
+    """Every kind of parameter, and names that generated code could meet."""
+
+    def places(self, first: int, /, type: str, *rest: bytes, last: int = UNFIT) -> Any:
+        return first, type, rest, last
+
+    def names(self, key: str = "k", /, *, number: int = 0, **more: Any) -> Any:
+        return key, number, more
+
+    async def waits(self, plain, timeout_s: float = 1.0) -> Any:  # type: ignore[no-untyped-def]
+        return plain, timeout_s
+
+
+@in_loop
+async def test_calls_are_handed_on_as_they_are_written() -> None:
+    it = Signatures()
+    assert it.places(1, "t", b"a", b"b", last=2) == (1, "t", (b"a", b"b"), 2)
+    assert it.places(1, type="t") == (1, "t", (), "unset"), "a default is not checked"
+    assert it.names(number=3, other=4) == ("k", 3, {"other": 4})
+    assert await it.waits(None) == (None, 1.0)
+    assert inspect.iscoroutinefunction(it.waits)
+    assert str(inspect.signature(it.names)) == (
+        "(key: 'str' = 'k', /, *, number: 'int' = 0, **more: 'Any') -> 'Any'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda it: it.places("1", "t"), "first must be an int"),
+        (lambda it: it.places(1, 2), "type must be a str"),
+        (lambda it: it.places(1, "t", b"a", "b"), "rest must be bytes"),
+        (lambda it: it.places(1, "t", last="set"), "last must be an int"),
+        (lambda it: it.names(5), "key must be a str"),
+        (lambda it: it.names(number="5"), "number must be an int"),
+        (lambda it: it.names(key="k", number=True), "number must be an int"),
+        (lambda it: it.places(1), r"Signatures\.places\(\) missing 1 required"),
+        (lambda it: it.places(1, "t", least=1), "unexpected keyword argument 'least'"),
+    ],
+)
+def test_each_kind_of_parameter_is_checked(call: Callable[[Any], Any], error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        call(Signatures())
