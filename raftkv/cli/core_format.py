@@ -26,7 +26,11 @@ def show(at: At) -> None:
 
     context = tls_context(at)
     found = ask_in_turn(
-        endpoints_of(at), at.timeout_s, partial(_survey, context=context), context=context
+        endpoints_of(at),
+        at.timeout_s,
+        partial(_survey, context=context),
+        read=True,
+        context=context,
     )
     if at.output == "json":
         print_json(found)

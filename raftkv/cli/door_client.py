@@ -147,6 +147,7 @@ class DoorClient:
                 endpoint, "POST", path, body, timeout_s=left_s, context=self._context
             ),
             repeat=repeat,
+            read=repeat,
         )
 
 
@@ -156,13 +157,16 @@ def in_turn(
     ask: Callable[[str, float], Any],
     *,
     repeat: bool,
+    read: bool = False,
 ) -> Any:
     """Go round the endpoints until one answers or the time is up; then the last one's error.
 
     `ask` gets an endpoint and the seconds it may take. `repeat` allows another attempt after an
-    unknown outcome.
+    unknown outcome. `read`: an attempt that ran out of time has less to say than the answer which
+    the same endpoint gave before, as it changed nothing.
     """
     deadline = time.monotonic() + timeout_s
+    answers: dict[str, RaftkvError] = {}
     while True:
         for endpoint in endpoints:
             left_s = max(deadline - time.monotonic(), 0.05)
@@ -173,10 +177,13 @@ def in_turn(
                 return ask(endpoint, left_s)
             except TooLarge:
                 raise
-            except (NotApplied, Timeout) as error:
-                if isinstance(error, Timeout) and not repeat:
-                    raise
+            except NotApplied as error:
                 last: RaftkvError = error
+                answers[endpoint] = error
+            except Timeout as error:
+                if not repeat:
+                    raise
+                last = answers.get(endpoint, error) if read else error
         if time.monotonic() + ROUND_PAUSE_S >= deadline:
             if len(endpoints) == 1:
                 raise last

@@ -119,6 +119,7 @@ class Ask:
                     endpoint, method, path, body, timeout_s=left_s, context=self._context
                 ),
                 repeat=repeat,
+                read=not change,
             )
 
     def each(self, method: str, path: str) -> Iterator[tuple[str, Any, RaftkvError | None]]:

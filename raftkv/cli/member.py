@@ -260,16 +260,18 @@ def ask_in_turn(
     timeout_s: float,
     ask: Callable[[str, float], Any],
     *,
+    read: bool = False,
     context: ssl.SSLContext | None = None,
 ) -> Any:
     """Ask the nodes in turn until one answers; a refusal is an answer. Raises the last error.
 
     `ask` gets an endpoint and the seconds that it may take: all that are left for a node that is
-    known to work, a share for another, so that one that hangs leaves time for the rest. Raises
-    Refused if no node serves what is asked, as during an upgrade.
+    known to work, a share for another, so that one that hangs leaves time for the rest. `read` is
+    that of `in_turn`. Raises Refused if no node serves what is asked, as during an upgrade.
     """
     from .door_client import NotServed, working_first
 
+    answers: dict[str, RaftkvError] = {}
     deadline, works = time.monotonic() + timeout_s, len(endpoints) == 1
     if not works:
         endpoints, works = working_first(endpoints, timeout_s / 2, context)
@@ -282,9 +284,13 @@ def ask_in_turn(
                 return ask(endpoint, left_s)
             except (MembershipRefused, FormatRefused):
                 raise
-            except (NotApplied, Timeout) as error:
+            except NotApplied as error:
                 last: RaftkvError = error
+                answers[endpoint] = error
                 serving |= not isinstance(error, NotServed)
+            except Timeout as error:
+                last = answers.get(endpoint, error) if read else error
+                serving = True
         if not serving:
             raise Refused(str(last))
         if time.monotonic() + ROUND_PAUSE_S >= deadline:
@@ -355,9 +361,9 @@ def _listing_after_change(
         return found
 
     try:
-        found: dict[str, Any] = ask_in_turn(endpoints, LIST_TIMEOUT_S, of_leader)
+        found: dict[str, Any] = ask_in_turn(endpoints, LIST_TIMEOUT_S, of_leader, read=True)
     except (NotApplied, Timeout):
-        found = ask_in_turn(endpoints, LIST_TIMEOUT_S, look)
+        found = ask_in_turn(endpoints, LIST_TIMEOUT_S, look, read=True)
         notice = f"no leader answers, so the list may lack the change: {found['told_by']} gave it"
         note_line(notice)
     return found

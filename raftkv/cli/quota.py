@@ -34,7 +34,7 @@ def _ask(at: At, method: str, path: str, body: dict[str, Any] | None = None) -> 
     def ask(endpoint: str, left_s: float) -> Any:
         return request(endpoint, method, path, body, timeout_s=left_s, context=context)
 
-    return ask_in_turn(endpoints_of(at), at.timeout_s, ask, context=context)
+    return ask_in_turn(endpoints_of(at), at.timeout_s, ask, read=method == "GET", context=context)
 
 
 @app.command("list", epilog=examples("raftkv quota list --dir demo", "raftkv quota list --json"))

@@ -230,7 +230,9 @@ class Caller:
             except _TooMuch as error:
                 raise TooLarge(str(error)) from None  # it would be as much elsewhere
             except RaftkvError as error:
-                last = error
+                if not (isinstance(error, Timeout) and isinstance(last, NotApplied)):
+                    # An attempt that ran out of time has less to say than an answer before it.
+                    last = error
                 self.failed(place)
 
     async def read_at(self, url: str, path: bytes, decode: Decode[T], *, deadline: float) -> T:

@@ -269,6 +269,17 @@ async def test_a_refusal_ends_the_call_with_its_own_class_and_arguments() -> Non
 
 
 @in_loop
+async def test_a_read_ends_with_what_a_node_answered_and_not_with_the_cut_last_attempt() -> None:
+    said = itertools.chain([error("no_leader", 503)], itertools.repeat(SILENCE))
+    async with (
+        FakeDoor(lambda asked: next(said)) as node,
+        Client(node.url, timeout_s=LONG_S) as client,
+    ):
+        with pytest.raises(NoLeader):
+            await out_of_time(client.kv.get(b"k"), lambda: len(node.asked) > 1)
+
+
+@in_loop
 async def test_unknown_refusals_and_odd_answers_have_their_place_in_the_tree() -> None:
     async def raised(said: Any) -> type[BaseException]:
         async with (
