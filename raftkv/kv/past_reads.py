@@ -257,13 +257,17 @@ class Pasts:
         view, past = host.view(), self._found(operation, taken.revision)
         if events_behind(view, past.seen, FEW_EVENTS + 1, taken.revision) <= FEW_EVENTS:
             await budget.room(FEW_EVENTS)
-            read.require(host.view())
-            return await self._read(read, self._found(operation, taken.revision), operation)
+            view, past = host.view(), self._found(operation, taken.revision)
+            read.require(view)
+            if events_behind(view, past.seen, FEW_EVENTS + 1, taken.revision) <= FEW_EVENTS:
+                return await self._read(read, past, operation)
+            # What it would have gone on with was let go meanwhile, or another read uses it.
         # Half of its time it may wait, or all would begin when it is too late to end.
         now = loop.time()
         wait_until = now + (WAIT_S if deadline is None else (deadline - now) / 2)
         async with self.places.of(bytes_behind(view, past.seen) // EVENT_BYTES):
             read.require_time(wait_until)
+            read.require(host.view())
             past = self._found(operation, taken.revision)
             events = events_behind(host.view(), past.seen, PAST_EVENTS, taken.revision)
             return await self._read(read, past, operation, min(events, PAST_EVENTS))

@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from raftkv.errors import Overloaded, ReadTimeout
-from raftkv.kv import KVApi, PutOp, past_reads
+from raftkv.kv import Compacted, KVApi, PutOp, past_reads
 from raftkv.kv.history import Past, Tables
 from raftkv.kv.past_reads import FEW_EVENTS as FEW
 from raftkv.kv.past_reads import PAST_AT_ONCE
 from raftkv.kv.service import KVService
 from raftkv.kv.walk import PAST_EVENTS
+from raftkv.kv.work_budget import WORK_MAX
 from raftkv.plugin import Host
 from tests.kv.fake_host import FakeHost
 
@@ -173,5 +174,51 @@ def test_a_read_of_the_past_looks_at_no_more_when_its_time_is_over(
         now += 9.0
         with pytest.raises(ReadTimeout, match="in time"):
             await task
+
+    asyncio.run(play())
+
+
+def test_a_read_of_the_past_learns_that_its_revision_was_compacted_while_it_waited() -> None:
+    async def play() -> None:
+        kv, before = await _much_changed()
+        places = [kv.pasts.places.of(FEW) for _ in range(PAST_AT_ONCE)]
+        for place in places:
+            await place.__aenter__()
+        task = asyncio.create_task(kv.get(b"absent", revision=before))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        cast(FakeHost, kv._host).set("history_revisions", 10)
+        for number in range(1_000):
+            await kv.put(b"other", b"%d" % number)
+        for place in places:
+            await place.__aexit__(None, None, None)
+        with pytest.raises(Compacted):
+            await task
+
+    asyncio.run(play())
+
+
+def test_reads_of_the_past_need_a_place_when_what_was_kept_for_them_is_gone() -> None:
+    """It is let go while they wait for a turn in which to look at the few changes since."""
+
+    async def play() -> None:
+        kv, before = await _much_changed()
+        for number in range(2 * PAST_EVENTS):
+            await kv.put(b"other", b"%d" % number)
+        assert (await kv.range(prefix=b"k", limit=10, revision=before)).more
+        assert len(kv.pasts) == 1
+        asyncio.get_running_loop().call_soon(kv.budget.spend, WORK_MAX)
+        tasks = [
+            asyncio.create_task(kv.range(prefix=b"k", count_only=True, revision=before))
+            for _ in range(2 * PAST_AT_ONCE)
+        ]
+        await asyncio.sleep(0)
+        kv.pasts.clear()
+        under_way = 0
+        while not all(task.done() for task in tasks):
+            under_way = max(under_way, len(kv.pasts._used))
+            await asyncio.sleep(0)
+        assert under_way == PAST_AT_ONCE
+        assert {(await task).count for task in tasks} == {100}
 
     asyncio.run(play())
