@@ -357,7 +357,7 @@ def _fits_each(hint: Any) -> Fits:
     quick, kind = _quick(hint), _kind(hint)[1]
 
     def fits(value: Any) -> bool:
-        if not value or (quick and quick.issuperset(map(type, value))):
+        if quick and quick.issuperset(map(type, value)):
             return True
         return all(map(kind, value))
 

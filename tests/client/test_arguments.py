@@ -392,3 +392,13 @@ async def test_calls_are_handed_on_as_they_are_written() -> None:
 def test_each_kind_of_parameter_is_checked(call: Callable[[Any], Any], error: str) -> None:
     with pytest.raises(TypeError, match=error):
         call(Signatures())
+
+
+def test_what_a_container_holds_is_checked_whatever_its_truth_value() -> None:
+    class Never(list[Any]):
+        def __bool__(self) -> bool:
+            return False
+
+    for hint in (tuple[str, ...], list[PutOp]):
+        with pytest.raises(TypeError, match="^it must be"):
+            validation.require(hint, "it", Never([1]))
