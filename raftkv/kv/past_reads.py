@@ -76,23 +76,33 @@ class PastPlaces:
         self.waiting = 0
 
     @asynccontextmanager
-    async def of(self, events: int) -> AsyncIterator[None]:
-        """A place for a read that looks at so many changes."""
+    async def of(self, events: int, until: float) -> AsyncIterator[None]:
+        """A place for a read that looks at so many changes, until the loop's time `until`.
+
+        Raises ReadTimeout if there is none by then, and Overloaded if too many wait.
+        """
         places = self._short if events <= NEAR_REVISIONS else self._long
-        if self.waiting >= PAST_WAITING_MAX:
+        if self.waiting >= PAST_WAITING_MAX and places.locked():
             raise Overloaded(
                 f"{PAST_WAITING_MAX} reads of past revisions wait in this node: try again later, "
                 f"or read newer revisions"
             )
         self.waiting += 1
         try:
-            await places.acquire()
+            async with asyncio.timeout_at(until):
+                await places.acquire()
+        except TimeoutError:
+            raise _too_late() from None
         finally:
             self.waiting -= 1
         try:
             yield
         finally:
             places.release()
+
+
+def _too_late() -> ReadTimeout:
+    return ReadTimeout("too much has changed since the revision to read it in time")
 
 
 class _Taken:
@@ -153,7 +163,7 @@ class _PastRead:
     def require_time(self, deadline: float | None) -> None:
         if deadline is not None and asyncio.get_running_loop().time() > deadline:
             # Its caller has given up; read all the same, it would make the next ones late.
-            raise ReadTimeout("too much has changed since the revision to read it in time")
+            raise _too_late()
 
     def looked_at(self, units: int) -> None:
         self.left -= units
@@ -265,8 +275,7 @@ class Pasts:
         # Half of its time it may wait, or all would begin when it is too late to end.
         now = loop.time()
         wait_until = now + (WAIT_S if deadline is None else (deadline - now) / 2)
-        async with self.places.of(bytes_behind(view, past.seen) // EVENT_BYTES):
-            read.require_time(wait_until)
+        async with self.places.of(bytes_behind(view, past.seen) // EVENT_BYTES, wait_until):
             read.require(host.view())
             past = self._found(operation, taken.revision)
             events = events_behind(host.view(), past.seen, PAST_EVENTS, taken.revision)

@@ -14,9 +14,10 @@ from raftkv.kv.history import Past, Tables
 from raftkv.kv.past_reads import FEW_EVENTS as FEW
 from raftkv.kv.past_reads import PAST_AT_ONCE
 from raftkv.kv.service import KVService
-from raftkv.kv.walk import PAST_EVENTS
+from raftkv.kv.walk import NEAR_REVISIONS, PAST_EVENTS
 from raftkv.kv.work_budget import WORK_MAX
 from raftkv.plugin import Host
+from tests.clocks import LONG_S
 from tests.kv.fake_host import FakeHost
 
 
@@ -90,6 +91,15 @@ async def _ranges(kv: KVApi) -> None:
         await kv.range(prefix=b"k")
 
 
+async def _held(kv: KVApi, events: int) -> list[Any]:
+    """All places for reads of so many changes, held."""
+    until = asyncio.get_running_loop().time() + LONG_S
+    places = [kv.pasts.places.of(events, until) for _ in range(PAST_AT_ONCE)]
+    for place in places:
+        await place.__aenter__()
+    return places
+
+
 async def _much_changed() -> tuple[KVApi, int]:
     kv = await filled(100)
     before = kv.revision
@@ -105,9 +115,7 @@ def test_so_many_reads_of_the_past_wait_and_no_more(monkeypatch: pytest.MonkeyPa
         kv, before = await _much_changed()
         service = KVService(cast(Host, FakeHost()), kv)
         part = KVApi(kv._host, kv)  # of the same node
-        places = [kv.pasts.places.of(FEW) for _ in range(PAST_AT_ONCE)]
-        for place in places:
-            await place.__aenter__()
+        places = await _held(kv, FEW)
         tasks = [
             asyncio.create_task(each.get(b"absent", revision=before)) for each in (kv, part, kv)
         ]
@@ -130,6 +138,26 @@ def test_so_many_reads_of_the_past_wait_and_no_more(monkeypatch: pytest.MonkeyPa
     asyncio.run(play())
 
 
+def test_reads_that_wait_refuse_none_that_needs_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_reads, "PAST_WAITING_MAX", 1)
+
+    async def play() -> None:
+        kv, before = await _much_changed()
+        places = await _held(kv, NEAR_REVISIONS + 1)
+        until = asyncio.get_running_loop().time() + LONG_S
+        long_one = kv.pasts.places.of(NEAR_REVISIONS + 1, until)
+        waits = asyncio.create_task(long_one.__aenter__())
+        await asyncio.sleep(0)
+        assert kv.pasts.places.waiting == 1
+        assert await kv.get(b"absent", revision=before) is None
+        for place in places:
+            await place.__aexit__(None, None, None)
+        await waits
+        await long_one.__aexit__(None, None, None)
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(("timeout_s", "passes"), [(8.0, 4.5), (None, 5.5)])
 def test_a_read_of_the_past_waits_no_longer_than_its_time(
     timeout_s: float | None, passes: float, monkeypatch: pytest.MonkeyPatch
@@ -138,9 +166,7 @@ def test_a_read_of_the_past_waits_no_longer_than_its_time(
         kv, before = await _much_changed()
         now, loop = 100.0, asyncio.get_running_loop()
         monkeypatch.setattr(loop, "time", lambda: now)
-        places = [kv.pasts.places.of(FEW) for _ in range(PAST_AT_ONCE)]
-        for place in places:
-            await place.__aenter__()
+        places = await _held(kv, FEW)
         reads = [kv.get(b"absent", revision=before, timeout_s=timeout_s) for _ in range(2)]
         tasks = [asyncio.create_task(reads[0])]
         for _ in range(3):
@@ -149,10 +175,11 @@ def test_a_read_of_the_past_waits_no_longer_than_its_time(
         tasks.append(asyncio.create_task(reads[1]))
         for _ in range(3):
             await asyncio.sleep(0)
-        for place in places:
-            await place.__aexit__(None, None, None)
         with pytest.raises(ReadTimeout, match="in time"):
             await tasks[0]
+        assert kv.pasts.places.waiting == 1
+        for place in places:
+            await place.__aexit__(None, None, None)
         assert await tasks[1] is None
 
     asyncio.run(play())
@@ -181,9 +208,7 @@ def test_a_read_of_the_past_looks_at_no_more_when_its_time_is_over(
 def test_a_read_of_the_past_learns_that_its_revision_was_compacted_while_it_waited() -> None:
     async def play() -> None:
         kv, before = await _much_changed()
-        places = [kv.pasts.places.of(FEW) for _ in range(PAST_AT_ONCE)]
-        for place in places:
-            await place.__aenter__()
+        places = await _held(kv, FEW)
         task = asyncio.create_task(kv.get(b"absent", revision=before))
         for _ in range(3):
             await asyncio.sleep(0)
