@@ -154,14 +154,14 @@ class _PastRead:
         With fewer than PAST_EVENTS of them it shares the turn with others.
         """
         await self._budget.room(events, goes_on=True)
-        self.require_time(self._deadline)
+        self._require_time()
         view = self._host.view()
         self.require(view)
         self.left = events
         return view
 
-    def require_time(self, deadline: float | None) -> None:
-        if deadline is not None and asyncio.get_running_loop().time() > deadline:
+    def _require_time(self) -> None:
+        if self._deadline is not None and asyncio.get_running_loop().time() > self._deadline:
             # Its caller has given up; read all the same, it would make the next ones late.
             raise _too_late()
 
