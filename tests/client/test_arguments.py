@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,7 @@ def test_d1_structs_are_checked_with_their_fields() -> None:
         (list[PutOp], [PutOp(b"k", b"v"), RangeOp(b"k")]),
         (dict[str, list[int]], {"a": [True]}),
         (int | list[float], [1, "2"]),
+        (Counter[str], {"a"}),
     ],
 )
 def test_what_a_container_holds_is_checked(hint: Any, value: Any) -> None:
