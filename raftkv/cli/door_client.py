@@ -38,6 +38,7 @@ from raftkv.errors import (
     Timeout,
     TooLarge,
 )
+from raftkv.read_errors import ReadErrors
 
 from .connecting import check_endpoint
 from .saying import ADVICE
@@ -162,11 +163,10 @@ def in_turn(
     """Go round the endpoints until one answers or the time is up; then the last one's error.
 
     `ask` gets an endpoint and the seconds it may take. `repeat` allows another attempt after an
-    unknown outcome. `read`: an attempt that ran out of time has less to say than the answer which
-    the same endpoint gave before, as it changed nothing.
+    unknown outcome. `read`: it changes nothing, so its error is that of `ReadErrors`.
     """
     deadline = time.monotonic() + timeout_s
-    answers: dict[str, RaftkvError] = {}
+    errors = ReadErrors()
     while True:
         for endpoint in endpoints:
             left_s = max(deadline - time.monotonic(), 0.05)
@@ -177,13 +177,10 @@ def in_turn(
                 return ask(endpoint, left_s)
             except TooLarge:
                 raise
-            except NotApplied as error:
-                last: RaftkvError = error
-                answers[endpoint] = error
-            except Timeout as error:
-                if not repeat:
+            except (NotApplied, Timeout) as error:
+                if isinstance(error, Timeout) and not repeat:
                     raise
-                last = answers.get(endpoint, error) if read else error
+                last = errors.latest(endpoint, error) if read else error
         if time.monotonic() + ROUND_PAUSE_S >= deadline:
             if len(endpoints) == 1:
                 raise last

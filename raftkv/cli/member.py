@@ -25,6 +25,7 @@ from raftkv.errors import (
     Refused,
     Timeout,
 )
+from raftkv.read_errors import ReadErrors
 
 from .connecting import endpoints_of, tls_context
 from .options import At, connected, examples, group
@@ -271,7 +272,7 @@ def ask_in_turn(
     """
     from .door_client import NotServed, working_first
 
-    answers: dict[str, RaftkvError] = {}
+    errors = ReadErrors()
     deadline, works = time.monotonic() + timeout_s, len(endpoints) == 1
     if not works:
         endpoints, works = working_first(endpoints, timeout_s / 2, context)
@@ -284,13 +285,9 @@ def ask_in_turn(
                 return ask(endpoint, left_s)
             except (MembershipRefused, FormatRefused):
                 raise
-            except NotApplied as error:
-                last: RaftkvError = error
-                answers[endpoint] = error
+            except (NotApplied, Timeout) as error:
+                last = errors.latest(endpoint, error) if read else error
                 serving |= not isinstance(error, NotServed)
-            except Timeout as error:
-                last = answers.get(endpoint, error) if read else error
-                serving = True
         if not serving:
             raise Refused(str(last))
         if time.monotonic() + ROUND_PAUSE_S >= deadline:

@@ -43,6 +43,7 @@ from raftkv.errors import (
     Timeout,
     TooLarge,
 )
+from raftkv.read_errors import ReadErrors
 
 from .failures import error_of, is_own_word
 from .http import ANSWER_BYTES_MAX, Answer, Broken, Excess, HttpEndpoint, LineStream, Unsent
@@ -216,6 +217,7 @@ class Caller:
     ) -> T:
         """The answer from any endpoint. Raises Refused, or a NotApplied when there was none."""
         last: RaftkvError | None = None
+        errors = ReadErrors()
         while True:
             place = await self._next_place(deadline, last)
             if place is None:
@@ -230,9 +232,7 @@ class Caller:
             except _TooMuch as error:
                 raise TooLarge(str(error)) from None  # it would be as much elsewhere
             except RaftkvError as error:
-                if not (isinstance(error, Timeout) and isinstance(last, NotApplied)):
-                    # An attempt that ran out of time has less to say than an answer before it.
-                    last = error
+                last = errors.latest(place.http.url, error)
                 self.failed(place)
 
     async def read_at(self, url: str, path: bytes, decode: Decode[T], *, deadline: float) -> T:

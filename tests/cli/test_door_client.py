@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from raftkv.cli import door_client, member
 from raftkv.cli.door_client import in_turn, request
-from raftkv.errors import ConfigError, NoLeader, RaftkvError, Timeout
+from raftkv.cli.member import ask_in_turn
+from raftkv.errors import ConfigError, NoLeader, NotApplied, RaftkvError, Timeout
+from raftkv.read_errors import ReadErrors
 
 
 def test_an_argument_that_is_no_text_is_the_callers_mistake() -> None:
@@ -17,27 +21,50 @@ def test_an_argument_that_is_no_text_is_the_callers_mistake() -> None:
         request("http://127.0.0.1:1", "POST", "/v1/x", {"name": name})
 
 
-def _answers(*errors: RaftkvError) -> tuple[Callable[[str, float], None], list[RaftkvError]]:
-    """An endpoint that raises these one after the other, and the last one from then on."""
-    waiting: Iterator[RaftkvError] = iter(errors)
-    raised: list[RaftkvError] = []
+class Clock:
+    """The time of the commands. An attempt takes all that it may; a pause passes at once."""
 
-    def ask(endpoint: str, left_s: float) -> None:
-        raised.append(next(waiting, errors[-1]))
-        raise raised[-1]
+    def __init__(self, *errors: RaftkvError) -> None:
+        self._now = 0.0
+        self._errors = iter(errors)
+        self._late = Timeout("timed out")
 
-    return ask, raised
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def ask(self, endpoint: str, left_s: float) -> None:
+        """Raise one error after the other at once, and then run out of time."""
+        error = next(self._errors, self._late)
+        if error is self._late:
+            self._now += left_s
+        raise error
 
 
-def test_the_answer_of_a_node_is_said_and_not_that_the_last_attempt_had_no_time() -> None:
-    no_leader, late = NoLeader("no leader"), Timeout("timed out")
-    ask, raised = _answers(no_leader, late)
-    with pytest.raises(NoLeader):
-        in_turn(["http://a"], 1.0, ask, repeat=True, read=True)
-    assert late in raised
+Turns = Callable[..., object]
+IN_TURN: list[Turns] = [partial(in_turn, repeat=True), ask_in_turn]
 
 
-def test_what_may_have_changed_something_is_said_to_be_unknown() -> None:
-    ask, _ = _answers(NoLeader("no leader"), Timeout("timed out"))
-    with pytest.raises(Timeout):
-        in_turn(["http://a"], 1.0, ask, repeat=True)
+@pytest.mark.parametrize("turns", IN_TURN)
+@pytest.mark.parametrize(("read", "reported"), [(True, NoLeader), (False, Timeout)])
+def test_an_attempt_without_time_hides_no_answer_of_a_read(
+    turns: Turns, read: bool, reported: type[RaftkvError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(NoLeader("no leader"))
+    for module in (door_client, member):
+        monkeypatch.setattr(module, "time", clock)
+    with pytest.raises(reported):
+        turns(["http://a"], 5.0, clock.ask, read=read)
+    assert clock.monotonic() >= 5.0
+
+
+def test_only_an_answer_of_the_same_endpoint_is_reported() -> None:
+    errors, late = ReadErrors(), Timeout("timed out")
+    unreachable, no_leader = NotApplied("unreachable"), NoLeader("no leader")
+    assert errors.latest("http://a", late) is late
+    assert errors.latest("http://a", unreachable) is unreachable
+    assert errors.latest("http://a", no_leader) is no_leader
+    assert errors.latest("http://b", late) is late
+    assert errors.latest("http://a", late) is no_leader
