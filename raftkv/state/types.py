@@ -12,7 +12,8 @@ Sets are refused everywhere, because their order differs between two runs of Pyt
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
@@ -30,6 +31,9 @@ _SCALARS = (
     inspect.LiteralType,
 )
 
+# Types of commands, results and rows: the plugins of this repository have 300.
+_TYPES_MAX: Final = 1024
+
 
 def require_frozen(annotation: Any, where: str) -> None:
     """Raise TypeError unless every value of the type is immutable and of bounded depth.
@@ -37,7 +41,7 @@ def require_frozen(annotation: Any, where: str) -> None:
     Allowed: None, bool, int (64 bits), float, str, bytes, enums, literals, tuples and unions of
     allowed types, and Structs declared `frozen=True`.
     """
-    _walk(inspect.type_info(annotation), where, frozen=True, above=())
+    _walk(_info(annotation), where, frozen=True, above=())
 
 
 def require_bounded(annotation: Any, where: str) -> None:
@@ -45,7 +49,21 @@ def require_bounded(annotation: Any, where: str) -> None:
 
     As `require_frozen`, and also lists, dicts and Structs that are not frozen.
     """
-    _walk(inspect.type_info(annotation), where, frozen=False, above=())
+    _walk(_info(annotation), where, frozen=False, above=())
+
+
+def _info(annotation: Any) -> inspect.Type:
+    try:
+        return _info_of_hashable(annotation)
+    except TypeError:  # it cannot be hashed, or is wrong, which is then said once more
+        return inspect.type_info(annotation)
+
+
+# To read the types took three quarters of the time in which a state machine is made, and a
+# simulation makes one at each start of a node.
+@lru_cache(_TYPES_MAX)
+def _info_of_hashable(annotation: Any) -> inspect.Type:
+    return inspect.type_info(annotation)
 
 
 def _walk(info: inspect.Type, where: str, *, frozen: bool, above: tuple[type, ...]) -> None:
