@@ -130,7 +130,7 @@ def _is_limited(operation: RangeOp) -> bool:
     return operation.limit > 0 and not reads_all(operation)
 
 
-class _PastRead:
+class PastRead:
     """One read: its present, its time, and the changes that it may still look at in this turn."""
 
     def __init__(
@@ -148,11 +148,12 @@ class _PastRead:
         require_kept_state(view, self.taken.discards)
         require_readable(view, self._operation.revision)
 
-    async def turn(self, events: int = PAST_EVENTS) -> View:
+    async def turn(self, events: int = 0) -> View:
         """Wait for another turn of the loop, which has room for so many changes.
 
-        With fewer than PAST_EVENTS of them it shares the turn with others.
+        With fewer than PAST_EVENTS of them, which 0 stands for, it shares the turn with others.
         """
+        events = events or PAST_EVENTS
         await self._budget.room(events, goes_on=True)
         self._require_time()
         view = self._host.view()
@@ -166,6 +167,7 @@ class _PastRead:
             raise _too_late()
 
     def looked_at(self, units: int) -> None:
+        """Count changes or rows that were looked at in this turn."""
         self.left -= units
         self._budget.spend(units)
 
@@ -262,7 +264,7 @@ class Pasts:
         host, budget, revision = self._host, self._budget, operation.revision
         require_readable(host.view(), revision)
         # In the turn in which the read comes.
-        read = _PastRead(host, operation, budget, deadline)
+        read = PastRead(host, operation, budget, deadline)
         taken, loop = read.taken, asyncio.get_running_loop()
         view, past = host.view(), self._found(operation, taken.revision)
         if events_behind(view, past.seen, FEW_EVENTS + 1, taken.revision) <= FEW_EVENTS:
@@ -282,7 +284,7 @@ class Pasts:
             return await self._read(read, past, operation, min(events, PAST_EVENTS))
 
     async def _read(
-        self, read: _PastRead, past: Past, operation: RangeOp, events: int = 0
+        self, read: PastRead, past: Past, operation: RangeOp, events: int = 0
     ) -> RangeResult:
         """Read it, in this turn of the loop or in one that has room for `events` changes."""
         taken = read.taken

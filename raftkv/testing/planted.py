@@ -42,6 +42,7 @@ from raftkv.testing import (
     injected_limits,
     injected_links,
     injected_outcomes,
+    injected_past,
     injected_quota,
     injected_shares,
     injected_space,
@@ -69,6 +70,7 @@ assert injected_inbox.__name__
 assert injected_limits.__name__
 assert injected_links.__name__
 assert injected_outcomes.__name__
+assert injected_past.__name__
 assert injected_quota.__name__
 assert injected_shares.__name__
 assert injected_space.__name__

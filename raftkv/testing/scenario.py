@@ -36,6 +36,7 @@ from raftkv.testing.nemesis import (
 from raftkv.testing.network import NetworkOptions
 from raftkv.testing.outcome_check import small_outcomes
 from raftkv.testing.own_errors import note
+from raftkv.testing.past_readers import PastReaders, long_reads
 from raftkv.testing.planted import planted
 from raftkv.testing.poison import MASS_KEYS, Poison
 from raftkv.testing.simulated import SafetyViolation, SimulatedCluster
@@ -82,6 +83,8 @@ NAMESAKE_SHARE = 0.25
 COPIED_SHARE = 0.25
 # What a command needs beside the largest value: key, envelope, and a batch's head.
 COMMAND_BYTES_LEFT = 200
+# In so many clients read what was (past_readers.py).
+PAST_SHARE = 0.15
 # Where limits differ and are not tiny.
 DIFFERING_BYTES_MAX = {
     "key_bytes_max": 512,
@@ -133,6 +136,8 @@ class Scenario:
     spender: bool = False
     # A client confirms no answer (unconfirmed.py).
     unconfirmed: bool = False
+    # Clients read what was (past_readers.py).
+    past: bool = False
     # Clients' single commands are much work (poison.py); only where work takes time.
     poison: bool = False
     heavy: Heavy | None = None
@@ -155,6 +160,7 @@ class Scenario:
         early += ", costly transactions" if self.costly else ""
         early += ", the quota is used up" if self.spender else ""
         early += ", answers are not confirmed" if self.unconfirmed else ""
+        early += ", the past is read" if self.past else ""
         early += ", then a drill of deaths" if self.drill else ""
         early += ", then a connection swallows" if self.swallow else ""
         early += ", commands of much work" if self.poison else ""
@@ -237,6 +243,7 @@ def draw(
         costly=random.Random(f"{seed}/is costly").random() < COSTLY_SHARE,
         spender=random.Random(f"{seed}/is spender").random() < SPENDER_SHARE,
         unconfirmed=random.Random(f"{seed}/is unconfirmed").random() < UNCONFIRMED_SHARE,
+        past=random.Random(f"{seed}/past").random() < PAST_SHARE,
         drill=random.Random(f"{seed}/has a drill").random() < DRILL_SHARE,
         swallow=random.Random(f"{seed}/swallows").random() < SWALLOW_SHARE and not messages,
     )
@@ -490,6 +497,8 @@ def run_seed(
         stack.enter_context(small_outcomes())
         stack.enter_context(checked_answers(cluster.violated))
         stack.enter_context(checked_deadlines(cluster.violated))
+        if scenario.past:
+            stack.enter_context(long_reads())
         deaths = stack.enter_context(checked_deaths(cluster))
         try:
             with cluster:
@@ -544,6 +553,8 @@ def _cluster_of(scenario: Scenario, seed: int, deliveries: bool) -> SimulatedClu
         cluster.spender = Spender(cluster, random.Random(f"{seed}/spender"))
     if scenario.unconfirmed:
         cluster.unconfirmed = Unconfirmed(cluster, random.Random(f"{seed}/unconfirmed"))
+    if scenario.past:
+        cluster.past_readers = PastReaders(cluster, random.Random(f"{seed}/past readers"))
     if scenario.burst_times > 1:
         rng = random.Random(f"{seed}/bursts")
         cluster.bursts = Bursts(cluster, rng, scenario.burst_times)

@@ -72,6 +72,7 @@ from raftkv.testing.models import KeyValueStore
 from raftkv.testing.nemesis import FAULTS, Nemesis
 from raftkv.testing.observer import Observer
 from raftkv.testing.outcome_check import too_many_outcomes
+from raftkv.testing.past_readers import PastReaders
 from raftkv.testing.patching import around
 from raftkv.testing.poison import Poison
 from raftkv.testing.process import PROCESS
@@ -127,13 +128,14 @@ class SimulatedCluster:
     `names` are the nodes in service now; operators and faults look at it anew each time. With
     `costly` set, a client's transactions look at as much as they may during a storm, and more; with
     `spender`, a client uses up the quota of the keyspace; with `unconfirmed`, a client confirms no
-    answer; with `poison`, single commands are much work; with `bursts`, clients are faster for
-    moments of it.
+    answer; with `past_readers`, clients read what was; with `poison`, single commands are much
+    work; with `bursts`, clients are faster for moments of it.
     """
 
     costly: Costly | None = None
     spender: Spender | None = None
     unconfirmed: Unconfirmed | None = None
+    past_readers: PastReaders | None = None
     poison: Poison | None = None
     bursts: Bursts | None = None
 
@@ -491,7 +493,7 @@ class SimulatedCluster:
                 costly = self.world.spawn(self.costly.storm(), "costly client")
                 during.callback(costly.cancel)
             besides = (self.upgrade, self._rollback, self.spender, self.poison, self._namesake)
-            for beside in (*besides, self._disagreement, self.unconfirmed):
+            for beside in (*besides, self._disagreement, self.unconfirmed, self.past_readers):
                 if beside is not None:
                     during.callback(self.world.spawn(beside.storm(), "beside").cancel)
             if self.bursts is not None:

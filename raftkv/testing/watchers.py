@@ -97,11 +97,12 @@ class Watchers:
         self.damaged: set[str] = set()
         # The load is over: everybody is to get to the end.
         self.finishing = False
-        # A part of the history is being given up (disaster.py): nobody looks. How often it was.
-        self._suspended = False
-        self._histories = 1
+        #: A part of the history is being given up (disaster.py): nobody looks. How often it was.
+        self.suspended = False
+        self.histories = 1
         self._watchers = [Watcher(number, kind) for number, kind in enumerate(KINDS)]
-        self._oracle: dict[int, tuple[Event, ...]] = {}
+        #: The events of each revision, as they were first applied anywhere.
+        self.oracle: dict[int, tuple[Event, ...]] = {}
         self._known = 1
 
     def start(self) -> None:
@@ -117,7 +118,7 @@ class Watchers:
         if revision > self._known:
             history = view.table("history")
             for number in range(self._known + 1, revision + 1):
-                self._oracle[number] = events_of(history[number])
+                self.oracle[number] = events_of(history[number])
             self._known = revision
 
     def reached(self, revision: int) -> bool:
@@ -126,7 +127,7 @@ class Watchers:
 
     def suspend(self) -> None:
         """A majority is lost: what is seen from now on may be of a history that is given up."""
-        self._suspended = True
+        self.suspended = True
 
     def begin_anew(self, survivor: Node) -> None:
         """What this node holds is the history from now on."""
@@ -136,16 +137,16 @@ class Watchers:
         rows = dict(view.table("history").scan())
         self._known = view.table("meta").get("revision", 1)
         first = min(rows, default=self._known + 1)
-        self._oracle = {number: row for number, row in self._oracle.items() if number < first}
-        self._oracle |= {number: events_of(row) for number, row in rows.items()}
-        self._suspended = False
-        self._histories += 1
+        self.oracle = {number: row for number, row in self.oracle.items() if number < first}
+        self.oracle |= {number: events_of(row) for number, row in rows.items()}
+        self.suspended = False
+        self.histories += 1
 
     async def _go_around(self, watcher: Watcher) -> None:
         while self.running:
             name = self._rng.choice(self._names)
             node = self._node(name)
-            if node is None or self._suspended:
+            if node is None or self.suspended:
                 await asyncio.sleep(0.1)
                 continue
             if node is not watcher.node and watcher.node is not None:
@@ -177,14 +178,14 @@ class Watchers:
     async def _look(self, watcher: Watcher, name: str, node: Node, watch: Watch) -> None:
         """Until the watcher, the watch or the node has had enough."""
         until = self._world.loop.now + self._rng.expovariate(1 / STAY_S)
-        history = self._histories
-        while self.running and (self._world.loop.now < until or self._suspended):
+        history = self.histories
+        while self.running and (self._world.loop.now < until or self.suspended):
             await asyncio.sleep(self._pause_s(node, watch))
             if self._node(name) is not node:
                 return  # what was in its buffer went with the node
-            if self._suspended:
+            if self.suspended:
                 continue
-            if history != self._histories:
+            if history != self.histories:
                 self._note_given_up(watch)
                 return
             if self.finishing or self._rng.random() < MARK_PROBABILITY:
@@ -211,7 +212,7 @@ class Watchers:
     def _check(self, watcher: Watcher, name: str, batch: WatchBatch) -> None:
         assert watcher.watched is not None
         rest = watcher.watched._replace(first=watcher.position + 1)
-        flaw = check_watch(rest, [batch], self._oracle)
+        flaw = check_watch(rest, [batch], self.oracle)
         if flaw:
             self._violated("watch promises", f"{watcher.name} at {name}: {flaw}")
         watcher.position = batch.revision
@@ -252,7 +253,7 @@ class Watchers:
             name = self._rng.choice(self._names)
             node = self._node(name)
             revision = self._known - self._rng.randint(*KEPT_REVISIONS)
-            if node is None or revision < 2 or self._suspended:
+            if node is None or revision < 2 or self.suspended:
                 continue
             compacting = node.propose("kv", Compact(revision), timeout_s=TIMEOUT_S)
             with contextlib.suppress(NotApplied, OutcomeUnknown, Refused, HostCrashed, NodeFault):
