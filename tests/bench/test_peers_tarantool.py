@@ -30,7 +30,10 @@ from bench.peers.report import show
 from bench.peers.tarantool import MASTER, WITHOUT_ANSWER, Tarantool, TarantoolFailed
 
 UP_S = 60.0
-TIMEOUT_S = 1.0
+# How long a writer waits for its quorum: one that is to be confirmed, however busy the machine is;
+# and one beside which a test waits for the roll back.
+NEVER_S = 60.0
+TIMEOUT_S = 5.0
 
 
 # What is measured, and how it is judged -----------------------------------------------------------
@@ -128,7 +131,7 @@ def cluster(installed: None, tmp_path: Path) -> Iterator[Tarantool]:
 def test_writers_are_confirmed_by_all_three_and_nothing_outlives_the_context(
     installed: None, tmp_path: Path
 ) -> None:
-    with Tarantool(tmp_path, quorum=3, timeout_s=TIMEOUT_S) as tarantool:
+    with Tarantool(tmp_path, quorum=3, timeout_s=NEVER_S) as tarantool:
         assert tarantool.version.startswith("2.")
         assert len(processes_of(tmp_path)) == 3
         found = tarantool.load(writers=5, seconds=0.2, keys=4, value_bytes=8)
@@ -205,7 +208,7 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(
 def test_the_command_measures_both_in_turns(
     installed: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ["--writers", "6", "--seconds", "1", "--rounds", "1", "--timeout-s", "1"]
+    few = ["--writers", "6", "--seconds", "1", "--rounds", "1", "--timeout-s", str(TIMEOUT_S)]
     assert main(["tarantool", *few, "--json", "--dir", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["peer"] == "tarantool"
@@ -232,7 +235,7 @@ def test_the_command_measures_both_in_turns(
     assert (ours["settled"], set(ours["there"].values())) == ({"confirmed": 16}, {16})
     most = losses["raftkv", MOST]
     assert most["answers"] == {"confirmed": 16}
-    assert most["longest_ms"] < 1000
+    assert most["longest_ms"] < TIMEOUT_S * 1000
     assert list(tmp_path.iterdir()) == []
 
 
