@@ -1,4 +1,4 @@
-"""Clients of the simulated cluster that read the keyspace as it was, while somebody compacts it.
+"""Clients of the simulated cluster that read the keyspace as it was, beside compactions.
 
 Now and then many clients come to one node at the same moment, for a few revisions of the past, and
 in half of the cases a compaction comes with them. Some ask for pages: the rest of a range at the
