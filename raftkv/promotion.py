@@ -108,8 +108,10 @@ class Promotion:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._running: asyncio.Task[None] | None = None
-        # The newest `since` that was asked for: a promotion for an older one stops.
+        # The newest `since` that was asked for: a promotion for an older one stops. And that of the
+        # promotion that runs.
         self._since = 0
+        self._begun = 0
         node.rpc.register(METHOD, self._on_request)
         node.rpc.register(METHOD_FORMER, self._on_former_request)
 
@@ -153,18 +155,24 @@ class Promotion:
 
     async def _once(self, since: int) -> None:
         """However often it is asked for, one promotion runs: that of the newest `since`."""
-        if self._running is not None and not self._running.done() and since > self._since:
+        while (running := self._under_way()) is not None and since > self._begun:
             # It stops at its next step, and nothing of it is left that the next one would meet.
-            self._since = since
-            await asyncio.wait([self._running])
+            self._since = max(self._since, since)
+            await asyncio.wait([running])
             if self._node.role != "replicant":
                 return  # it was too late to stop, and what it began with is right
-        if self._running is None or self._running.done():
-            self._since = since
-            self._running = self._node.hosting.spawn(self._promote(since), "become a core")
-        elif since < self._since:
-            raise NotYet(f"it is becoming a core as of entry {self._since} already")
-        await asyncio.shield(self._running)
+            if since < self._since:
+                raise NotYet(f"it is to become a core as of entry {self._since}")
+        if running is None:
+            self._since = self._begun = since
+            running = self._node.hosting.spawn(self._promote(since), "become a core")
+            self._running = running
+        elif since < self._begun:
+            raise NotYet(f"it is becoming a core as of entry {self._begun} already")
+        await asyncio.shield(running)
+
+    def _under_way(self) -> asyncio.Task[None] | None:
+        return None if self._running is None or self._running.done() else self._running
 
     def _check(self, part: ReplicantPart, since: int) -> Configuration:
         """The configuration in force where the replicant stands. Raises NotYet, or for good."""

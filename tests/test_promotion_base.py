@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import pytest
 
 from raftkv.errors import DiskFailed, MembershipRefused, RaftkvError
 from raftkv.node import Node
-from raftkv.promotion import METHOD_FORMER, NotYet
+from raftkv.promotion import METHOD_FORMER, NotYet, Promotion
 from raftkv.raft.changing import add_learner, remove
 from raftkv.raft.membership import Configuration
 from raftkv.testing.local_cluster import LocalCluster
@@ -251,3 +252,36 @@ async def test_a1_a_disk_that_fails_in_the_last_step_is_a_fault_and_one_before_i
         with pytest.raises(RaftkvError):
             await core.membership.promote("replicant1", timeout_s=3.0)
         assert isinstance(await node.fault, DiskFailed)
+
+
+@in_loop
+async def test_of_two_newer_requests_that_wait_the_newest_is_done() -> None:
+    """Whatever the order in which they go on once the promotion that ran has stopped."""
+    begun: list[int] = []
+    ends = asyncio.Event()
+
+    class Watched(Promotion):
+        async def _promote(self, since: int) -> None:
+            begun.append(since)
+            while not ends.is_set():
+                await asyncio.sleep(0)
+                if since < self._since:
+                    raise NotYet("stopped")
+
+    node: Any = SimpleNamespace(
+        rpc=SimpleNamespace(register=lambda *given: None),
+        role="replicant",
+        hosting=SimpleNamespace(spawn=lambda work, name: asyncio.create_task(work)),
+    )
+    promotion = Watched(node)
+    asked = []
+    for since in (3, 5, 7):
+        asked.append(asyncio.create_task(promotion._once(since)))
+        await asyncio.sleep(0)
+    while begun != [3, 7]:
+        await asyncio.sleep(0)
+    with pytest.raises(NotYet, match="as of entry 7 already"):
+        await promotion._once(6)
+    ends.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(each) for each in found] == [NotYet, NotYet, type(None)]

@@ -188,6 +188,9 @@ class ClientWatch:
             self.close()
             raise TooLarge(f"{error} (answer_bytes_max): watch with a larger one") from None
         except TimeoutError:
+            now = asyncio.get_running_loop().time()
+            if self._stream is not None and now < self._stream.heard_at + SILENCE_S:
+                return None  # a long line arrives in pieces
             # From a revision that does not exist yet nothing comes, whoever is asked.
             ahead = self._reached < self._next - 1
             self._drop(rest=not self._closed and not ahead)

@@ -244,6 +244,28 @@ async def test_a_silent_stream_is_given_up_for_another(monkeypatch: pytest.Monke
 
 
 @in_loop
+async def test_a_stream_on_which_a_long_line_arrives_is_not_silent() -> None:
+    class Arriving:
+        heard_at = 0.0
+
+        async def next(self) -> bytes:
+            self.heard_at = asyncio.get_running_loop().time() + 60
+            return await asyncio.get_running_loop().create_future()
+
+        def close(self) -> None: ...
+
+    async with FakeDoor(lambda asked: Lines(created(6))) as door, Client(door.url) as client:
+        watch: Any = client.kv.watch(b"k")
+        await watch.created()
+        stream, arriving = watch._stream, Arriving()
+        watch._stream = arriving
+        assert await watch._advance() is None
+        assert watch._stream is arriving
+        stream.close()
+        watch.close()
+
+
+@in_loop
 async def test_closing_ends_a_wait_in_another_task() -> None:
     async with FakeDoor(lambda asked: Lines(created(6))) as door, Client(door.url) as client:
         watch = client.kv.watch(b"k")
