@@ -30,7 +30,7 @@ the log; later it is not. Nodes that took part then differ under one cursor: `fi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -142,15 +142,17 @@ class States:
     async def load(self, dump: Dump, as_of: int) -> None:
         """Replace all states by a copy that has all of their names. They are admitted by that."""
         self._admitted.clear()
-        for name in self.names:
+        names = self.names
+        for name in names:
             await self._states[name].load(dump[name], as_of)
-        await self._all_admitted(as_of)
+        await self._all_admitted(names, as_of)
 
     async def adopt(self, id: int) -> None:
         """Count what is here as of `id`: an operator says so, or nobody knows better."""
-        for state in list(self._states.values()):
-            await state.passed(id)
-        await self._all_admitted(id)
+        names = self.names
+        for name in names:
+            await self._states[name].passed(id)
+        await self._all_admitted(names, id)
 
     async def passed(self, id: int) -> None:
         """Tell the admitted ones, durably: before the cursor moves to `id`."""
@@ -197,7 +199,7 @@ class States:
                 for name in before:
                     await self._states[name].passed(cursor.id)
                 self.told = cursor.id
-            if known is None or not set(self._states) <= known:
+            if known is None or not self._admitted <= known:
                 await self._remember(known or frozenset())
             self.remembered = True
         return tuple(lost)
@@ -206,15 +208,16 @@ class States:
         content: bytes | None = await self._host.runtime.offload(self._known.read)
         return None if content is None else frozenset(msgspec.json.decode(content, type=list[str]))
 
-    async def _all_admitted(self, id: int) -> None:
-        self._admitted = set(self._states)
+    async def _all_admitted(self, names: Iterable[str], id: int) -> None:
+        """Admit these. A state that was added meanwhile has neither a copy nor been judged."""
+        self._admitted = set(names)
         self.told = id
         await self._remember()
 
     async def _remember(self, also: frozenset[str] | None = None) -> None:
         if also is None:
             also = await self._read_known() or frozenset()
-        content = msgspec.json.encode(sorted(also | set(self._states)))
+        content = msgspec.json.encode(sorted(also | self._admitted))
         await self._host.runtime.offload(self._known.write, content)
         self.remembered = True
 

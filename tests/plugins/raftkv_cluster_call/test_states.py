@@ -297,3 +297,36 @@ def test_a_dump_is_sorted_copied_and_limited() -> None:
             states.add(Box("a"))
 
     run(body())
+
+
+@pytest.mark.parametrize("how", ["load", "adopt"])
+def test_a_state_that_is_added_meanwhile_has_no_copy_and_is_not_known(how: str) -> None:
+    host = LoneHost(Hosts(), "n1")
+    late = Box("late", at=0)
+
+    class Slow(Box):
+        async def load(self, items: Mapping[str, bytes], as_of: int) -> None:
+            states.add(late)
+            await super().load(items, as_of)
+
+        async def passed(self, id: int) -> None:
+            states.add(late)
+            await super().passed(id)
+
+    states = States(host)
+    states.add(Slow("early"))
+
+    async def body() -> None:
+        if how == "load":
+            await states.load({"early": {"k": b"v"}}, 2)
+        else:
+            await states.adopt(2)
+        assert late.told == []
+        with pytest.raises(StatesNotReady, match="the state of late yet"):
+            await states.dump()
+        # It is new here, so it has lost nothing.
+        fill(host, "committed", "committed")
+        assert await states.admit(host.view, Cursor(2, "following")) == ()
+        assert late.at == 2
+
+    run(body())

@@ -435,6 +435,28 @@ async def test_a_channel_that_is_being_opened_is_waited_for(cluster: Cluster) ->
 
 
 @story()
+async def test_a_contender_that_leaves_while_its_begin_waits_freezes_nothing(
+    cluster: Cluster,
+) -> None:
+    a, b = cluster.nodes["core1"], cluster.nodes["core2"]
+    row = await row_of(a, "a")
+    key = (row.client_id, row.channel)
+    # As if the broker had not installed the session yet.
+    opening = a.manager.opening[key] = asyncio.get_running_loop().create_future()
+    contender = b.manager.takeovers.contender("b")
+    begin = asyncio.ensure_future(b.manager.takeovers.begin(row, contender, now() + 10.0))
+    await asyncio.sleep(MOMENT_S)
+    b.manager.takeovers.abort(row, contender)
+    await asyncio.sleep(MOMENT_S)
+    del a.manager.opening[key]
+    opening.set_result(None)
+    with pytest.raises(ChannelGone, match="left meanwhile"):
+        await begin
+    assert a.broker.calls == []
+    assert not a.broker.sessions[("c", "a")].frozen
+
+
+@story()
 async def test_a_broker_may_wrap_open_session_in_a_task(cluster: Cluster) -> None:
     """Then something comes between its end and the broker's installing; `begin` has to wait."""
     a, b = cluster.nodes["core1"].broker, cluster.nodes["core2"].broker
