@@ -28,7 +28,7 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
@@ -139,7 +139,7 @@ def _checking(function: Any) -> Any:
     call, code generated from the signature 0.3 us, while a get that needs no round takes 11 us. The
     first call generates it: for all methods of a client at the import that took 15 ms.
     """
-    names: dict[str, Any] = {"_function": function, "_type": type}
+    names: dict[str, Any] = {}
     forward = _forward_awaited if inspect.iscoroutinefunction(function) else _forward
     checks = types.FunctionType(forward.__code__, names)
 
@@ -168,32 +168,44 @@ async def _forward_awaited(*args: Any, **kwargs: Any) -> Any:
 
 def _generate(function: Any, names: dict[str, Any]) -> types.FunctionType:
     """Make the code of the checks. Its globals are `names`, to which it adds what it uses."""
+    parameters = list(inspect.signature(function).parameters.values())
+    own = _prefix(parameters)
+    names |= {f"{own}function": function, f"{own}type": type}
     taken: list[inspect.Parameter] = []
     lines: list[str] = []
     given: list[str] = []
-    for number, parameter in enumerate(inspect.signature(function).parameters.values()):
+    for number, parameter in enumerate(parameters):
         default: Any = parameter.default
         if default is not parameter.empty:
-            names[f"_default_{number}"] = default
-            default = _Written(f"_default_{number}")
+            names[f"{own}default_{number}"] = default
+            default = _Written(f"{own}default_{number}")
         taken.append(parameter.replace(annotation=parameter.empty, default=default))
         keyword = f"{parameter.name}=" if parameter.kind is parameter.KEYWORD_ONLY else ""
         given.append(f"{keyword}{_STARS.get(parameter.kind, '')}{parameter.name}")
         if parameter.annotation is not parameter.empty:
-            names[f"_quick_{number}"], names[f"_rule_{number}"] = _rule_of(function, parameter)
-            lines += _check_in_words(number, parameter)
+            rule = _rule_of(function, parameter)
+            names[f"{own}quick_{number}"], names[f"{own}rule_{number}"] = rule
+            lines += _check_in_words(own, number, parameter)
     head, wait = ("def", "")
     if inspect.iscoroutinefunction(function):
         head, wait = ("async def", "await ")
     lines = [
-        f"{head} _checks{inspect.Signature(taken)}:",
+        f"{head} {own}checks{inspect.Signature(taken)}:",
         *(f"    {line}" for line in lines),
-        f"    return {wait}_function({', '.join(given)})",
+        f"    return {wait}{own}function({', '.join(given)})",
     ]
     code = compile("\n".join(lines), f"<checks of {function.__qualname__}>", "exec")
     exec(code, names)  # noqa: S102  # the source is made of a signature of this program
-    generated: types.FunctionType = names["_checks"]
+    generated: types.FunctionType = names[f"{own}checks"]
     return generated
+
+
+def _prefix(parameters: Iterable[inspect.Parameter]) -> str:
+    """What the names of generated code begin with, and no parameter does."""
+    prefix = "_"
+    while any(parameter.name.startswith(prefix) for parameter in parameters):
+        prefix += "_"
+    return prefix
 
 
 class _Written(str):
@@ -208,18 +220,20 @@ _STARS: Final[dict[Any, str]] = {
 }
 
 
-def _check_in_words(number: int, parameter: inspect.Parameter) -> list[str]:
+def _check_in_words(own: str, number: int, parameter: inspect.Parameter) -> list[str]:
     """The statements that check one argument."""
-    name = parameter.name
+    name, quick, rule = parameter.name, f"{own}quick_{number}", f"{own}rule_{number}"
     if parameter.kind is parameter.VAR_KEYWORD:
         return []
     if parameter.kind is parameter.VAR_POSITIONAL:
         return [
-            f"for _each in {name}:",
-            f"    if _type(_each) not in _quick_{number}: _rule_{number}(_each)",
+            f"for {own}each in {name}:",
+            f"    if {own}type({own}each) not in {quick}: {rule}({own}each)",
         ]
-    unless = "" if parameter.default is parameter.empty else f" and {name} is not _default_{number}"
-    return [f"if _type({name}) not in _quick_{number}{unless}: _rule_{number}({name})"]
+    unless = f" and {name} is not {own}default_{number}"
+    if parameter.default is parameter.empty:
+        unless = ""
+    return [f"if {own}type({name}) not in {quick}{unless}: {rule}({name})"]
 
 
 def _rule_of(function: Any, parameter: inspect.Parameter) -> tuple[frozenset[type], Check]:

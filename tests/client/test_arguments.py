@@ -404,3 +404,18 @@ def test_what_a_container_holds_is_checked_whatever_its_truth_value() -> None:
     for hint in (tuple[str, ...], list[PutOp]):
         with pytest.raises(TypeError, match="^it must be"):
             validation.require(hint, "it", Never([1]))
+
+
+def test_no_name_of_a_parameter_meets_one_of_the_generated_code() -> None:
+    @validation.checked
+    def call(
+        _function: int, _type: str, __rule_0: int, *_each: int, _default_1: int = 5, _first: int = 6
+    ) -> tuple[object, ...]:
+        return _function, _type, __rule_0, _each, _default_1, _first
+
+    assert call(1, "t", 2, 3, 4) == (1, "t", 2, (3, 4), 5, 6)
+    for wrong in ({"_default_1": "5"}, {"_first": "6"}):
+        with pytest.raises(TypeError, match="must be an int"):
+            call(1, "t", 2, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="_each must be an int"):
+        call(1, "t", 2, "3")  # type: ignore[arg-type]
