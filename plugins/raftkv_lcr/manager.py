@@ -218,6 +218,8 @@ class ChannelManager:
             return former
         if former is not None and former.channel is not None:
             await self.close(former.channel)
+        # Another call may have waited for the former one, too, and gone on first.
+        self._require_unopened(key)
         attempt = Attempt(client_id, channel, clean_start, version, ticket, deadline)
         opening = self.opening[key] = self.host.runtime.future()
         try:
@@ -388,7 +390,7 @@ class ChannelManager:
         opening = self.opening.get(key)
         if opening is not None:
             if key not in self._behind:
-                raise ValueError(f"channel {key[1]!r} of {key[0]!r} is being opened already")
+                self._require_unopened(key)
             try:
                 async with asyncio.timeout(patience_s):
                     await asyncio.shield(opening)
@@ -400,6 +402,10 @@ class ChannelManager:
         if not self.owner.give_up(parked):
             return None
         return msgspec.structs.replace(parked.opened, channel=self.held.get(key, parked.row))
+
+    def _require_unopened(self, key: Key) -> None:
+        if key in self.opening:
+            raise ValueError(f"channel {key[1]!r} of {key[0]!r} is being opened already")
 
     async def _finish_behind(self, key: Key, rest: Rest) -> None:
         opened = parked = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -454,6 +454,26 @@ async def test_a_contender_that_leaves_while_its_begin_waits_freezes_nothing(
         await begin
     assert a.broker.calls == []
     assert not a.broker.sessions[("c", "a")].frozen
+
+
+@story()
+async def test_of_two_calls_that_wait_for_a_former_one_a_single_one_opens(
+    cluster: Cluster,
+) -> None:
+    manager: Any = cluster.nodes["core1"].manager
+    key = ("c", "a")
+    # A call whose caller has gone, and which comes to nothing.
+    former = manager.opening[key] = asyncio.get_running_loop().create_future()
+    manager._behind[key] = None
+    both = [asyncio.ensure_future(manager.open_session("c", False, "a")) for _ in range(2)]
+    await asyncio.sleep(MOMENT_S)
+    del manager._behind[key], manager.opening[key]
+    former.set_result(None)
+    found = await asyncio.gather(*both, return_exceptions=True)
+    assert found[0].outcome == "ok"
+    assert (type(found[1]), "opened already" in str(found[1])) == (ValueError, True)
+    assert manager.opening == {}
+    await manager.close(found[0].channel)
 
 
 @story()
