@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from raftkv.errors import ReadTimeout, Stopped, TooLarge
+from raftkv.errors import Stopped, TooLarge
 from raftkv.plugin import Consistency, Host
 from raftkv.validation import checked, require_int64, require_timeout
 
@@ -412,12 +412,8 @@ class KVApi:
             read = ReadOnlyTxn(self._host, command, self.budget, UNITS_MAX)
             if read.units() <= UNITS_MAX:
                 return await read.outcome()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (WAIT_S if timeout_s is None else timeout_s)
-        async with self._large_reads:
-            if loop.time() > deadline:
-                # Its caller has given up; read all the same, it would make the next ones late.
-                raise ReadTimeout("too many transactions that read many keys were before this one")
+        wait_s = WAIT_S if timeout_s is None else timeout_s
+        async with self._large_reads.place(asyncio.get_running_loop().time() + wait_s):
             await self.budget.room()
             require_kept_state(self._host.view(), discards)
             # As of now, not of when it came.

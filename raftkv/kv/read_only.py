@@ -19,12 +19,12 @@ Rules of this file
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from itertools import islice
-from types import TracebackType
 from typing import Final
 
-from raftkv.errors import Overloaded
+from raftkv.errors import Overloaded, ReadTimeout
 from raftkv.plugin import Host, View
 
 from .budget import Budget, compared_values, reserve_changes
@@ -81,13 +81,18 @@ def has_history(tables: Tables) -> bool:
 
 
 class LargeReads:
-    """The places for transactions that are read in slices; `async with` takes one of them."""
+    """The places for transactions that are read in slices."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(READS_AT_ONCE)
         self._waiting = 0
 
-    async def __aenter__(self) -> None:
+    @asynccontextmanager
+    async def place(self, until: float) -> AsyncIterator[None]:
+        """A place for one, until the loop's time `until`.
+
+        Raises ReadTimeout if there is none by then, and Overloaded if too many wait.
+        """
         if self._waiting >= READS_WAITING_MAX:
             raise Overloaded(
                 f"{READS_WAITING_MAX} transactions that read many keys wait in this node: "
@@ -95,17 +100,18 @@ class LargeReads:
             )
         self._waiting += 1
         try:
-            await self._places.acquire()
+            async with asyncio.timeout_at(until):
+                await self._places.acquire()
+        except TimeoutError:
+            raise ReadTimeout(
+                "too many transactions that read many keys were before this one"
+            ) from None
         finally:
             self._waiting -= 1
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._places.release()
+        try:
+            yield
+        finally:
+            self._places.release()
 
 
 class ReadOnlyTxn:

@@ -308,11 +308,30 @@ def test_the_line_of_large_ones_is_bounded(
 
 def test_a_place_is_given_back_by_a_failure() -> None:
     async def story() -> None:
-        places = LargeReads()
+        places, now = LargeReads(), asyncio.get_running_loop().time()
         for _ in range(2 * module.READS_AT_ONCE):
             with pytest.raises(ValueError, match="x"):
-                async with places:
+                async with places.place(now):
                     raise ValueError("x")
+
+    run(story())
+
+
+def test_the_wait_for_a_place_ends_with_the_time_out() -> None:
+    """Although no place is ever given back."""
+
+    async def story() -> None:
+        places, now = LargeReads(), asyncio.get_running_loop().time()
+        held = [places.place(now) for _ in range(module.READS_AT_ONCE)]
+        for place in held:
+            await place.__aenter__()
+        for _ in range(2 * module.READS_WAITING_MAX):
+            with pytest.raises(ReadTimeout, match="before this one"):
+                async with places.place(now):
+                    raise AssertionError("a place that is taken")
+        await held.pop().__aexit__(None, None, None)
+        async with places.place(now):
+            pass
 
     run(story())
 

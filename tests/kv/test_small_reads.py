@@ -138,15 +138,17 @@ def test_a_state_that_is_discarded_while_a_read_waits_is_not_read(work: Work, ke
         host = FakeHost()
         kv = await filled(keys, host)
         # All that a transaction of many rows waits for.
-        places = [asyncio.create_task(kv._large_reads.__aenter__()) for _ in range(READS_AT_ONCE)]
-        await asyncio.gather(*places)
+        never = asyncio.get_running_loop().time() + 3600
+        places = [kv._large_reads.place(never) for _ in range(READS_AT_ONCE)]
+        for place in places:
+            await place.__aenter__()
         task = asyncio.create_task(work(kv))
         await kv.budget.turn()
         await asyncio.sleep(0)
         assert not task.done()
         host.machine.reset()
         host.up(nonce=2, version=KV.version)
-        await kv._large_reads.__aexit__(None, None, None)
+        await places[0].__aexit__(None, None, None)
         with pytest.raises(ReadTimeout, match="discarded"):
             await task
 
