@@ -200,16 +200,17 @@ class Handover:
         key, until = _key(row), self._until(request.wait_ms)
         if _contends(row) == contender:
             return Reply("gone", kind="noproc", reason="a channel cannot take over itself")
-        # From here on a note that the contender has left is of this call.
-        self._left.pop((key, contender), None)
+        # Noted from here on, an abort is one of this call.
+        candidate = (key, contender)
+        self._left.pop(candidate, None)
         if not await self._opened(key, until):
             return Reply("opening")
         if key not in self._frozen and not await self._room(until):
             return Reply("busy")
         if self._is_stale(row) or key in self._ending:
             return Reply("gone", kind="noproc", reason="the channel has been handed over")
-        if (key, contender) in self._left:
-            return Reply("gone", kind="noproc", reason="the contender has left meanwhile")
+        if candidate in self._left:
+            return Reply("gone", kind="noproc", reason="the candidate has left meanwhile")
         freeze = self._frozen.get(key) or self._freeze(key, row)
         freeze.contenders[contender] = None
         freeze.until = self._now() + self._options.begin_ttl_s

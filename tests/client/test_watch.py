@@ -254,7 +254,7 @@ async def test_a_stream_on_which_a_long_line_arrives_is_not_silent() -> None:
 
         def close(self) -> None: ...
 
-    async with FakeDoor(lambda asked: Lines(created(6))) as door, Client(door.url) as client:
+    async with FakeDoor(lambda asked: Lines(created(6))) as api, Client(api.url) as client:
         watch: Any = client.kv.watch(b"k")
         await watch.created()
         stream, arriving = watch._stream, Arriving()

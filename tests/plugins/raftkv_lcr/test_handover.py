@@ -435,7 +435,7 @@ async def test_a_channel_that_is_being_opened_is_waited_for(cluster: Cluster) ->
 
 
 @story()
-async def test_a_contender_that_leaves_while_its_begin_waits_freezes_nothing(
+async def test_one_that_leaves_while_its_begin_waits_freezes_nothing(
     cluster: Cluster,
 ) -> None:
     a, b = cluster.nodes["core1"], cluster.nodes["core2"]
@@ -443,10 +443,10 @@ async def test_a_contender_that_leaves_while_its_begin_waits_freezes_nothing(
     key = (row.client_id, row.channel)
     # As if the broker had not installed the session yet.
     opening = a.manager.opening[key] = asyncio.get_running_loop().create_future()
-    contender = b.manager.takeovers.contender("b")
-    begin = asyncio.ensure_future(b.manager.takeovers.begin(row, contender, now() + 10.0))
+    candidate = b.manager.takeovers.contender("b")
+    begin = asyncio.ensure_future(b.manager.takeovers.begin(row, candidate, now() + 10.0))
     await asyncio.sleep(MOMENT_S)
-    b.manager.takeovers.abort(row, contender)
+    b.manager.takeovers.abort(row, candidate)
     await asyncio.sleep(MOMENT_S)
     del a.manager.opening[key]
     opening.set_result(None)
