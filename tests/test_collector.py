@@ -25,7 +25,8 @@ def test_nothing_is_changed_before_it_is_asked_for() -> None:
     frozen = gc.get_freeze_count()
     collector.settle()
     gc.collect()
-    assert gc.get_freeze_count() == frozen
+    # What was frozen for the suite may have been freed meanwhile.
+    assert gc.get_freeze_count() <= frozen
     assert collector._after_collection not in gc.callbacks
 
 
