@@ -413,7 +413,7 @@ class KVApi:
             if read.units() <= UNITS_MAX:
                 return await read.outcome()
         wait_s = WAIT_S if timeout_s is None else timeout_s
-        async with self._large_reads.place(asyncio.get_running_loop().time() + wait_s):
+        async with self._large_reads.of(asyncio.get_running_loop().time() + wait_s):
             await self.budget.room()
             require_kept_state(self._host.view(), discards)
             # As of now, not of when it came.

@@ -21,14 +21,14 @@ Nothing here is state: it can be thrown away at any moment, and is never asked b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
 
-from raftkv.errors import Overloaded, ReadTimeout
+from raftkv.errors import ReadTimeout
 from raftkv.plugin import Host, View
 
 from .commands import KeyValue, RangeOp, RangeResult
@@ -43,6 +43,7 @@ from .history import (
     require_readable,
     revision_of,
 )
+from .places import Places
 from .ranges import bare, count_range, reads_all, scan_range, shaped
 from .walk import NEAR_REVISIONS, PAST_EVENTS, caught_up, read_rows, require_kept_state
 from .work_budget import WorkBudget
@@ -66,43 +67,25 @@ PAST_WAITING_MAX: Final = 256
 WAIT_S: Final = 5.0
 
 
-class PastPlaces:
+TOO_LATE: Final = "too much has changed since the revision to read it in time"
+
+
+class PastPlaces(Places):
     """The places for reads of the past that look at more than a few changes."""
 
     def __init__(self) -> None:
+        super().__init__(
+            PAST_WAITING_MAX,
+            f"{PAST_WAITING_MAX} reads of past revisions wait in this node: try again later, or "
+            f"read newer revisions",
+            TOO_LATE,
+        )
         self._short = asyncio.Semaphore(PAST_AT_ONCE)
         self._long = asyncio.Semaphore(PAST_AT_ONCE)
-        #: How many wait for one.
-        self.waiting = 0
 
-    @asynccontextmanager
-    async def of(self, events: int, until: float) -> AsyncIterator[None]:
-        """A place for a read that looks at so many changes, until the loop's time `until`.
-
-        Raises ReadTimeout if there is none by then, and Overloaded if too many wait.
-        """
-        places = self._short if events <= NEAR_REVISIONS else self._long
-        if self.waiting >= PAST_WAITING_MAX and places.locked():
-            raise Overloaded(
-                f"{PAST_WAITING_MAX} reads of past revisions wait in this node: try again later, "
-                f"or read newer revisions"
-            )
-        self.waiting += 1
-        try:
-            async with asyncio.timeout_at(until):
-                await places.acquire()
-        except TimeoutError:
-            raise _too_late() from None
-        finally:
-            self.waiting -= 1
-        try:
-            yield
-        finally:
-            places.release()
-
-
-def _too_late() -> ReadTimeout:
-    return ReadTimeout("too much has changed since the revision to read it in time")
+    def of(self, events: int, until: float) -> AbstractAsyncContextManager[None]:
+        """A place for a read that looks at so many changes; see `place`."""
+        return self.place(self._short if events <= NEAR_REVISIONS else self._long, until)
 
 
 class _Taken:
@@ -148,12 +131,11 @@ class PastRead:
         require_kept_state(view, self.taken.discards)
         require_readable(view, self._operation.revision)
 
-    async def turn(self, events: int = 0) -> View:
+    async def turn(self, events: int) -> View:
         """Wait for another turn of the loop, which has room for so many changes.
 
-        With fewer than PAST_EVENTS of them, which 0 stands for, it shares the turn with others.
+        With fewer than PAST_EVENTS of them it shares the turn with others.
         """
-        events = events or PAST_EVENTS
         await self._budget.room(events, goes_on=True)
         self._require_time()
         view = self._host.view()
@@ -164,7 +146,7 @@ class PastRead:
     def _require_time(self) -> None:
         if self._deadline is not None and asyncio.get_running_loop().time() > self._deadline:
             # Its caller has given up; read all the same, it would make the next ones late.
-            raise _too_late()
+            raise ReadTimeout(TOO_LATE)
 
     def looked_at(self, units: int) -> None:
         """Count changes or rows that were looked at in this turn."""
@@ -178,7 +160,7 @@ class PastRead:
             self.looked_at(past.catch_up(view, self.left, newest))
             if not past.is_behind(view, newest):
                 return
-            view = await self.turn()
+            view = await self.turn(PAST_EVENTS)
 
     async def settle(self, past: Past) -> None:
         """Go back from event to event of the key alone, which exists and has existed since."""
@@ -188,7 +170,7 @@ class PastRead:
         while found.mod_revision > revision:
             events = 1 + len(view.table("history")[found.mod_revision].more)
             if events > self.left:
-                view = await self.turn()
+                view = await self.turn(PAST_EVENTS)
             self.looked_at(events)
             found = former(view, found)
         past.settle(found, exists=True)
@@ -221,7 +203,7 @@ class PastRead:
         # No other read uses the past meanwhile, so it stays what it is.
         for _, kv in past.merged(iter(taken.rows), operation.key, end):
             if self.left <= 0:
-                await self.turn()
+                await self.turn(PAST_EVENTS)
             self.looked_at(1)
             if kv is not None:
                 found.append(kv)
@@ -233,7 +215,7 @@ class PastRead:
 
     async def _further(self, past: Past, begin: bytes, limit: int) -> list[KeyValue]:
         """Further keys of the range: those behind the rows that were taken."""
-        await self.turn()
+        await self.turn(PAST_EVENTS)
         discards, budget = self.taken.discards, self._budget
         await caught_up(self._host, past, self.require, discards, budget, PAST_EVENTS)
         rest = replace(self._operation, key=begin, limit=limit)

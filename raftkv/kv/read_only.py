@@ -19,12 +19,11 @@ Rules of this file
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from itertools import islice
 from typing import Final
 
-from raftkv.errors import Overloaded, ReadTimeout
 from raftkv.plugin import Host, View
 
 from .budget import Budget, compared_values, reserve_changes
@@ -56,6 +55,7 @@ from .history import (
     revision_of,
 )
 from .large import SLICE_KEYS, Chosen
+from .places import Places
 from .plain import OPERATORS, TARGETS
 from .ranges import Keys, bare, count_range, reads_all
 from .transactions import branch_of, check_words, part_of
@@ -80,38 +80,21 @@ def has_history(tables: Tables) -> bool:
     return revision_of(tables) == FIRST_REVISION or len(tables.table("history")) > 0
 
 
-class LargeReads:
+class LargeReads(Places):
     """The places for transactions that are read in slices."""
 
     def __init__(self) -> None:
+        super().__init__(
+            READS_WAITING_MAX,
+            f"{READS_WAITING_MAX} transactions that read many keys wait in this node: "
+            f"try again later, or ask for fewer keys at a time",
+            "too many transactions that read many keys were before this one",
+        )
         self._places = asyncio.Semaphore(READS_AT_ONCE)
-        self._waiting = 0
 
-    @asynccontextmanager
-    async def place(self, until: float) -> AsyncIterator[None]:
-        """A place for one, until the loop's time `until`.
-
-        Raises ReadTimeout if there is none by then, and Overloaded if too many wait.
-        """
-        if self._waiting >= READS_WAITING_MAX:
-            raise Overloaded(
-                f"{READS_WAITING_MAX} transactions that read many keys wait in this node: "
-                f"try again later, or ask for fewer keys at a time"
-            )
-        self._waiting += 1
-        try:
-            async with asyncio.timeout_at(until):
-                await self._places.acquire()
-        except TimeoutError:
-            raise ReadTimeout(
-                "too many transactions that read many keys were before this one"
-            ) from None
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._places.release()
+    def of(self, until: float) -> AbstractAsyncContextManager[None]:
+        """A place for one; see `place`."""
+        return self.place(self._places, until)
 
 
 class ReadOnlyTxn:

@@ -286,6 +286,7 @@ def test_the_line_of_large_ones_is_bounded(
     small: None, kv: KVApi, host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READS_WAITING_MAX", 2)
+    kv._large_reads = LargeReads()
 
     async def story() -> None:
         for name in NAMES:
@@ -311,7 +312,7 @@ def test_a_place_is_given_back_by_a_failure() -> None:
         places, now = LargeReads(), asyncio.get_running_loop().time()
         for _ in range(2 * module.READS_AT_ONCE):
             with pytest.raises(ValueError, match="x"):
-                async with places.place(now):
+                async with places.of(now):
                     raise ValueError("x")
 
     run(story())
@@ -322,15 +323,15 @@ def test_the_wait_for_a_place_ends_with_the_time_out() -> None:
 
     async def story() -> None:
         places, now = LargeReads(), asyncio.get_running_loop().time()
-        held = [places.place(now) for _ in range(module.READS_AT_ONCE)]
+        held = [places.of(now) for _ in range(module.READS_AT_ONCE)]
         for place in held:
             await place.__aenter__()
         for _ in range(2 * module.READS_WAITING_MAX):
             with pytest.raises(ReadTimeout, match="before this one"):
-                async with places.place(now):
+                async with places.of(now):
                     raise AssertionError("a place that is taken")
         await held.pop().__aexit__(None, None, None)
-        async with places.place(now):
+        async with places.of(now):
             pass
 
     run(story())
@@ -379,6 +380,7 @@ def test_a_part_of_a_node_shares_its_limits_of_work(
 ) -> None:
     """As the writes under a client session do, each of which has an API of its own."""
     monkeypatch.setattr(module, "READS_WAITING_MAX", 1)
+    kv._large_reads = LargeReads()
 
     async def story() -> None:
         for name in NAMES:

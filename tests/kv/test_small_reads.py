@@ -139,7 +139,7 @@ def test_a_state_that_is_discarded_while_a_read_waits_is_not_read(work: Work, ke
         kv = await filled(keys, host)
         # All that a transaction of many rows waits for.
         never = asyncio.get_running_loop().time() + 3600
-        places = [kv._large_reads.place(never) for _ in range(READS_AT_ONCE)]
+        places = [kv._large_reads.of(never) for _ in range(READS_AT_ONCE)]
         for place in places:
             await place.__aenter__()
         task = asyncio.create_task(work(kv))
