@@ -1,4 +1,4 @@
-"""Injected bugs of reads of the past; see planted.py."""
+"""Injected bugs of reads of the past; the registry is `planting.BUGS`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ are true.
 
 A callback runs in no virtual time, so such reads would end before anything else happens; and the
 history of a simulated keyspace is short. While entered, `long_reads` gives each turn of a node's
-work budget the time that it takes, and lets reads wait for few changes already.
+work budget some time, and lets reads wait for few changes already.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ PAGES_MAX: Final = 4
 # From one page to the next.
 PAUSES_S: Final = (0.0, 0.0, 0.1)
 TIMEOUTS_S: Final = (None, 0.05, 1.0)
-# What a turn of the work budget takes, by its own account (work_budget.py).
-TURN_S: Final = 0.02
 COMPACT_TIMEOUT_S: Final = 3.0
+# A turn of the work budget takes five times as long as in production, and a read looks at few
+# changes in it: so a read takes tens of milliseconds, in which others write and compact.
+TURN_S: Final = 0.02
 FEW_EVENTS: Final = 5
 TURN_EVENTS: Final = 5
 

@@ -97,8 +97,9 @@ class Watchers:
         self.damaged: set[str] = set()
         # The load is over: everybody is to get to the end.
         self.finishing = False
-        #: A part of the history is being given up (disaster.py): nobody looks. How often it was.
+        #: A part of the history is being given up (disaster.py), and no watcher looks.
         self.suspended = False
+        #: How many histories there were: one more than were given up.
         self.histories = 1
         self._watchers = [Watcher(number, kind) for number, kind in enumerate(KINDS)]
         #: The events of each revision, as they were first applied anywhere.
